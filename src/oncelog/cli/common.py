@@ -1,0 +1,134 @@
+"""What commands share: connection options, `-X key=value`, and output formats."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
+    """`key=value` strings to a dict; raises click.BadParameter (exit 2) on a malformed one."""
+    properties = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise click.BadParameter(f"{pair!r}: expected key=value")
+        properties[key.strip()] = value
+    return properties
+
+
+def bootstrap_options(function: F) -> F:
+    """Add `-b/--bootstrap-server` and `-X key=value`; the command receives `client_config: dict`."""
+    import functools
+
+    @click.option(
+        "-b",
+        "--bootstrap-server",
+        envvar="ONCELOG_BOOTSTRAP_SERVER",
+        default="127.0.0.1:9092",
+        show_default=True,
+        help="HOST:PORT of a broker to start from.",
+    )
+    @click.option(
+        "-X",
+        "--property",
+        "properties",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A client setting by its Kafka name; also as ONCELOG_KEY_NAME in the environment.",
+    )
+    @functools.wraps(function)
+    def wrapper(*args: Any, bootstrap_server: str, properties: tuple[str, ...], **kwargs: Any) -> Any:
+        config = {
+            **_environment_properties(),
+            **parse_properties(properties),
+            "bootstrap.servers": bootstrap_server,
+        }
+        return function(*args, client_config=config, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _environment_properties() -> dict[str, str]:
+    from oncelog.config import ADMIN, CONSUMER, PRODUCER
+
+    known = {
+        key.replace(".", "_").upper(): key for table in (ADMIN, PRODUCER, CONSUMER) for key in table.keys()
+    }
+    found = (
+        (known.get(name.removeprefix("ONCELOG_")), value)
+        for name, value in os.environ.items()
+        if name.startswith("ONCELOG_")
+    )
+    return {key: value for key, value in found if key}
+
+
+def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Environment properties that another client owns are left out; those of -X stay and are checked."""
+    environment = _environment_properties()
+    return {key: value for key, value in config.items() if table.get(key) or key not in environment}
+
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "jsonl", "yaml"]),
+    default="table",
+    show_default=True,
+    help="Format on standard output.",
+)
+
+
+def emit(
+    rows: Iterable[Mapping[str, Any]],
+    output: str,
+    *,
+    columns: Sequence[str] | None = None,
+    wide: Sequence[str] = (),
+) -> None:
+    """Print rows; `columns` default to the keys of the first row, `wide` are added by -o wide."""
+    rows = list(rows)
+    if output == "json":
+        click.echo(json.dumps(rows, indent=2, default=str))
+    elif output == "jsonl":
+        for row in rows:
+            click.echo(json.dumps(row, default=str))
+    elif output == "yaml":
+        click.echo(_yaml(rows), nl=False)
+    else:
+        _emit_table(rows, columns, wide if output == "wide" else ())
+
+
+def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
+    # JSON scalars and flow values are YAML; one list item per row, one key per line.
+    lines = []
+    for row in rows:
+        for index, (key, value) in enumerate(row.items()):
+            lines.append(f"{'- ' if index == 0 else '  '}{key}: {json.dumps(value, default=str)}\n")
+    return "".join(lines) or "[]\n"
+
+
+def _emit_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None, wide: Sequence[str]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [*(columns or (list(rows[0]) if rows else [])), *wide]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        numeric = all(isinstance(row.get(name), int) for row in rows)
+        table.add_column(
+            name.upper().replace("_", " "), justify="right" if numeric else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*("-" if row.get(name) is None else str(row.get(name)) for name in names))
+    console = Console()
+    # Piped output keeps whole lines: a reader or grep gets one row per line.
+    console.print(table, soft_wrap=not console.is_terminal, width=None if console.is_terminal else 400)

@@ -1,0 +1,72 @@
+"""`oncelog`: one file per command, loaded only when it is called, so that `serve` starts fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from oncelog.errors import ConfigError, MisuseError, OncelogError, TimedOut
+
+COMMANDS = {
+    "serve": "Run the broker.",
+    "topics": "List, describe, create, alter and delete topics.",
+    "produce": "Send lines or files as records.",
+    "consume": "Print records.",
+    "producers": "Show the producer ids a partition remembers.",
+    "dump": "Print segment files batch by batch.",
+    "explain": "Run a fault story for real and draw what crossed the wire.",
+    "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
+    "audit": "Prove or refute that a log is exactly-once.",
+    "bench": "Measure.",
+    "demo": "Real flights, real faults, Spark, and the count of what was lost and doubled.",
+}
+
+EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"oncelog.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="oncelog")
+def cli() -> None:
+    """Kafka messaging exactly-once from Python, and the proof of it.
+
+    \b
+    Exit codes: 0 clean, 1 error, 2 usage, 3 an audit found violations, 4 time-out.
+    """
+
+
+def main() -> None:
+    """Entry point: typed errors become one line on standard error and an exit code."""
+    try:
+        cli(standalone_mode=True)
+    except (ConfigError, MisuseError) as error:
+        _fail(error, EXIT_USAGE)
+    except TimedOut as error:
+        _fail(error, EXIT_TIMEOUT)
+    except OncelogError as error:
+        _fail(error, EXIT_ERROR)
+
+
+def _fail(error: Exception, code: int) -> None:
+    click.echo(f"oncelog: {type(error).__name__}: {error}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

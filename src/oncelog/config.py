@@ -1,0 +1,271 @@
+"""Every setting, once: key, type, default, range, meaning. Docs, --help and checks come from here.
+
+Keys, defaults and meanings are Kafka's (ProducerConfig, ConsumerConfig, AdminClientConfig,
+KafkaConfig, TopicConfig); a default that differs says so in its text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncelog.errors import ConfigError
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+Kind = Literal["int", "float", "bool", "str", "list"]
+SettingValue = int | float | bool | str | list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. `low`/`high` are inclusive bounds; `choices` the only legal values; default None = unset."""
+
+    key: str
+    kind: Kind
+    default: SettingValue
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def parse(self, raw: object) -> SettingValue:
+        """Turn what the user gave into the setting's type, or raise ConfigError naming the key."""
+        if raw is None:
+            return None
+        value = _PARSERS[self.kind](self, raw)
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{self.key}={raw!r}: expected one of {', '.join(self.choices)}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.low is not None and value < self.low:
+                raise ConfigError(f"{self.key}={raw!r}: must be at least {self.low:g}")
+            if self.high is not None and value > self.high:
+                raise ConfigError(f"{self.key}={raw!r}: must be at most {self.high:g}")
+        return value
+
+
+def _parse_int(setting: Setting, raw: object) -> int:
+    if isinstance(raw, bool):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a whole number")
+    try:
+        if isinstance(raw, float) and not raw.is_integer():
+            raise ValueError
+        return int(raw)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a whole number") from None
+
+
+def _parse_float(setting: Setting, raw: object) -> float:
+    try:
+        return float(raw)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a number") from None
+
+
+def _parse_bool(setting: Setting, raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).strip().lower()
+    if text in ("true", "false"):
+        return text == "true"
+    raise ConfigError(f"{setting.key}={raw!r}: expected true or false")
+
+
+def _parse_str(setting: Setting, raw: object) -> str:
+    return str(raw)
+
+
+def _parse_list(setting: Setting, raw: object) -> list[str]:
+    if isinstance(raw, str):
+        return [part.strip() for part in raw.split(",") if part.strip()]
+    if isinstance(raw, (list, tuple)):
+        return [str(part) for part in raw]
+    raise ConfigError(f"{setting.key}={raw!r}: expected a list or a comma-separated string")
+
+
+_PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
+    "int": _parse_int,
+    "float": _parse_float,
+    "bool": _parse_bool,
+    "str": _parse_str,
+    "list": _parse_list,
+}
+
+
+class Settings(Mapping[str, Any]):
+    """Parsed settings of one table: `settings["linger.ms"]`, and which keys the user set."""
+
+    __slots__ = ("_table", "_user", "_values")
+
+    def __init__(self, table: SettingsTable, values: dict[str, Any], user: frozenset[str]) -> None:
+        self._table = table
+        self._values = values
+        self._user = user
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def is_user_set(self, key: str) -> bool:
+        """Whether the user gave this key, rather than its default standing."""
+        return key in self._user
+
+    def user_set(self) -> dict[str, Any]:
+        """Only what the user gave."""
+        return {key: self._values[key] for key in self._values if key in self._user}
+
+    def replaced(self, changes: Mapping[str, Any]) -> Settings:
+        """A copy with other values; the user-set marks stay as they were."""
+        return Settings(self._table, {**self._values, **changes}, self._user)
+
+
+@dataclass(frozen=True)
+class SettingsTable:
+    """A named set of settings. `parse` refuses unknown keys with the nearest known one."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+    def get(self, key: str) -> Setting | None:
+        return next((s for s in self.settings if s.key == key), None)
+
+    def keys(self) -> list[str]:
+        return [s.key for s in self.settings]
+
+    def parse(self, given: Mapping[str, object]) -> Settings:
+        """Check and complete `given` (dots or underscores in keys). Raises ConfigError."""
+        by_key = {s.key: s for s in self.settings}
+        by_underscore = {s.key.replace(".", "_"): s.key for s in self.settings}
+        values: dict[str, Any] = {s.key: s.default for s in self.settings}
+        user: set[str] = set()
+        for raw_key, raw in given.items():
+            key = raw_key if raw_key in by_key else by_underscore.get(raw_key, raw_key)
+            if key not in by_key:
+                near = difflib.get_close_matches(key, by_key, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"unknown {self.name} setting {raw_key!r}{hint}")
+            values[key] = by_key[key].parse(raw)
+            user.add(key)
+        return Settings(self, values, frozenset(user))
+
+
+def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
+    return tuple(Setting(*row) for row in rows)
+
+
+# fmt: off
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+_CLIENT = _rows(
+    ("bootstrap.servers", "list", None, "HOST:PORT of one or more brokers to start from."),
+    ("client.id", "str", "oncelog", "Name of this client in the broker's logs."),
+    ("request.timeout.ms", "int", 30_000, "How long one request may go unanswered.", 1),
+    ("retry.backoff.ms", "int", 100, "First pause before a retry; doubles up to the maximum.", 0),
+    ("retry.backoff.max.ms", "int", 1_000, "Longest pause between retries.", 0),
+    ("metadata.max.age.ms", "int", 300_000, "Metadata older than this is fetched again.", 1),
+    ("reconnect.backoff.ms", "int", 50, "First pause before connecting again.", 0),
+    ("reconnect.backoff.max.ms", "int", 1_000, "Longest pause before connecting again.", 0),
+    ("socket.connection.setup.timeout.ms", "int", 10_000, "How long connecting may take.", 1),
+    ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
+)
+
+PRODUCER = SettingsTable("producer", _CLIENT + _rows( ("enable.idempotence", "bool", True, "Each record is stored once per session (row I2)."), ( "acks", "str", "all", "0, 1 or all (-1): how many replicas must have a batch before it is acknowledged.", None, None, ("0", "1", "all", "-1")),
+        ("retries", "int", INT32_MAX, "How often a batch is sent again before its records fail.", 0, INT32_MAX),
+        ("max.in.flight.requests.per.connection", "int", 5, "Unacknowledged requests per connection; at most 5 with idempotence.", 1),
+        ("delivery.timeout.ms", "int", 120_000, "Upper bound from send() to success or failure; at least linger.ms + request.timeout.ms.", 0),
+        ("linger.ms", "int", 5, "How long an unfilled batch waits for more records.", 0),
+        ("batch.size", "int", 16_384, "Bytes (before compression) at which a batch is closed.", 0),
+        ("buffer.memory", "int", 33_554_432, "Bytes of unacknowledged records held before send() blocks.", 1),
+        ("max.block.ms", "int", 60_000, "How long send() may wait for metadata or buffer space.", 0),
+        ("max.request.size", "int", 1_048_576, "Largest request, and so largest record, in bytes.", 1),
+        ("compression.type", "str", "none", "Codec of the batches.", None, None, _CODECS),
+        ("compression.gzip.level", "int", -1, "gzip: -1 (the codec's default) or 1..9.", -1, 9),
+        ("compression.lz4.level", "int", 9, "lz4: 1..17.", 1, 17),
+        ("compression.zstd.level", "int", 3, "zstd: -131072..22.", -131_072, 22),
+        ("partitioner", "str", "default", "default (murmur2 for keys, sticky for null keys), round_robin, or consistent_random (CRC-32, as librdkafka).", None, None, ("default", "round_robin", "consistent_random")),
+        ("transactional.id", "str", None, "Name of the transactional producer; implies idempotence."),
+        ("transaction.timeout.ms", "int", 60_000, "The coordinator aborts a transaction left open longer.", 1),
+    ),
+)
+
+CONSUMER = SettingsTable("consumer", _CLIENT + _rows( ( "isolation.level", "str", "read_committed", "read_committed or read_uncommitted. Default differs from the Java client's read_uncommitted.", None, None, ("read_committed", "read_uncommitted")),
+        ("auto.offset.reset", "str", "latest", "Where to start when there is no position: earliest, latest or none (an error).", None, None, ("earliest", "latest", "none")),
+        ("fetch.min.bytes", "int", 1, "The broker waits until it has this much.", 0),
+        ("fetch.max.wait.ms", "int", 500, "... or until this long has passed.", 0),
+        ("fetch.max.bytes", "int", 52_428_800, "Largest fetch response (one batch may exceed it).", 0),
+        ("max.partition.fetch.bytes", "int", 1_048_576, "Largest share of one partition in a response.", 0),
+        ("max.poll.records", "int", 500, "Most records one poll() returns.", 1),
+        ("check.crcs", "bool", True, "Verify CRC-32C of every batch read."),
+        ("group.id", "str", None, "Consumer group."),
+    ),
+)
+
+ADMIN = SettingsTable("admin", _CLIENT)
+
+TOPIC = SettingsTable("topic", _rows( ( "cleanup.policy", "str", "delete", "delete, compact or both.", None, None, ("delete", "compact", "compact,delete", "delete,compact")),
+        ("compression.type", "str", "producer", "producer keeps the producer's codec; otherwise the broker re-encodes.", None, None, ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
+        ("delete.retention.ms", "int", 86_400_000, "How long tombstones of a compacted topic stay.", 0),
+        ("file.delete.delay.ms", "int", 60_000, "Wait before a deleted file is removed.", 0),
+        ("flush.messages", "int", INT64_MAX, "fdatasync after this many records; 1 = before every acknowledgement.", 1),
+        ("flush.ms", "int", INT64_MAX, "fdatasync at least this often.", 0),
+        ("index.interval.bytes", "int", 4_096, "Bytes between two index entries.", 0),
+        ("max.message.bytes", "int", 1_048_588, "Largest batch the topic takes, compressed, with its header.", 0),
+        ("message.timestamp.type", "str", "CreateTime", "CreateTime or LogAppendTime.", None, None, ("CreateTime", "LogAppendTime")),
+        ("message.timestamp.before.max.ms", "int", INT64_MAX, "How far in the past a CreateTime may lie.", 0),
+        ("message.timestamp.after.max.ms", "int", 3_600_000, "How far in the future a CreateTime may lie.", 0),
+        ("min.insync.replicas", "int", 1, "acks=all is refused with fewer in-sync replicas than this.", 1),
+        ("retention.bytes", "int", -1, "Largest size of a partition; -1 is unlimited.", -1),
+        ("retention.ms", "int", 604_800_000, "How long a segment is kept; -1 is for ever.", -1),
+        ("segment.bytes", "int", 1_073_741_824, "Size at which a segment is closed.", 14),
+        ("segment.index.bytes", "int", 10_485_760, "Largest size of an index file.", 4),
+        ("segment.ms", "int", 604_800_000, "Age at which a segment is closed.", 1),
+    ),
+)
+
+BROKER = SettingsTable("broker", _rows( ("node.id", "int", 1, "Id of this broker.", 0), ( "advertised.listeners", "str", None, "HOST:PORT that clients are told to connect to; default: the listener itself."),
+        ("auto.create.topics.enable", "bool", True, "A client that asks for an unknown topic creates it."),
+        ("num.partitions", "int", 1, "Partitions of a topic created without a number.", 1),
+        ("default.replication.factor", "int", 1, "Only 1 can be given by one node.", 1),
+        ("oncelog.accept.any.replication.factor", "bool", False, "Take topics asked for with a replication factor above 1 and give them 1. (Ours, not Kafka's.)"),
+        ("delete.topic.enable", "bool", True, "Topics may be deleted."),
+        ("socket.request.max.bytes", "int", 104_857_600, "Largest request; a larger one closes its connection.", 1),
+        ("connections.max.idle.ms", "int", 600_000, "Idle connections are closed after this.", -1),
+        ("max.connections", "int", 10_000, "More connections than this are refused.", 1),
+        ("oncelog.connection.max.pending.bytes", "int", 8_388_608, "Unsent response bytes at which a connection is no longer read. (Ours.)", 1),
+        ("oncelog.connection.max.pending.requests", "int", 1_000, "Unanswered requests at which a connection is no longer read. (Ours.)", 1),
+        ("fetch.max.bytes", "int", 57_671_680, "Largest fetch response.", 1_024),
+        ("max.incremental.fetch.session.cache.slots", "int", 1_000, "Fetch sessions remembered.", 0),
+        ("message.max.bytes", "int", 1_048_588, "Default of max.message.bytes.", 0),
+        ("compression.type", "str", "producer", "Default of the topic setting.", None, None, ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
+        ("min.insync.replicas", "int", 1, "Default of the topic setting.", 1),
+        ("log.segment.bytes", "int", 1_073_741_824, "Default of segment.bytes.", 14),
+        ("log.roll.ms", "int", 604_800_000, "Default of segment.ms.", 1),
+        ("log.index.interval.bytes", "int", 4_096, "Default of index.interval.bytes.", 0),
+        ("log.index.size.max.bytes", "int", 10_485_760, "Default of segment.index.bytes.", 4),
+        ("log.retention.ms", "int", 604_800_000, "Default of retention.ms.", -1),
+        ("log.retention.bytes", "int", -1, "Default of retention.bytes.", -1),
+        ("log.retention.check.interval.ms", "int", 300_000, "How often retention is applied.", 1),
+        ("log.cleanup.policy", "str", "delete", "Default of cleanup.policy."),
+        ("log.segment.delete.delay.ms", "int", 60_000, "Default of file.delete.delay.ms.", 0),
+        ("log.message.timestamp.type", "str", "CreateTime", "Default of message.timestamp.type.", None, None, ("CreateTime", "LogAppendTime")),
+        ("log.message.timestamp.before.max.ms", "int", INT64_MAX, "Default of message.timestamp.before.max.ms.", 0),
+        ("log.message.timestamp.after.max.ms", "int", 3_600_000, "Default of message.timestamp.after.max.ms.", 0),
+        ("log.flush.interval.messages", "int", INT64_MAX, "Default of flush.messages.", 1),
+        ("log.flush.interval.ms", "int", INT64_MAX, "Default of flush.ms.", 0),
+        ("log.flush.offset.checkpoint.interval.ms", "int", 60_000, "How often recovery points and high watermarks are written down.", 1),
+        ("producer.id.expiration.ms", "int", 86_400_000, "Idle producer state is forgotten after this, counted from its last append.", 1),
+        ("producer.id.expiration.check.interval.ms", "int", 600_000, "How often that is looked at.", 1),
+        ("transaction.max.timeout.ms", "int", 900_000, "Largest transaction.timeout.ms a client may ask for.", 1),
+    ),
+)
+
+TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC)
+# fmt: on

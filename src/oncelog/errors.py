@@ -1,0 +1,645 @@
+"""The error tree, and Kafka's error codes as classes.
+
+ConfigError   a setting is wrong or two contradict each other
+MisuseError   a call that cannot be right now; the text says what to do instead
+PeerError     bytes from the other side that are not what the protocol says
+StorageError  the disk: which file, position or offset
+TimedOut      an operation of ours did not finish in its time
+BrokerError   the broker answered with an error code; one class per code
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class OncelogError(Exception):
+    """Root of everything this project raises on purpose."""
+
+
+class ConfigError(OncelogError, ValueError):
+    """A setting is unknown, malformed, out of range or in conflict with another one."""
+
+
+class MisuseError(OncelogError, RuntimeError):
+    """The caller asked for something that is not possible in the present state."""
+
+
+class PeerError(OncelogError, ValueError):
+    """The other side sent bytes that break the protocol; the connection cannot go on."""
+
+
+class StorageError(OncelogError):
+    """The disk failed or holds something unreadable; the text names file and position."""
+
+
+class TimedOut(OncelogError, TimeoutError):
+    """A bounded wait ended without its outcome (delivery.timeout.ms, max.block.ms, ...)."""
+
+
+class DisconnectedError(OncelogError, ConnectionError):
+    """The connection ended; whether requests in flight were carried out is unknown."""
+
+
+class BrokerError(OncelogError):
+    """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
+
+    `code` and `kafka_name` are the protocol's. `retriable` is Java's RetriableException mark;
+    what a producer does about a code in its mode is `oncelog.rules.reactions`.
+    """
+
+    code: ClassVar[int] = -1
+    kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
+    retriable: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
+
+    reaction: str | None = None
+    """How the client that raised it treats it: retriable, abortable or fatal (row I18); None elsewhere."""
+
+    def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.code = code
+        cls.kafka_name = (cls.__doc__ or "").strip()
+        cls.retriable = retriable
+        cls.hint = hint
+        ERROR_BY_CODE[code] = cls
+
+    def __init__(self, detail: str = "") -> None:
+        self.detail = detail
+        super().__init__(detail)
+
+    def __str__(self) -> str:
+        text = self.detail or self.hint
+        return f"{self.kafka_name} ({self.code})" + (f": {text}" if text else "")
+
+
+ERROR_BY_CODE: dict[int, type[BrokerError]] = {}
+
+
+def error_for_code(code: int, detail: str = "") -> BrokerError:
+    """The exception for a protocol error code; codes we do not know keep their number in the text."""
+    known = ERROR_BY_CODE.get(code)
+    if known is None:
+        return UnknownServerError(
+            f"error code {code} is not known to this version{': ' + detail if detail else ''}"
+        )
+    return known(detail)
+
+
+def raise_for_code(code: int, detail: str = "") -> None:
+    """Raise what `code` means; 0 is success."""
+    if code:
+        raise error_for_code(code, detail)
+
+
+class UnknownServerError(BrokerError, code=-1):
+    """UNKNOWN_SERVER_ERROR"""
+
+
+class OffsetOutOfRange(
+    BrokerError, code=1, hint="the offset is below the log start or above the high watermark"
+):
+    """OFFSET_OUT_OF_RANGE"""
+
+
+class CorruptMessage(
+    BrokerError, code=2, retriable=True, hint="CRC-32C or framing of a record batch is wrong"
+):
+    """CORRUPT_MESSAGE"""
+
+
+class UnknownTopicOrPartition(
+    BrokerError, code=3, retriable=True, hint="the broker does not know this topic or partition"
+):
+    """UNKNOWN_TOPIC_OR_PARTITION"""
+
+
+class InvalidFetchSize(BrokerError, code=4):
+    """INVALID_FETCH_SIZE"""
+
+
+class LeaderNotAvailable(BrokerError, code=5, retriable=True):
+    """LEADER_NOT_AVAILABLE"""
+
+
+class NotLeaderOrFollower(
+    BrokerError, code=6, retriable=True, hint="this broker does not lead the partition; refresh metadata"
+):
+    """NOT_LEADER_OR_FOLLOWER"""
+
+
+class RequestTimedOut(BrokerError, code=7, retriable=True, hint="the request was not completed in its time"):
+    """REQUEST_TIMED_OUT"""
+
+
+class BrokerNotAvailable(BrokerError, code=8):
+    """BROKER_NOT_AVAILABLE"""
+
+
+class ReplicaNotAvailable(BrokerError, code=9, retriable=True):
+    """REPLICA_NOT_AVAILABLE"""
+
+
+class MessageTooLarge(BrokerError, code=10, hint="the batch is larger than max.message.bytes"):
+    """MESSAGE_TOO_LARGE"""
+
+
+class StaleControllerEpoch(BrokerError, code=11):
+    """STALE_CONTROLLER_EPOCH"""
+
+
+class OffsetMetadataTooLarge(BrokerError, code=12):
+    """OFFSET_METADATA_TOO_LARGE"""
+
+
+class NetworkException(BrokerError, code=13, retriable=True):
+    """NETWORK_EXCEPTION"""
+
+
+class CoordinatorLoadInProgress(BrokerError, code=14, retriable=True):
+    """COORDINATOR_LOAD_IN_PROGRESS"""
+
+
+class CoordinatorNotAvailable(BrokerError, code=15, retriable=True):
+    """COORDINATOR_NOT_AVAILABLE"""
+
+
+class NotCoordinator(BrokerError, code=16, retriable=True):
+    """NOT_COORDINATOR"""
+
+
+class InvalidTopicException(
+    BrokerError, code=17, hint="the topic name is not legal, or the topic is internal"
+):
+    """INVALID_TOPIC_EXCEPTION"""
+
+
+class RecordListTooLarge(BrokerError, code=18, hint="the batch is larger than a segment (segment.bytes)"):
+    """RECORD_LIST_TOO_LARGE"""
+
+
+class NotEnoughReplicas(
+    BrokerError,
+    code=19,
+    retriable=True,
+    hint="fewer in-sync replicas than min.insync.replicas; nothing was stored",
+):
+    """NOT_ENOUGH_REPLICAS"""
+
+
+class NotEnoughReplicasAfterAppend(
+    BrokerError, code=20, retriable=True, hint="stored, but fewer in-sync replicas than min.insync.replicas"
+):
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND"""
+
+
+class InvalidRequiredAcks(BrokerError, code=21, hint="acks must be 0, 1 or -1"):
+    """INVALID_REQUIRED_ACKS"""
+
+
+class IllegalGeneration(BrokerError, code=22):
+    """ILLEGAL_GENERATION"""
+
+
+class InconsistentGroupProtocol(BrokerError, code=23):
+    """INCONSISTENT_GROUP_PROTOCOL"""
+
+
+class InvalidGroupId(BrokerError, code=24):
+    """INVALID_GROUP_ID"""
+
+
+class UnknownMemberId(BrokerError, code=25):
+    """UNKNOWN_MEMBER_ID"""
+
+
+class InvalidSessionTimeout(BrokerError, code=26):
+    """INVALID_SESSION_TIMEOUT"""
+
+
+class RebalanceInProgress(BrokerError, code=27):
+    """REBALANCE_IN_PROGRESS"""
+
+
+class InvalidCommitOffsetSize(BrokerError, code=28):
+    """INVALID_COMMIT_OFFSET_SIZE"""
+
+
+class TopicAuthorizationFailed(BrokerError, code=29):
+    """TOPIC_AUTHORIZATION_FAILED"""
+
+
+class GroupAuthorizationFailed(BrokerError, code=30):
+    """GROUP_AUTHORIZATION_FAILED"""
+
+
+class ClusterAuthorizationFailed(BrokerError, code=31):
+    """CLUSTER_AUTHORIZATION_FAILED"""
+
+
+class InvalidTimestamp(BrokerError, code=32, hint="a record's timestamp is outside what the topic allows"):
+    """INVALID_TIMESTAMP"""
+
+
+class UnsupportedSaslMechanism(BrokerError, code=33):
+    """UNSUPPORTED_SASL_MECHANISM"""
+
+
+class IllegalSaslState(BrokerError, code=34):
+    """ILLEGAL_SASL_STATE"""
+
+
+class UnsupportedVersion(BrokerError, code=35, hint="the broker does not serve this version of the API"):
+    """UNSUPPORTED_VERSION"""
+
+
+class TopicAlreadyExists(BrokerError, code=36, hint="the topic is already there"):
+    """TOPIC_ALREADY_EXISTS"""
+
+
+class InvalidPartitions(BrokerError, code=37, hint="the number of partitions is not legal"):
+    """INVALID_PARTITIONS"""
+
+
+class InvalidReplicationFactor(
+    BrokerError, code=38, hint="the replication factor cannot be given by these brokers"
+):
+    """INVALID_REPLICATION_FACTOR"""
+
+
+class InvalidReplicaAssignment(BrokerError, code=39):
+    """INVALID_REPLICA_ASSIGNMENT"""
+
+
+class InvalidConfig(BrokerError, code=40):
+    """INVALID_CONFIG"""
+
+
+class NotController(BrokerError, code=41, retriable=True):
+    """NOT_CONTROLLER"""
+
+
+class InvalidRequest(BrokerError, code=42, hint="the request contradicts itself"):
+    """INVALID_REQUEST"""
+
+
+class UnsupportedForMessageFormat(BrokerError, code=43):
+    """UNSUPPORTED_FOR_MESSAGE_FORMAT"""
+
+
+class PolicyViolation(BrokerError, code=44):
+    """POLICY_VIOLATION"""
+
+
+class OutOfOrderSequenceNumber(
+    BrokerError,
+    code=45,
+    hint="the base sequence is not the one after the last stored; a batch is missing or out of order",
+):
+    """OUT_OF_ORDER_SEQUENCE_NUMBER"""
+
+
+class DuplicateSequenceNumber(BrokerError, code=46, hint="the batch is stored already"):
+    """DUPLICATE_SEQUENCE_NUMBER"""
+
+
+class InvalidProducerEpoch(
+    BrokerError, code=47, hint="a newer epoch of this producer id has written here; this producer is fenced"
+):
+    """INVALID_PRODUCER_EPOCH"""
+
+
+class InvalidTxnState(BrokerError, code=48, hint="the call does not fit the transaction's state"):
+    """INVALID_TXN_STATE"""
+
+
+class InvalidProducerIdMapping(
+    BrokerError, code=49, hint="the producer id is not the one of this transactional id"
+):
+    """INVALID_PRODUCER_ID_MAPPING"""
+
+
+class InvalidTransactionTimeout(
+    BrokerError,
+    code=50,
+    hint="transaction.timeout.ms is above the broker's transaction.max.timeout.ms, or not above 0",
+):
+    """INVALID_TRANSACTION_TIMEOUT"""
+
+
+class ConcurrentTransactions(
+    BrokerError, code=51, retriable=True, hint="another operation of this transaction is under way"
+):
+    """CONCURRENT_TRANSACTIONS"""
+
+
+class TransactionCoordinatorFenced(BrokerError, code=52):
+    """TRANSACTION_COORDINATOR_FENCED"""
+
+
+class TransactionalIdAuthorizationFailed(
+    BrokerError, code=53, hint="not allowed to use this transactional id"
+):
+    """TRANSACTIONAL_ID_AUTHORIZATION_FAILED"""
+
+
+class SecurityDisabled(BrokerError, code=54):
+    """SECURITY_DISABLED"""
+
+
+class OperationNotAttempted(BrokerError, code=55):
+    """OPERATION_NOT_ATTEMPTED"""
+
+
+class KafkaStorageError(
+    BrokerError, code=56, retriable=True, hint="the broker could not write to or read from its disk"
+):
+    """KAFKA_STORAGE_ERROR"""
+
+
+class LogDirNotFound(BrokerError, code=57):
+    """LOG_DIR_NOT_FOUND"""
+
+
+class SaslAuthenticationFailed(BrokerError, code=58):
+    """SASL_AUTHENTICATION_FAILED"""
+
+
+class UnknownProducerId(BrokerError, code=59, hint="the broker has forgotten this producer id"):
+    """UNKNOWN_PRODUCER_ID"""
+
+
+class ReassignmentInProgress(BrokerError, code=60):
+    """REASSIGNMENT_IN_PROGRESS"""
+
+
+class DelegationTokenAuthDisabled(BrokerError, code=61):
+    """DELEGATION_TOKEN_AUTH_DISABLED"""
+
+
+class DelegationTokenNotFound(BrokerError, code=62):
+    """DELEGATION_TOKEN_NOT_FOUND"""
+
+
+class DelegationTokenOwnerMismatch(BrokerError, code=63):
+    """DELEGATION_TOKEN_OWNER_MISMATCH"""
+
+
+class DelegationTokenRequestNotAllowed(BrokerError, code=64):
+    """DELEGATION_TOKEN_REQUEST_NOT_ALLOWED"""
+
+
+class DelegationTokenAuthorizationFailed(BrokerError, code=65):
+    """DELEGATION_TOKEN_AUTHORIZATION_FAILED"""
+
+
+class DelegationTokenExpired(BrokerError, code=66):
+    """DELEGATION_TOKEN_EXPIRED"""
+
+
+class InvalidPrincipalType(BrokerError, code=67):
+    """INVALID_PRINCIPAL_TYPE"""
+
+
+class NonEmptyGroup(BrokerError, code=68):
+    """NON_EMPTY_GROUP"""
+
+
+class GroupIdNotFound(BrokerError, code=69):
+    """GROUP_ID_NOT_FOUND"""
+
+
+class FetchSessionIdNotFound(BrokerError, code=70, retriable=True):
+    """FETCH_SESSION_ID_NOT_FOUND"""
+
+
+class InvalidFetchSessionEpoch(BrokerError, code=71, retriable=True):
+    """INVALID_FETCH_SESSION_EPOCH"""
+
+
+class ListenerNotFound(BrokerError, code=72, retriable=True):
+    """LISTENER_NOT_FOUND"""
+
+
+class TopicDeletionDisabled(BrokerError, code=73):
+    """TOPIC_DELETION_DISABLED"""
+
+
+class FencedLeaderEpoch(BrokerError, code=74, retriable=True):
+    """FENCED_LEADER_EPOCH"""
+
+
+class UnknownLeaderEpoch(BrokerError, code=75, retriable=True):
+    """UNKNOWN_LEADER_EPOCH"""
+
+
+class UnsupportedCompressionType(BrokerError, code=76, hint="the codec is not served at this version"):
+    """UNSUPPORTED_COMPRESSION_TYPE"""
+
+
+class StaleBrokerEpoch(BrokerError, code=77):
+    """STALE_BROKER_EPOCH"""
+
+
+class OffsetNotAvailable(BrokerError, code=78, retriable=True):
+    """OFFSET_NOT_AVAILABLE"""
+
+
+class MemberIdRequired(BrokerError, code=79):
+    """MEMBER_ID_REQUIRED"""
+
+
+class PreferredLeaderNotAvailable(BrokerError, code=80, retriable=True):
+    """PREFERRED_LEADER_NOT_AVAILABLE"""
+
+
+class GroupMaxSizeReached(BrokerError, code=81):
+    """GROUP_MAX_SIZE_REACHED"""
+
+
+class FencedInstanceId(BrokerError, code=82):
+    """FENCED_INSTANCE_ID"""
+
+
+class EligibleLeadersNotAvailable(BrokerError, code=83, retriable=True):
+    """ELIGIBLE_LEADERS_NOT_AVAILABLE"""
+
+
+class ElectionNotNeeded(BrokerError, code=84):
+    """ELECTION_NOT_NEEDED"""
+
+
+class NoReassignmentInProgress(BrokerError, code=85):
+    """NO_REASSIGNMENT_IN_PROGRESS"""
+
+
+class GroupSubscribedToTopic(BrokerError, code=86):
+    """GROUP_SUBSCRIBED_TO_TOPIC"""
+
+
+class InvalidRecord(BrokerError, code=87, hint="the record or batch is not legal"):
+    """INVALID_RECORD"""
+
+
+class UnstableOffsetCommit(BrokerError, code=88, retriable=True):
+    """UNSTABLE_OFFSET_COMMIT"""
+
+
+class ThrottlingQuotaExceeded(BrokerError, code=89, retriable=True):
+    """THROTTLING_QUOTA_EXCEEDED"""
+
+
+class ProducerFenced(
+    BrokerError,
+    code=90,
+    hint="a newer producer with this transactional id has taken over; this one must close",
+):
+    """PRODUCER_FENCED"""
+
+
+class ResourceNotFound(BrokerError, code=91):
+    """RESOURCE_NOT_FOUND"""
+
+
+class DuplicateResource(BrokerError, code=92):
+    """DUPLICATE_RESOURCE"""
+
+
+class UnacceptableCredential(BrokerError, code=93):
+    """UNACCEPTABLE_CREDENTIAL"""
+
+
+class InconsistentVoterSet(BrokerError, code=94):
+    """INCONSISTENT_VOTER_SET"""
+
+
+class InvalidUpdateVersion(BrokerError, code=95):
+    """INVALID_UPDATE_VERSION"""
+
+
+class FeatureUpdateFailed(BrokerError, code=96):
+    """FEATURE_UPDATE_FAILED"""
+
+
+class PrincipalDeserializationFailure(BrokerError, code=97):
+    """PRINCIPAL_DESERIALIZATION_FAILURE"""
+
+
+class SnapshotNotFound(BrokerError, code=98):
+    """SNAPSHOT_NOT_FOUND"""
+
+
+class UnknownTopicId(BrokerError, code=100, retriable=True):
+    """UNKNOWN_TOPIC_ID"""
+
+
+class DuplicateBrokerRegistration(BrokerError, code=101):
+    """DUPLICATE_BROKER_REGISTRATION"""
+
+
+class BrokerIdNotRegistered(BrokerError, code=102):
+    """BROKER_ID_NOT_REGISTERED"""
+
+
+class InconsistentTopicId(BrokerError, code=103, retriable=True):
+    """INCONSISTENT_TOPIC_ID"""
+
+
+class InconsistentClusterId(BrokerError, code=104):
+    """INCONSISTENT_CLUSTER_ID"""
+
+
+class TransactionalIdNotFound(BrokerError, code=105):
+    """TRANSACTIONAL_ID_NOT_FOUND"""
+
+
+class FetchSessionTopicIdError(BrokerError, code=106, retriable=True):
+    """FETCH_SESSION_TOPIC_ID_ERROR"""
+
+
+class IneligibleReplica(BrokerError, code=107):
+    """INELIGIBLE_REPLICA"""
+
+
+class NewLeaderElected(BrokerError, code=108):
+    """NEW_LEADER_ELECTED"""
+
+
+class OffsetMovedToTieredStorage(BrokerError, code=109):
+    """OFFSET_MOVED_TO_TIERED_STORAGE"""
+
+
+class FencedMemberEpoch(BrokerError, code=110):
+    """FENCED_MEMBER_EPOCH"""
+
+
+class UnreleasedInstanceId(BrokerError, code=111):
+    """UNRELEASED_INSTANCE_ID"""
+
+
+class UnsupportedAssignor(BrokerError, code=112):
+    """UNSUPPORTED_ASSIGNOR"""
+
+
+class StaleMemberEpoch(BrokerError, code=113):
+    """STALE_MEMBER_EPOCH"""
+
+
+class MismatchedEndpointType(BrokerError, code=114):
+    """MISMATCHED_ENDPOINT_TYPE"""
+
+
+class UnsupportedEndpointType(BrokerError, code=115):
+    """UNSUPPORTED_ENDPOINT_TYPE"""
+
+
+class UnknownControllerId(BrokerError, code=116):
+    """UNKNOWN_CONTROLLER_ID"""
+
+
+class UnknownSubscriptionId(BrokerError, code=117):
+    """UNKNOWN_SUBSCRIPTION_ID"""
+
+
+class TelemetryTooLarge(BrokerError, code=118):
+    """TELEMETRY_TOO_LARGE"""
+
+
+class InvalidRegistration(BrokerError, code=119):
+    """INVALID_REGISTRATION"""
+
+
+class TransactionAbortable(BrokerError, code=120, hint="the transaction must be aborted; then go on"):
+    """TRANSACTION_ABORTABLE"""
+
+
+class InvalidRecordState(BrokerError, code=121):
+    """INVALID_RECORD_STATE"""
+
+
+class ShareSessionNotFound(BrokerError, code=122, retriable=True):
+    """SHARE_SESSION_NOT_FOUND"""
+
+
+class InvalidShareSessionEpoch(BrokerError, code=123, retriable=True):
+    """INVALID_SHARE_SESSION_EPOCH"""
+
+
+class FencedStateEpoch(BrokerError, code=124):
+    """FENCED_STATE_EPOCH"""
+
+
+class InvalidVoterKey(BrokerError, code=125):
+    """INVALID_VOTER_KEY"""
+
+
+class DuplicateVoter(BrokerError, code=126):
+    """DUPLICATE_VOTER"""
+
+
+class VoterNotFound(BrokerError, code=127):
+    """VOTER_NOT_FOUND"""
+
+
+class InvalidRegularExpression(BrokerError, code=128):
+    """INVALID_REGULAR_EXPRESSION"""

@@ -1,0 +1,15 @@
+"""Shared fixtures. A test that needs a part that is missing is skipped with the reason."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if shutil.which("java"):
+        return
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.skip(reason="no Java found: install a JDK 17 or newer to run Spark"))
