@@ -137,7 +137,7 @@ class SettingsTable:
     def get(self, key: str) -> Setting | None:
         return next((s for s in self.settings if s.key == key), None)
 
-    def keys(self) -> list[str]:
+    def key_names(self) -> list[str]:
         return [s.key for s in self.settings]
 
     def parse(self, given: Mapping[str, object]) -> Settings:
@@ -177,7 +177,10 @@ _CLIENT = _rows(
     ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
 )
 
-PRODUCER = SettingsTable("producer", _CLIENT + _rows( ("enable.idempotence", "bool", True, "Each record is stored once per session (row I2)."), ( "acks", "str", "all", "0, 1 or all (-1): how many replicas must have a batch before it is acknowledged.", None, None, ("0", "1", "all", "-1")),
+PRODUCER = SettingsTable(
+    "producer",
+    _CLIENT + _rows(
+        ("enable.idempotence", "bool", True, "Each record is stored once per session (row I2)."), ( "acks", "str", "all", "0, 1 or all (-1): how many replicas must have a batch before it is acknowledged.", None, None, ("0", "1", "all", "-1")),
         ("retries", "int", INT32_MAX, "How often a batch is sent again before its records fail.", 0, INT32_MAX),
         ("max.in.flight.requests.per.connection", "int", 5, "Unacknowledged requests per connection; at most 5 with idempotence.", 1),
         ("delivery.timeout.ms", "int", 120_000, "Upper bound from send() to success or failure; at least linger.ms + request.timeout.ms.", 0),
@@ -196,7 +199,10 @@ PRODUCER = SettingsTable("producer", _CLIENT + _rows( ("enable.idempotence", "bo
     ),
 )
 
-CONSUMER = SettingsTable("consumer", _CLIENT + _rows( ( "isolation.level", "str", "read_committed", "read_committed or read_uncommitted. Default differs from the Java client's read_uncommitted.", None, None, ("read_committed", "read_uncommitted")),
+CONSUMER = SettingsTable(
+    "consumer",
+    _CLIENT + _rows(
+        ("isolation.level", "str", "read_committed", "read_committed or read_uncommitted. Default differs from the Java client's read_uncommitted.", None, None, ("read_committed", "read_uncommitted")),
         ("auto.offset.reset", "str", "latest", "Where to start when there is no position: earliest, latest or none (an error).", None, None, ("earliest", "latest", "none")),
         ("fetch.min.bytes", "int", 1, "The broker waits until it has this much.", 0),
         ("fetch.max.wait.ms", "int", 500, "... or until this long has passed.", 0),
@@ -210,7 +216,10 @@ CONSUMER = SettingsTable("consumer", _CLIENT + _rows( ( "isolation.level", "str"
 
 ADMIN = SettingsTable("admin", _CLIENT)
 
-TOPIC = SettingsTable("topic", _rows( ( "cleanup.policy", "str", "delete", "delete, compact or both.", None, None, ("delete", "compact", "compact,delete", "delete,compact")),
+TOPIC = SettingsTable(
+    "topic",
+    _rows(
+        ("cleanup.policy", "str", "delete", "delete, compact or both.", None, None, ("delete", "compact", "compact,delete", "delete,compact")),
         ("compression.type", "str", "producer", "producer keeps the producer's codec; otherwise the broker re-encodes.", None, None, ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
         ("delete.retention.ms", "int", 86_400_000, "How long tombstones of a compacted topic stay.", 0),
         ("file.delete.delay.ms", "int", 60_000, "Wait before a deleted file is removed.", 0),
@@ -230,7 +239,10 @@ TOPIC = SettingsTable("topic", _rows( ( "cleanup.policy", "str", "delete", "dele
     ),
 )
 
-BROKER = SettingsTable("broker", _rows( ("node.id", "int", 1, "Id of this broker.", 0), ( "advertised.listeners", "str", None, "HOST:PORT that clients are told to connect to; default: the listener itself."),
+BROKER = SettingsTable(
+    "broker",
+    _rows(
+        ("node.id", "int", 1, "Id of this broker.", 0), ( "advertised.listeners", "str", None, "HOST:PORT that clients are told to connect to; default: the listener itself."),
         ("auto.create.topics.enable", "bool", True, "A client that asks for an unknown topic creates it."),
         ("num.partitions", "int", 1, "Partitions of a topic created without a number.", 1),
         ("default.replication.factor", "int", 1, "Only 1 can be given by one node.", 1),

@@ -59,7 +59,9 @@ def _environment_properties() -> dict[str, str]:
     from oncelog.config import ADMIN, CONSUMER, PRODUCER
 
     known = {
-        key.replace(".", "_").upper(): key for table in (ADMIN, PRODUCER, CONSUMER) for key in table.keys()
+        key.replace(".", "_").upper(): key
+        for table in (ADMIN, PRODUCER, CONSUMER)
+        for key in table.key_names()
     }
     found = (
         (known.get(name.removeprefix("ONCELOG_")), value)
