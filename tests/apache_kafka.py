@@ -102,10 +102,10 @@ class ApacheKafka:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.2)
+        text = (self.directory / "server.log").read_text()[-2000:]
         self.stop()
-        raise RuntimeError(
-            f"Apache Kafka did not start:\n{(self.directory / 'server.log').read_text()[-2000:]}"
-        )
+        raise RuntimeError(f"Apache Kafka did not start:
+{text}")
 
     def stop(self) -> None:
         self.process.kill()
