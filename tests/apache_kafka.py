@@ -104,8 +104,7 @@ class ApacheKafka:
             time.sleep(0.2)
         text = (self.directory / "server.log").read_text()[-2000:]
         self.stop()
-        raise RuntimeError(f"Apache Kafka did not start:
-{text}")
+        raise RuntimeError(f"Apache Kafka did not start:\n{text}")
 
     def stop(self) -> None:
         self.process.kill()
