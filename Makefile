@@ -1,0 +1,39 @@
+# One command each; everything but `setup` calls `setup` first, which does nothing when it is up to date.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.PHONY: setup demo test soak bench lock behaviours clean
+
+setup: $(STAMP)  ## make .venv with everything locked, find Java
+	@$(BIN)/python tools/find_java.py || true
+
+$(STAMP): requirements.lock pyproject.toml tools/make_venv.sh
+	@tools/make_venv.sh $(VENV)
+	@touch $(STAMP)
+
+demo: setup  ## real flights, real faults, Spark, and the count of what was lost and doubled
+	$(BIN)/oncelog demo
+
+test: setup  ## style, types, and the whole test suite
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+soak: setup  ## the long runs that `make test` leaves out
+	$(BIN)/pytest -m soak --timeout=3600
+
+bench: setup  ## measure, and write docs/benchmarks.md anew
+	$(BIN)/oncelog bench idempotence
+
+behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
+	$(BIN)/python tools/behaviours.py
+
+lock:  ## solve requirements.lock anew (needs uv)
+	uv pip compile pyproject.toml --all-extras --no-header --no-annotate --no-emit-index-url -o requirements.lock
+
+clean:  ## remove everything that can be made again
+	rm -rf $(VENV) out dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,112 @@
+"""Write docs/behaviours.md: every row of docs/behaviours.toml with the tests marked `behaviour("<row>")`.
+
+The tests are read as text (ast), not imported, so this needs no Java, no broker and no second.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROWS_FILE = ROOT / "docs" / "behaviours.toml"
+PAGE_FILE = ROOT / "docs" / "behaviours.md"
+
+PREAMBLE = """\
+# Behaviours, and the tests that prove them
+
+Made by `make behaviours` from `docs/behaviours.toml` and the tests' `behaviour(...)` markers; do not edit.
+A test stands here because it is marked; `make test` runs every one of them, so a row is proved
+as long as that is green. A row without a test is not built yet.
+"""
+
+Marked = tuple[str, str]
+"""(row id, test name as `file::[Class::]function`)"""
+
+
+def load_rows() -> tuple[dict[str, str], dict[str, str]]:
+    """(section letter -> title, row id -> statement), in the file's order."""
+    data = tomllib.loads(ROWS_FILE.read_text())
+    return data["sections"], data["rows"]
+
+
+def marker_ids(node: ast.AST) -> Iterator[str]:
+    """The ids in every `pytest.mark.behaviour("I1", ...)` call inside `node`."""
+    for call in ast.walk(node):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr == "behaviour"
+        ):
+            for argument in call.args:
+                if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
+                    raise SystemExit(f"line {call.lineno}: behaviour() takes row ids as plain strings")
+                yield argument.value
+
+
+def module_ids(tree: ast.Module) -> set[str]:
+    """Ids of a `pytestmark = ...` at the top of a test file: they hold for all its tests."""
+    ids: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets
+        ):
+            ids.update(marker_ids(node.value))
+    return ids
+
+
+def marked_in(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[Marked]:
+    for node in body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        ids = inherited | {i for decorator in node.decorator_list for i in marker_ids(decorator)}
+        name = f"{prefix}::{node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from marked_in(node.body, name, ids)
+        elif node.name.startswith("test"):
+            yield from ((row, name) for row in ids)
+
+
+def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
+    """Row id -> sorted test names, over every test file."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        prefix = path.relative_to(ROOT).as_posix()
+        for row, name in marked_in(tree.body, prefix, module_ids(tree)):
+            found.setdefault(row, []).append(name)
+    return {row: sorted(names) for row, names in found.items()}
+
+
+def render(tests_by_row: dict[str, list[str]]) -> str:
+    """The whole page."""
+    sections, rows = load_rows()
+    parts = [PREAMBLE]
+    for letter, title in sections.items():
+        ids = [row for row in rows if row.rstrip("0123456789") == letter]
+        proved = sum(1 for row in ids if tests_by_row.get(row))
+        parts.append(f"\n## {letter}. {title}: {proved} of {len(ids)} rows proved\n")
+        for row in ids:
+            tests = tests_by_row.get(row, [])
+            status = f"{len(tests)} test{'s' if len(tests) != 1 else ''}" if tests else "no test yet"
+            parts.append(f"\n**{row}** {rows[row]} *{status}*\n")
+            if tests:
+                parts.append("\n" + "".join(f"- `{name}`\n" for name in tests))
+    return "".join(parts)
+
+
+def main() -> int:
+    tests_by_row = collect()
+    unknown = sorted(set(tests_by_row) - set(load_rows()[1]))
+    if unknown:
+        print(f"markers name rows that docs/behaviours.toml does not have: {unknown}", file=sys.stderr)
+        return 1
+    PAGE_FILE.write_text(render(tests_by_row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Say which Java Spark will run on, or how to get one. Exit 0 when a Java 17 or newer is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+NEEDED = 17
+
+HOW_TO_GET_IT = f"""\
+setup: no Java {NEEDED} or newer found. Spark needs it; the broker and the clients do not.
+  Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless
+  Fedora:         sudo dnf install java-21-openjdk-headless
+  macOS:          brew install openjdk@17
+  then, if it is not on PATH: export JAVA_HOME=/path/to/it"""
+
+
+def java_version(command: str) -> int | None:
+    """Major version of a `java` command; None when it cannot be run or does not say."""
+    try:
+        run = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', run.stderr + run.stdout)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major  # 1.8 is Java 8
+
+
+def find_java() -> tuple[str, int] | None:
+    """The Java Spark would take (JAVA_HOME before PATH), if it is new enough."""
+    home = os.environ.get("JAVA_HOME")
+    command = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    version = java_version(command) if command else None
+    return (command, version) if command and version and version >= NEEDED else None
+
+
+def main() -> int:
+    found = find_java()
+    if found is None:
+        print(HOW_TO_GET_IT, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
