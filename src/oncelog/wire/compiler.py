@@ -1,0 +1,328 @@
+"""From table rows to straight-line Python: one encoder and one decoder per (message, version).
+
+The generated code reads runs of fixed-size fields with one `struct` call, keeps strings' lengths in
+those runs, and writes into a list of parts that is joined once. A decoder trusts no length: strings
+and records must lie inside the message, and an array may not claim more elements than the remaining
+bytes can hold. Sources are made on first use; `source_of` shows one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.wire.primitives import UVARINT, encode_uvarint, fail_length, read_uvarint_rest
+from oncelog.wire.schema import FIXED, Field, Struct
+
+Encoder = Callable[[Any, Callable[[Any], None]], None]
+"""(message, append): hands the body's parts to `append`."""
+Decoder = Callable[[memoryview, int, int], tuple[Any, int]]
+"""(buffer, position, end) -> (message, position after it)."""
+
+
+class _Source:
+    """Lines of code under construction, with their indentation, names and constants."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self.names = 0
+        self.constants: dict[str, Any] = {
+            "UV": UVARINT,
+            "uv": encode_uvarint,
+            "rest": read_uvarint_rest,
+            "fail": fail_length,
+            "new": object.__new__,
+            "pack": struct.pack,
+            "unpack_from": struct.unpack_from,
+            "write_tags": write_tags,
+        }
+
+    def add(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + line for line in lines]
+
+    def name(self, stem: str) -> str:
+        self.names += 1
+        return f"{stem}{self.names}"
+
+    def constant(self, stem: str, value: Any) -> str:
+        for known, old in self.constants.items():
+            if known.startswith(stem) and old == value:
+                return known
+        name = self.name(stem)
+        self.constants[name] = value
+        return name
+
+
+def write_tags(append: Callable[[bytes], None], tags: list[tuple[int, list[bytes]]]) -> None:
+    """A tag block: count, then tag, size and bytes of each, in ascending order of tags."""
+    append(encode_uvarint(len(tags)))
+    for tag, parts in tags:
+        payload = b"".join(parts)
+        append(encode_uvarint(tag) + encode_uvarint(len(payload)))
+        append(payload)
+
+
+def _build(source: _Source, head: str) -> tuple[Callable[..., Any], str]:
+    text = "\n".join([head, *source.lines, ""])
+    namespace = dict(source.constants)
+    exec(compile(text, "<oncelog.wire>", "exec"), namespace)
+    return namespace["codec"], text
+
+
+def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Encoder, str]:
+    """The encoder of a message at a version, and its source text."""
+    source = _Source()
+    _EncoderMaker(source, version, flexible).struct(message, "m", "append")
+    if not source.lines:
+        source.add("pass")
+    return _build(source, "def codec(m, append):")
+
+
+def compile_decoder(message: Struct, cls: type[Any], version: int, flexible: bool) -> tuple[Decoder, str]:
+    """The decoder of a message at a version, and its source text."""
+    source = _Source()
+    _DecoderMaker(source, version, flexible).struct(message, "m", cls)
+    source.add("return m, pos")
+    return _build(source, "def codec(buf, pos, end):")
+
+
+class _EncoderMaker:
+    """Writes the lines of an encoder. `run` is the run of fixed-size values not yet packed."""
+
+    def __init__(self, source: _Source, version: int, flexible: bool) -> None:
+        self.source, self.version, self.flexible = source, version, flexible
+        self.run: list[tuple[str, str]] = []
+
+    def flush(self, append: str) -> None:
+        if self.run:
+            pack = self.source.constant("pack_", struct.Struct(">" + "".join(f for f, _ in self.run)).pack)
+            self.source.add(f"{append}({pack}({', '.join(e for _, e in self.run)}))")
+            self.run = []
+
+    def struct(self, struct_: Struct, var: str, append: str) -> None:
+        fields = [field for field in struct_.fields if field.is_in(self.version)]
+        for field in fields:
+            if field.tag is None:
+                self.value(field, f"{var}.{field.name}", append)
+        if self.flexible:
+            tagged = sorted((f for f in fields if f.tag is not None), key=lambda f: f.tag or 0)
+            self.tags(tagged, var, append)
+        self.flush(append)
+
+    def value(self, field: Field, expression: str, append: str) -> None:
+        nullable = field.is_nullable(self.version)
+        if field.is_array:
+            self.array(field, expression, nullable, append)
+        elif field.struct is not None:
+            self.struct(field.struct, expression, append)
+        elif field.kind in FIXED:
+            self.run.append((FIXED[field.kind], expression))
+        else:
+            self.sized(field.kind, expression, nullable, append)
+
+    def length(self, fmt: str, name: str, append: str) -> None:
+        """Write a length, or null for None: in the run, or as an unsigned varint of length + 1."""
+        if self.flexible:
+            self.flush(append)
+            self.source.add(f"{append}(UV[{name} + 1] if {name} < 127 else uv({name} + 1))")
+        else:
+            self.run.append((fmt, name))
+
+    def sized(self, kind: str, expression: str, nullable: bool, append: str) -> None:
+        source, size, raw = self.source, self.source.name("n"), self.source.name("b")
+        fmt, encode = ("h", ".encode()") if kind == "string" else ("i", "")
+        source.add(f"{raw} = {expression}")
+        if nullable:
+            source.add(f"if {raw} is None:", f"    {raw} = b''; {size} = -1", "else:")
+            source.depth += 1
+        source.add(f"{raw} = {raw}{encode}; {size} = len({raw})" if encode else f"{size} = len({raw})")
+        if nullable:
+            source.depth -= 1
+        self.length(fmt, size, append)
+        self.flush(append)
+        source.add(f"{append}({raw})")
+
+    def array(self, field: Field, expression: str, nullable: bool, append: str) -> None:
+        source, size, items = self.source, self.source.name("n"), self.source.name("l")
+        source.add(f"{items} = {expression}")
+        if nullable:
+            source.add(f"if {items} is None:", f"    {items} = (); {size} = -1")
+            source.add("else:", f"    {size} = len({items})")
+        else:
+            source.add(f"{size} = len({items})")
+        self.length("i", size, append)
+        if field.kind in FIXED and field.kind != "uuid":
+            self.flush(append)
+            source.add(f"if {size} > 0: {append}(pack(f'>{{{size}}}{FIXED[field.kind]}', *{items}))")
+            return
+        self.flush(append)
+        item = source.name("m")
+        source.add(f"for {item} in {items}:")
+        source.depth += 1
+        element = field._replace(is_array=False, null_from=None)
+        self.value(element, item, append)
+        self.flush(append)
+        source.depth -= 1
+
+    def tags(self, fields: list[Field], var: str, append: str) -> None:
+        if not fields:
+            self.run.append(("B", "0"))
+            return
+        self.flush(append)
+        source, block = self.source, self.source.name("tags")
+        is_set = [self.is_set(field, f"{var}.{field.name}") for field in fields]
+        source.add(f"if not ({' or '.join(is_set)}):", f"    {append}(UV[0])", "else:")
+        source.depth += 1
+        source.add(f"{block} = []")
+        for field, condition in zip(fields, is_set, strict=True):
+            inner = source.name("a")
+            source.add(f"if {condition}:")
+            source.depth += 1
+            source.add(f"{block}.append(({field.tag}, [])); {inner} = {block}[-1][1].append")
+            self.value(field, f"{var}.{field.name}", inner)
+            self.flush(inner)
+            source.depth -= 1
+        source.add(f"write_tags({append}, {block})")
+        source.depth -= 1
+
+    def is_set(self, field: Field, expression: str) -> str:
+        """Whether a tagged field differs from its default, so that it must be written."""
+        if field.default is None:
+            return f"{expression} is not None"
+        return expression if field.is_array else f"{expression} != {field.default!r}"
+
+
+class _DecoderMaker:
+    """Writes the lines of a decoder. `run` is the run of fixed-size targets not yet unpacked."""
+
+    def __init__(self, source: _Source, version: int, flexible: bool) -> None:
+        self.source, self.version, self.flexible = source, version, flexible
+        self.run: list[tuple[str, str]] = []
+
+    def flush(self) -> None:
+        if self.run:
+            reader = struct.Struct(">" + "".join(fmt for fmt, _ in self.run))
+            unpack = self.source.constant("unpack_", reader.unpack_from)
+            self.source.add(f"{', '.join(t for _, t in self.run)}, = {unpack}(buf, pos); pos += {reader.size}")
+            self.run = []
+
+    def struct(self, struct_: Struct, var: str, cls: type[Any]) -> None:
+        self.source.add(f"{var} = new({self.source.constant('C_', cls)})")
+        fields = [field for field in struct_.fields if field.is_in(self.version)]
+        for field in struct_.fields:
+            if field.tag is not None or field not in fields:
+                value = "[]" if field.starts_as_list else repr(field.default)
+                self.source.add(f"{var}.{field.name} = {value}")
+        for field in fields:
+            if field.tag is None:
+                self.value(field, f"{var}.{field.name}", cls)
+        if self.flexible:
+            self.flush()
+            self.tags([field for field in fields if field.tag is not None], var, cls)
+        self.flush()
+
+    def value(self, field: Field, target: str, owner: type[Any]) -> None:
+        nullable = field.is_nullable(self.version)
+        if field.is_array:
+            self.array(field, target, nullable, owner)
+        elif field.struct is not None:
+            self.flush()
+            self.nested(field.struct, target, owner)
+        elif field.kind in FIXED:
+            self.run.append((FIXED[field.kind], target))
+        else:
+            self.sized(field, target, nullable)
+
+    def nested(self, struct_: Struct, target: str, owner: type[Any]) -> None:
+        var = self.source.name("m")
+        self.struct(struct_, var, owner._structs[struct_.name])
+        self.source.add(f"{target} = {var}")
+
+    def number(self, name: str) -> None:
+        """Read an unsigned varint into `name`."""
+        self.flush()
+        self.source.add(f"{name} = buf[pos]; pos += 1", f"if {name} > 127: {name}, pos = rest(buf, pos, {name})")
+
+    def length(self, fmt: str) -> str:
+        """Read a length into a new name; null is -1."""
+        name = self.source.name("n")
+        if self.flexible:
+            self.number(name)
+            self.source.add(f"{name} -= 1")
+        else:
+            self.run.append((fmt, name))
+            self.flush()
+        return name
+
+    def sized(self, field: Field, target: str, nullable: bool) -> None:
+        size = self.length("h" if field.kind == "string" else "i")
+        source = self.source
+        if nullable:
+            source.add(f"if {size} == -1: {target} = None", "else:")
+            source.depth += 1
+        source.add(
+            f"e = pos + {size}",
+            f"if {size} < 0 or e > end: fail({field.name!r}, {size}, end - pos)",
+            f"{target} = str(buf[pos:e], 'utf-8')" if field.kind == "string" else f"{target} = buf[pos:e]",
+            "pos = e",
+        )
+        if nullable:
+            source.depth -= 1
+
+    def array(self, field: Field, target: str, nullable: bool, owner: type[Any]) -> None:
+        size, source = self.length("i"), self.source
+        if nullable:
+            source.add(f"if {size} == -1: {target} = None", "else:")
+            source.depth += 1
+        element = field._replace(is_array=False, null_from=None, tag=None)
+        least = max(1, self.least_bytes(element))
+        source.add(f"if {size} < 0 or {size} * {least} > end - pos: fail({field.name!r}, {size}, end - pos)")
+        if field.kind in FIXED and field.kind != "uuid":
+            fmt = f"f'>{{{size}}}{FIXED[field.kind]}'"
+            source.add(f"{target} = list(unpack_from({fmt}, buf, pos)); pos += {size} * {least}")
+        else:
+            items, item = source.name("l"), source.name("m")
+            source.add(f"{target} = {items} = []", f"for _ in range({size}):")
+            source.depth += 1
+            if element.struct is not None:
+                self.struct(element.struct, item, owner._structs[element.struct.name])
+            else:
+                self.value(element, item, owner)
+                self.flush()
+            source.add(f"{items}.append({item})")
+            source.depth -= 1
+        if nullable:
+            source.depth -= 1
+
+    def tags(self, fields: list[Field], var: str, owner: type[Any]) -> None:
+        count, tag, size, stop = (self.source.name(stem) for stem in ("n", "t", "s", "e"))
+        source = self.source
+        self.number(count)
+        source.add(f"while {count}:")
+        source.depth += 1
+        source.add(f"{count} -= 1")
+        self.number(tag)
+        self.number(size)
+        source.add(f"{stop} = pos + {size}", f"if {stop} > end: fail('a tagged field', {size}, end - pos)")
+        for position, field in enumerate(fields):
+            source.add(f"{'el' if position else ''}if {tag} == {field.tag}:")
+            source.depth += 1
+            self.value(field, f"{var}.{field.name}", owner)
+            self.flush()
+            source.add(f"if pos != {stop}: fail('tagged field {field.name}', {size}, pos - {stop} + {size})")
+            source.depth -= 1
+        source.add("else:" if fields else "if True:", f"    pos = {stop}")
+        source.depth -= 1
+
+    def least_bytes(self, field: Field) -> int:
+        """The fewest bytes a value of this field can take at this version."""
+        if field.is_array:
+            return 1 if self.flexible else 4
+        if field.struct is not None:
+            inner = (f for f in field.struct.fields if f.is_in(self.version) and f.tag is None)
+            return sum(map(self.least_bytes, inner)) + self.flexible
+        if field.kind in FIXED:
+            return struct.calcsize(">" + FIXED[field.kind])
+        return 1 if self.flexible else 2 if field.kind == "string" else 4

@@ -1,0 +1,205 @@
+"""Frames: the size prefix, the request and response headers, and cutting a byte stream into frames.
+
+Layout: `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32
+correlation_id | i16-length nullable client_id`, with a tag block after it at flexible versions; a
+response header is `i32 correlation_id`, with a tag block at flexible versions except for
+ApiVersions, which a client must be able to read before it knows the broker.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple, TypeVar
+
+from oncelog.errors import PeerError
+from oncelog.wire.message import Api, Message
+from oncelog.wire.messages import API_BY_KEY
+from oncelog.wire.primitives import Buffer, read_uvarint_rest
+
+API_VERSIONS_KEY = 18
+SIZE_BYTES = 4
+_SIZE = struct.Struct(">i")
+_REQUEST = struct.Struct(">ihhih")
+_REQUEST_HEAD = struct.Struct(">hhih")
+_RESPONSE = struct.Struct(">ii")
+_RESPONSE_FLEXIBLE = struct.Struct(">iiB")
+
+_M = TypeVar("_M", bound=Message)
+
+
+class RequestHeader(NamedTuple):
+    """A request's header; `body_position` is where the body starts in the frame.
+
+    `client_id` None: the client sent null.
+    """
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_position: int
+
+
+def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
+    """A whole request frame, size prefix included."""
+    api = message.api
+    name = b"" if client_id is None else client_id.encode()
+    head = name + b"\0" if api.is_flexible(version) else name
+    parts: list[Any] = [b"", head]
+    message.encode_into(version, parts.append)
+    size = sum(map(len, parts)) + _REQUEST_HEAD.size
+    length = -1 if client_id is None else len(name)
+    parts[0] = _REQUEST.pack(size, api.key, version, correlation_id, length)
+    return b"".join(parts)
+
+
+def encode_response(message: Message, version: int, correlation_id: int) -> bytes:
+    """A whole response frame, size prefix included."""
+    api = message.api
+    parts: list[Any] = [b""]
+    message.encode_into(version, parts.append)
+    size = sum(map(len, parts))
+    if _has_tagged_header(api, version):
+        parts[0] = _RESPONSE_FLEXIBLE.pack(size + 5, correlation_id, 0)
+    else:
+        parts[0] = _RESPONSE.pack(size + 4, correlation_id)
+    return b"".join(parts)
+
+
+def _has_tagged_header(api: Api, version: int) -> bool:
+    return api.key != API_VERSIONS_KEY and version >= api.flexible_from
+
+
+def decode_request_header(frame: Buffer) -> RequestHeader:
+    """The header of a request frame (without size prefix), also for APIs and versions we do not serve.
+
+    An unknown API's header is read without a tag block. Raises PeerError.
+    """
+    try:
+        api_key, version, correlation_id, length = _REQUEST_HEAD.unpack_from(frame, 0)
+    except struct.error as error:
+        raise PeerError(f"a request of {len(frame)} bytes is too short for its header") from error
+    position = _REQUEST_HEAD.size
+    client_id = None
+    if length != -1:
+        raw = bytes(frame[position : position + length]) if length >= 0 else b""
+        if len(raw) != length:
+            raise PeerError(f"the client id claims {length} bytes of {len(frame) - position}")
+        client_id = _text(raw)
+        position += length
+    api = API_BY_KEY.get(api_key)
+    if api is not None and version >= api.flexible_from:
+        position = _skip_tags(frame, position)
+    return RequestHeader(api_key, version, correlation_id, client_id, position)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise PeerError(f"the client id is not UTF-8: {error}") from error
+
+
+def _skip_tags(frame: Buffer, position: int) -> int:
+    """The position after a tag block; headers have no tags we know."""
+    if position < len(frame) and not frame[position]:
+        return position + 1
+    view = memoryview(frame)
+    try:
+        count, position = _uvarint(view, position)
+        for _ in range(count):
+            _, position = _uvarint(view, position)
+            size, position = _uvarint(view, position)
+            position += size
+    except IndexError as error:
+        raise PeerError("the header's tag block is cut short") from error
+    if position > len(view):
+        raise PeerError("the header's tag block is longer than the frame")
+    return position
+
+
+def _uvarint(view: memoryview, position: int) -> tuple[int, int]:
+    first = view[position]
+    return (first, position + 1) if first < 128 else read_uvarint_rest(view, position + 1, first)
+
+
+def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
+    """Header and body of a request frame. Raises PeerError, also for unknown APIs and versions."""
+    header = decode_request_header(frame)
+    api = API_BY_KEY.get(header.api_key)
+    if api is None:
+        raise PeerError(f"API key {header.api_key} is not known")
+    return header, api.request.decode(header.api_version, frame, header.body_position)
+
+
+def decode_response(response_cls: type[_M], version: int, frame: Buffer) -> tuple[int, _M]:
+    """Correlation id and body of a response frame (without size prefix). Raises PeerError."""
+    if len(frame) < 4:
+        raise PeerError(f"a response of {len(frame)} bytes is too short for its header")
+    (correlation_id,) = _SIZE.unpack_from(frame, 0)
+    position = 4
+    if _has_tagged_header(response_cls.api, version):
+        position = _skip_tags(frame, position)
+    return correlation_id, response_cls.decode(version, frame, position)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    A frame that lies whole in the bytes given comes out as a view of them (their owner must keep
+    them unchanged as long as the frame is used); one that arrives in pieces is gathered in a buffer of
+    its own, which grows with what has arrived and never by what a size prefix claims.
+    """
+
+    __slots__ = ("_pending", "max_frame_bytes")
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self._pending = bytearray()
+        """The beginning of an incomplete frame, size prefix included."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of an incomplete frame has arrived."""
+        return len(self._pending)
+
+    def feed(self, data: Buffer) -> list[memoryview]:
+        """The frames completed by `data`, without their size prefixes.
+
+        Raises PeerError when a size is negative or above the maximum; the stream is then lost.
+        """
+        view = memoryview(data)
+        frames: list[memoryview] = []
+        position = self._complete_pending(view, frames) if self._pending else 0
+        end = len(view)
+        while end - position >= SIZE_BYTES:
+            stop = position + SIZE_BYTES + self._size(view, position)
+            if stop > end:
+                break
+            frames.append(view[position + SIZE_BYTES : stop])
+            position = stop
+        if position < end:
+            self._pending += view[position:]
+        return frames
+
+    def _complete_pending(self, view: memoryview, frames: list[memoryview]) -> int:
+        """Give the incomplete frame what it lacks; returns how much of `view` that took."""
+        pending, taken = self._pending, 0
+        if len(pending) < SIZE_BYTES:
+            taken = min(SIZE_BYTES - len(pending), len(view))
+            pending += view[:taken]
+            if len(pending) < SIZE_BYTES:
+                return taken
+        missing = SIZE_BYTES + self._size(pending, 0) - len(pending)
+        pending += view[taken : taken + missing]
+        if missing <= len(view) - taken:
+            frames.append(memoryview(pending)[SIZE_BYTES:])
+            self._pending = bytearray()
+            return taken + missing
+        return len(view)
+
+    def _size(self, buffer: Buffer, position: int) -> int:
+        (size,) = _SIZE.unpack_from(buffer, position)
+        if not 0 <= size <= self.max_frame_bytes:
+            raise PeerError(f"a frame of {size} bytes; allowed are 0 to {self.max_frame_bytes}")
+        return int(size)

@@ -1,0 +1,173 @@
+"""What a message class is: slots, keyword construction, equality, and codecs compiled on first use."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Self
+
+from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
+from oncelog.wire.compiler import Decoder, Encoder, compile_decoder, compile_encoder
+from oncelog.wire.primitives import Buffer
+from oncelog.wire.schema import ApiTable, Struct
+
+
+class Api(NamedTuple):
+    """One API of the protocol.
+
+    `min_version`..`max_version` is what our broker offers (advertises); `first_version`..
+    `last_version` what the codec can read and write. The two differ for Produce alone, where 0 is
+    advertised for the sake of old librdkafka and 3 is the first that is served.
+    """
+
+    key: int
+    name: str
+    min_version: int
+    max_version: int
+    first_version: int
+    last_version: int
+    flexible_from: int
+    request: type[Message]
+    response: type[Message]
+
+    def is_flexible(self, version: int) -> bool:
+        """Whether this version has compact encodings, tag blocks, and the newer headers."""
+        return version >= self.flexible_from
+
+
+class Part:
+    """A struct of a message: one slot per field, built with keywords, mutable, compared by value."""
+
+    __slots__ = ()
+    _struct: ClassVar[Struct]
+    _structs: ClassVar[dict[str, type[Any]]]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, **values: Any) -> None:
+        # The first construction compiles the class's own __init__ and replaces this one.
+        cls = type(self)
+        cls.__init__ = init = _compile_init(cls._struct)  # type: ignore[method-assign]
+        init(self, **values)
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in self._struct.fields)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in self._struct.fields)
+        return f"{type(self).__name__}({values})"
+
+
+class Message(Part):
+    """A request's or response's body."""
+
+    __slots__ = ()
+    api: ClassVar[Api]
+    _encoders: ClassVar[dict[int, Encoder]]
+    _decoders: ClassVar[dict[int, Decoder]]
+
+    def encode(self, version: int) -> bytes:
+        """The body at this version.
+
+        Fields that the version does not have are left out. Raises MisuseError for a value that does
+        not fit its field, UnsupportedVersion for a version outside the tables.
+        """
+        parts: list[bytes] = []
+        self.encode_into(version, parts.append)
+        return b"".join(parts)
+
+    def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
+        """Hand the body's parts to `append`, records as they are (not copied)."""
+        encoder = self._encoders.get(version) or _encoder(type(self), version)
+        try:
+            encoder(self, append)
+        except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
+            raise MisuseError(f"{type(self).__name__} cannot be written at version {version}: {error}") from error
+
+    @classmethod
+    def decode(cls, version: int, buffer: Buffer, position: int = 0, end: int | None = None) -> Self:
+        """The message in buffer[position:end], all of it. `records` come out as views of the buffer.
+
+        Raises PeerError when the bytes are not exactly one message of this version.
+        """
+        decoder = cls._decoders.get(version) or _decoder(cls, version)
+        view = memoryview(buffer)
+        if end is not None:
+            view = view[:end]
+        end = len(view)
+        try:
+            message, stop = decoder(view, position, end)
+        except (struct.error, IndexError) as error:
+            raise PeerError(f"{cls.__name__} version {version} is cut short at {end} bytes: {error}") from error
+        except UnicodeDecodeError as error:
+            raise PeerError(f"{cls.__name__} version {version} holds text that is not UTF-8: {error}") from error
+        if stop != end:
+            raise PeerError(f"{cls.__name__} version {version} is followed by {end - stop} bytes too many")
+        return message  # type: ignore[no-any-return]
+
+
+def _check_version(api: Api, version: int, error: type[UnsupportedVersion | PeerError]) -> None:
+    if not api.first_version <= version <= api.last_version:
+        raise error(
+            f"{api.name} version {version} is not known; known are {api.first_version}-{api.last_version}"
+        )
+
+
+def _encoder(cls: type[Message], version: int) -> Encoder:
+    _check_version(cls.api, version, UnsupportedVersion)
+    encoder, _ = compile_encoder(cls._struct, version, cls.api.is_flexible(version))
+    cls._encoders[version] = encoder
+    return encoder
+
+
+def _decoder(cls: type[Message], version: int) -> Decoder:
+    _check_version(cls.api, version, PeerError)
+    decoder, _ = compile_decoder(cls._struct, cls, version, cls.api.is_flexible(version))
+    cls._decoders[version] = decoder
+    return decoder
+
+
+def _compile_init(struct_: Struct) -> Callable[..., None]:
+    fields = struct_.fields
+    arguments = ", ".join(f"{f.name}={'E' if f.starts_as_list else repr(f.default)}" for f in fields)
+    lines = [f"def __init__(self{', *, ' if fields else ''}{arguments}):"]
+    for f in fields:
+        lines.append(f"    self.{f.name} = {f'[] if {f.name} is E else ' if f.starts_as_list else ''}{f.name}")
+    namespace: dict[str, Any] = {"E": ()}
+    exec("\n".join([*lines, "    pass"]), namespace)
+    init: Callable[..., None] = namespace["__init__"]
+    return init
+
+
+def _make_part(struct_: Struct, base: type[Part], module: str, owner: str) -> type[Any]:
+    inner = {
+        f.struct.name: _make_part(f.struct, Part, module, struct_.name)
+        for f in struct_.fields
+        if f.struct is not None
+    }
+    names = tuple(field.name for field in struct_.fields)
+    body = {"__slots__": names, "__module__": module, "_struct": struct_, "_structs": inner}
+    body["__qualname__"] = f"{owner}.{struct_.name}" if owner else struct_.name
+    return type(struct_.name, (base,), body)
+
+
+def make_api(table: ApiTable, module: str) -> Api:
+    """The classes of an API. Structs inside a message, however deep, are attributes of its class."""
+    request = _make_part(table.request, Message, module, "")
+    response = _make_part(table.response, Message, module, "")
+    api = Api(
+        table.key, table.name, table.offer_first, table.offer_last, table.first, table.last,
+        table.flexible_from, request, response,
+    )  # fmt: skip
+    for message in (request, response):
+        message.api, message._encoders, message._decoders = api, {}, {}
+        _publish(message, message)
+    return api
+
+
+def _publish(message: type[Any], part: type[Any]) -> None:
+    for name, inner in part._structs.items():
+        inner.__qualname__ = f"{message.__name__}.{name}"
+        setattr(message, name, inner)
+        _publish(message, inner)

@@ -1,0 +1,70 @@
+"""Variable-length integers, and the error every malformed message ends in.
+
+`uvarint` is base-128 little-endian groups of an unsigned number (lengths, tags); `varint` the same
+after zigzag (records). Tables hold the short ones, since nearly all are short.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from oncelog.errors import PeerError
+
+Buffer = bytes | bytearray | memoryview
+
+UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
+"""Encoded unsigned numbers 0..127."""
+
+
+def encode_uvarint(value: int) -> bytes:
+    """An unsigned number of any size, 7 bits a byte."""
+    if value < 128:
+        return UVARINT[value]
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_varint(value: int) -> bytes:
+    """A signed number, zigzag and then 7 bits a byte (Kafka's varint and varlong)."""
+    return encode_uvarint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+VARINT_TABLE_SIZE = 8192
+VARINT: tuple[bytes, ...] = (
+    *UVARINT[::2],
+    *(bytes((n & 127 | 128, n >> 7)) for n in range(128, 2 * VARINT_TABLE_SIZE, 2)),
+)
+"""Encoded signed numbers 0..8191. Never index it with a negative number: it would silently answer
+from its end (the trap that writes wrong timestamps)."""
+
+
+def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[int, int]:
+    """The rest of an unsigned 32-bit varint whose first byte, already read, was above 127.
+
+    Returns (value, position after it). Raises PeerError past 5 bytes or 2^31-1, IndexError when the
+    buffer ends.
+    """
+    value, shift = first & 127, 7
+    while True:
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+        if shift > 28:
+            raise PeerError("a variable-length number has more than 5 bytes")
+    if value > 0x7FFFFFFF:
+        raise PeerError(f"the length {value} is above 2147483647")
+    return value, position
+
+
+def fail_length(what: str, length: int, remaining: int) -> NoReturn:
+    """Raise PeerError for a length that is negative, null where null is not allowed, or too long."""
+    if length < 0:
+        raise PeerError(f"{what} has the length {length} where null is not allowed")
+    raise PeerError(f"{what} claims {length} bytes or elements and only {remaining} bytes are left")
