@@ -175,6 +175,7 @@ _CLIENT = _rows(
     ("reconnect.backoff.max.ms", "int", 1_000, "Longest pause before connecting again.", 0),
     ("socket.connection.setup.timeout.ms", "int", 10_000, "How long connecting may take.", 1),
     ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
+    ("oncelog.bootstrap.timeout.ms", "int", 5_000, "How long a new client keeps trying when no bootstrap server can be reached. (Ours.)", 0),
 )
 
 PRODUCER = SettingsTable(

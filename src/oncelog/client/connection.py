@@ -1,0 +1,196 @@
+"""One connection to a broker without its socket: versions, correlation ids, the order of answers.
+
+Law: a broker answers in request order, so the answer that arrives belongs to the oldest
+request in flight; any other correlation id is a PeerError and the connection cannot go on.
+Whoever owns the socket writes what `hello` and `send` return and feeds what arrives to
+`receive`; after a failure it asks `abandon` for the requests whose outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from oncelog.errors import PeerError, UnsupportedVersion, raise_for_code
+from oncelog.wire.frames import FrameReader, decode_response, encode_request
+from oncelog.wire.messages import ApiVersionsRequest, ApiVersionsResponse
+
+MAX_FRAME_BYTES = 2**30
+"""Largest response taken. Text of another protocol (HTTP, SSH, ...) read as a size is above it."""
+
+_FIRST_API_VERSIONS_VERSION = 3
+"""Every broker since Kafka 2.4 knows it; older ones answer UNSUPPORTED_VERSION with their range."""
+
+_UNSUPPORTED_VERSION = 35
+_API_VERSIONS_KEY = 18
+_CLIENT_SOFTWARE_NAME, _CLIENT_SOFTWARE_VERSION = "oncelog", "0.1.0"
+
+
+class Completed(NamedTuple):
+    """An answer, the token its request was sent with, and how long it took."""
+
+    token: Any
+    response: Any
+    latency_ms: float
+
+
+class _InFlight(NamedTuple):
+    correlation_id: int
+    token: Any
+    api_name: str
+    response_class: Any
+    version: int
+    sent_ms: float
+    deadline_ms: float
+
+
+class ConnectionCore:
+    """Version negotiation and the queue of unanswered requests of one connection.
+
+    `peer` ("host:port") only appears in error texts. Times are milliseconds of any one clock.
+    """
+
+    def __init__(self, client_id: str, peer: str, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.peer = peer
+        self._client_id = client_id
+        self._reader = FrameReader(max_frame_bytes)
+        self._next_correlation_id = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._served: dict[int, tuple[int, int]] | None = None
+        self._hello_version: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the broker's versions are known, so that requests may be sent."""
+        return self._served is not None
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._in_flight)
+
+    def next_deadline_ms(self) -> float | None:
+        """When the first unanswered request times out; None with nothing in flight."""
+        return min((request.deadline_ms for request in self._in_flight), default=None)
+
+    def expired(self, now_ms: float) -> list[Any]:
+        """Tokens of requests past their time. Their connection must be closed: order is lost otherwise."""
+        return [request.token for request in self._in_flight if request.deadline_ms <= now_ms]
+
+    def describe(self, token: Any) -> str:
+        """The API name of an unanswered request, for error texts."""
+        return next((r.api_name for r in self._in_flight if r.token is token), "request")
+
+    def abandon(self) -> list[Any]:
+        """Forget all requests in flight and give their tokens; their outcome is unknown."""
+        tokens = [request.token for request in self._in_flight if request.token is not None]
+        self._in_flight.clear()
+        return tokens
+
+    def hello(self, now_ms: float, timeout_ms: float) -> bytes:
+        """The first bytes on a connection: ApiVersions, in a version we expect to be known."""
+        self._hello_version = _FIRST_API_VERSIONS_VERSION
+        return self._encode_hello(now_ms, timeout_ms)
+
+    def _encode_hello(self, now_ms: float, timeout_ms: float) -> bytes:
+        assert self._hello_version is not None
+        message = ApiVersionsRequest(
+            client_software_name=_CLIENT_SOFTWARE_NAME, client_software_version=_CLIENT_SOFTWARE_VERSION
+        )
+        return self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
+
+    def version_for(self, api: Any, max_version: int | None = None) -> int:
+        """The highest version of `api` both sides know, at most `max_version`. Raises UnsupportedVersion."""
+        low, high = (self._served or {}).get(api.key, (0, -1))
+        version = min(high, api.last_version if max_version is None else min(api.last_version, max_version))
+        if version < max(low, api.first_version):
+            served = f"{low}-{high}" if high >= 0 else "not at all"
+            raise UnsupportedVersion(
+                f"{self.peer} serves {api.name} {served}, "
+                f"this client speaks {api.first_version}-{min(api.last_version, max_version or 99)}"
+            )
+        return int(version)
+
+    def send(
+        self,
+        message: Any,
+        now_ms: float,
+        *,
+        token: Any,
+        timeout_ms: float,
+        max_version: int | None = None,
+        answered: bool = True,
+    ) -> bytes:
+        """Bytes to write now; `answered=False` (Produce with acks=0) leaves nothing in flight."""
+        version = self.version_for(message.api, max_version)
+        return self._encode(message, version, now_ms, timeout_ms, token=token, answered=answered)
+
+    def _encode(
+        self, message: Any, version: int, now_ms: float, timeout_ms: float, *, token: Any, answered: bool
+    ) -> bytes:
+        correlation_id = self._next_correlation_id
+        data = encode_request(message, version, correlation_id, self._client_id)
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        if answered:
+            api = message.api
+            self._in_flight.append(
+                _InFlight(correlation_id, token, api.name, api.response, version, now_ms, now_ms + timeout_ms)
+            )
+        return data
+
+    def receive(self, data: bytes | bytearray | memoryview, now_ms: float) -> tuple[list[Completed], bytes]:
+        """Take bytes from the socket: the answers they complete, and bytes to write (negotiation only).
+
+        Raises PeerError when they break the protocol and BrokerError when negotiation is refused.
+        """
+        completed: list[Completed] = []
+        to_write = b""
+        for frame in self._frames(data):
+            if self._served is None:
+                to_write += self._take_versions(frame, now_ms)
+            else:
+                completed.append(self._take_answer(frame, now_ms))
+        return completed, to_write
+
+    def _frames(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
+        try:
+            return self._reader.feed(data)
+        except PeerError as error:
+            doubt = "" if self.is_ready else "; is it a Kafka broker without TLS?"
+            raise PeerError(f"{self.peer} sent what is not the Kafka protocol: {error}{doubt}") from error
+
+    def _oldest(self, frame: memoryview) -> _InFlight:
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if not self._in_flight:
+            raise PeerError(f"{self.peer} answered (correlation id {correlation_id}) what nobody asked")
+        request = self._in_flight[0]
+        if len(frame) < 4 or correlation_id != request.correlation_id:
+            raise PeerError(
+                f"{self.peer} answered correlation id {correlation_id} where {request.correlation_id} "
+                f"({request.api_name}) is due; answers must come in the order of requests"
+            )
+        return request
+
+    def _take_answer(self, frame: memoryview, now_ms: float) -> Completed:
+        request = self._oldest(frame)
+        try:
+            _, response = decode_response(request.response_class, request.version, frame)
+        except PeerError as error:
+            raise PeerError(f"{self.peer}: {request.api_name} v{request.version} answer: {error}") from error
+        self._in_flight.popleft()
+        return Completed(request.token, response, now_ms - request.sent_ms)
+
+    def _take_versions(self, frame: memoryview, now_ms: float) -> bytes:
+        """Note what the broker serves; a broker that refuses our version is asked again in its own."""
+        request = self._oldest(frame)
+        refused = int.from_bytes(frame[4:6], "big", signed=True) == _UNSUPPORTED_VERSION
+        version = 0 if refused else request.version
+        _, response = decode_response(ApiVersionsResponse, version, frame)
+        self._in_flight.popleft()
+        served = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+        if refused and self._hello_version:
+            offered = served.get(_API_VERSIONS_KEY, (0, 0))[1]
+            self._hello_version = min(offered, self._hello_version - 1)
+            return self._encode_hello(now_ms, request.deadline_ms - request.sent_ms)
+        raise_for_code(response.error_code, f"{self.peer} refused ApiVersions")
+        self._served = served
+        return b""

@@ -1,0 +1,315 @@
+"""A client's view of a cluster over asyncio: bootstrap, metadata, and requests to any broker by node id."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, TypeVar
+
+from oncelog.client.cluster import ClusterMetadata
+from oncelog.config import Settings
+from oncelog.edge.link import BrokerLink
+from oncelog.errors import (
+    BrokerError,
+    ConfigError,
+    DisconnectedError,
+    LeaderNotAvailable,
+    MisuseError,
+    OncelogError,
+    PeerError,
+    TimedOut,
+    UnknownTopicOrPartition,
+)
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import MetadataRequest
+
+T = TypeVar("T")
+
+UNKNOWN_TOPIC_PATIENCE_MS = 3_000
+"""How long a topic may stay unknown before that is an error: one just created spreads in this time."""
+
+
+def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
+    """`HOST:PORT` strings to pairs ([HOST]:PORT for IPv6). Raises ConfigError."""
+    if not servers:
+        raise ConfigError(
+            "bootstrap.servers is not set: give HOST:PORT of a broker, for example 127.0.0.1:9092"
+        )
+    return [_parse_server(server) for server in servers]
+
+
+def _parse_server(server: str) -> tuple[str, int]:
+    host, separator, port = server.rpartition(":")
+    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"bootstrap.servers={server!r}: expected HOST:PORT, for example 127.0.0.1:9092")
+    return host.strip("[]"), int(port)
+
+
+class ClusterConnection:
+    """Links to the brokers of one cluster and what is known of it. Not thread safe: use it on its loop.
+
+    Every failure is typed: DisconnectedError (no connection, or it ended: the outcome of the request
+    is unknown), TimedOut, PeerError (bytes that are not Kafka's), UnsupportedVersion.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.metadata = ClusterMetadata()
+        self._settings = settings
+        self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
+        self._links: dict[tuple[str, int, str], BrokerLink] = {}
+        self._topics: dict[str, bool] = {}
+        self._refreshing = asyncio.Lock()
+        self._refresher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def now_ms(self) -> float:
+        """Milliseconds of the loop's monotonic clock."""
+        return asyncio.get_running_loop().time() * 1000
+
+    async def start(self) -> None:
+        """Find the cluster through the bootstrap servers; further calls do nothing.
+
+        Raises DisconnectedError when none answers within oncelog.bootstrap.timeout.ms, and PeerError at
+        once when all of them speak something else than Kafka's protocol.
+        """
+        if self._refresher is None:
+            await self._find_cluster()
+            self._refresher = asyncio.create_task(self._refresh_by_age())
+
+    async def _find_cluster(self) -> None:
+        deadline_ms = self.now_ms() + self._settings["oncelog.bootstrap.timeout.ms"]
+        while True:
+            try:
+                await self.refresh_metadata(())
+                return
+            except (DisconnectedError, TimedOut):
+                if self.now_ms() >= deadline_ms:
+                    raise
+                await asyncio.sleep(self._settings["reconnect.backoff.ms"] / 1000)
+
+    async def _refresh_by_age(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings["metadata.max.age.ms"] / 1000)
+            try:
+                await self.refresh_metadata()
+            except OncelogError:
+                continue  # whoever needs the metadata meets the error itself
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight fail with DisconnectedError."""
+        self._closed = True
+        if self._refresher:
+            self._refresher.cancel()
+            await asyncio.gather(self._refresher, return_exceptions=True)
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
+
+    # Requests
+
+    def submit(
+        self,
+        node_id: int | None,
+        message: Any,
+        *,
+        timeout_ms: float | None = None,
+        max_version: int | None = None,
+        channel: str = "",
+    ) -> asyncio.Future[Any]:
+        """Write a request now (or as soon as the connection stands), in call order; the future is its answer.
+
+        `node_id` None takes any broker. Requests of another `channel` use another connection, so that
+        they do not wait behind a long poll. Produce with acks=0 gives None. `timeout_ms` None is
+        request.timeout.ms.
+        """
+        if self._closed:
+            raise MisuseError("this client is closed; make a new one")
+        host, port = self._any_address() if node_id is None else self._address(node_id)
+        return self._submit(self._link(host, port, channel), message, timeout_ms, max_version)
+
+    def _submit(
+        self, link: BrokerLink, message: Any, timeout_ms: float | None, max_version: int | None
+    ) -> asyncio.Future[Any]:
+        return link.submit(
+            message,
+            timeout_ms=self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms,
+            max_version=max_version,
+            answered=getattr(message, "acks", None) != 0,
+        )
+
+    async def request(
+        self,
+        node_id: int | None,
+        message: Any,
+        *,
+        timeout_ms: float | None = None,
+        max_version: int | None = None,
+        channel: str = "",
+    ) -> Any:
+        """`submit` and wait. With `node_id` None every known address is tried before giving up."""
+        if node_id is not None:
+            return await self.submit(
+                node_id, message, timeout_ms=timeout_ms, max_version=max_version, channel=channel
+            )
+        return await self._request_any(message, timeout_ms, max_version)
+
+    async def _request_any(self, message: Any, timeout_ms: float | None, max_version: int | None) -> Any:
+        errors: list[OncelogError] = []
+        for host, port in self._candidates():
+            if self._closed:
+                raise MisuseError("this client is closed; make a new one")
+            try:
+                return await self._submit(self._link(host, port, ""), message, timeout_ms, max_version)
+            except (DisconnectedError, TimedOut, PeerError) as error:
+                errors.append(error)
+        # Trying again helps unless all of them speak another protocol.
+        raise next((error for error in errors if not isinstance(error, PeerError)), errors[-1])
+
+    def _address(self, node_id: int) -> tuple[str, int]:
+        broker = self.metadata.brokers.get(node_id)
+        if broker is None:
+            known = ", ".join(map(str, sorted(self.metadata.brokers))) or "none"
+            raise DisconnectedError(f"broker {node_id} is not in the cluster's metadata (known: {known})")
+        return broker.host, broker.port
+
+    def _link(self, host: str, port: int, channel: str) -> BrokerLink:
+        key = (host, port, channel)
+        if key not in self._links:
+            self._links[key] = BrokerLink(host, port, self._settings)
+        return self._links[key]
+
+    def _candidates(self) -> list[tuple[str, int]]:
+        """Addresses to ask, best first: connected ones, known brokers, bootstrap servers, failing ones."""
+        known = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        addresses = list(dict.fromkeys([*known, *self._bootstrap]))
+
+        def rank(address: tuple[str, int]) -> tuple[int, int]:
+            link = self._links.get((*address, ""))
+            if link is None:
+                return (1, 0)
+            return (0 if link.is_connected else 2 if link.is_backing_off else 1, link.in_flight_count)
+
+        return sorted(addresses, key=rank)
+
+    def _any_address(self) -> tuple[str, int]:
+        return self._candidates()[0]
+
+    # Metadata
+
+    async def refresh_metadata(
+        self, topics: Collection[str] | None = None, *, allow_auto_topic_creation: bool = True
+    ) -> None:
+        """Ask any broker about `topics` (None: all topics asked for before; empty: only the brokers)."""
+        for topic in topics or ():
+            self._topics.setdefault(topic, allow_auto_topic_creation)
+        names = list(self._topics) if topics is None else list(topics)
+        if topics is None:
+            allow_auto_topic_creation = all(self._topics.values())
+        await self.fetch_metadata(names, allow_auto_topic_creation=allow_auto_topic_creation)
+
+    async def fetch_metadata(
+        self, topics: Collection[str] | None, *, allow_auto_topic_creation: bool = False
+    ) -> Any:
+        """One Metadata request (None: every topic of the cluster), noted in `metadata` and returned."""
+        request = MetadataRequest(
+            topics=None if topics is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in topics],
+            allow_auto_topic_creation=allow_auto_topic_creation,
+        )
+        response = await self._request_any(request, None, None)
+        self.metadata.update(response, self.now_ms())
+        await self._drop_links_of_gone_brokers()
+        return response
+
+    async def _drop_links_of_gone_brokers(self) -> None:
+        keep = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
+        for key in [
+            key for key in self._links if key[:2] not in keep and not self._links[key].in_flight_count
+        ]:
+            await self._links.pop(key).close()
+
+    def forget_topics(self, topics: Iterable[str]) -> None:
+        """Ask about these topics no more unless they are named again."""
+        names = list(topics)
+        self.metadata.forget(names)
+        for topic in names:
+            self._topics.pop(topic, None)
+
+    async def leader(self, tp: TopicPartition, *, allow_auto_topic_creation: bool = True) -> int:
+        """Node id of the partition's leader, asking the cluster as long as it is not known.
+
+        Raises UnknownTopicOrPartition after a short patience, the broker's own error when it is final,
+        and the last error when request.timeout.ms is over.
+        """
+        started_ms = self.now_ms()
+        attempt = 0
+        while (node_id := self.metadata.leader_of(tp)) is None:
+            version = self.metadata.version
+            async with self._refreshing:
+                if self.metadata.version == version:
+                    await self._refresh_for(tp, started_ms, attempt, allow_auto_topic_creation)
+            attempt += 1
+        return node_id
+
+    async def _refresh_for(self, tp: TopicPartition, started_ms: float, attempt: int, create: bool) -> None:
+        """One refresh; when the leader is still unknown, wait for the next try or raise."""
+        error: OncelogError | None = None
+        try:
+            await self.refresh_metadata([tp.topic], allow_auto_topic_creation=create)
+        except (DisconnectedError, TimedOut) as unreachable:
+            error = unreachable
+        if self.metadata.leader_of(tp) is not None:
+            return
+        error = error or self._why_no_leader(tp)
+        patience_ms = self._settings["request.timeout.ms"]
+        if isinstance(error, UnknownTopicOrPartition):
+            patience_ms = min(UNKNOWN_TOPIC_PATIENCE_MS, patience_ms)
+        final = isinstance(error, BrokerError) and not error.retriable
+        pause_ms = self.retry_pause_ms(attempt)
+        if final or self.now_ms() + pause_ms - started_ms > patience_ms:
+            raise error
+        await asyncio.sleep(pause_ms / 1000)
+
+    def _why_no_leader(self, tp: TopicPartition) -> OncelogError:
+        servers = ", ".join(self._settings["bootstrap.servers"])
+        error = self.metadata.topic_error(tp.topic)
+        if isinstance(error, UnknownTopicOrPartition):
+            return UnknownTopicOrPartition(
+                f"topic {tp.topic!r} does not exist at {servers}; create it, "
+                "or let the broker do so with auto.create.topics.enable"
+            )
+        if error is not None:
+            return error
+        count = self.metadata.partition_count(tp.topic)
+        if count is not None and tp.partition >= count:
+            return UnknownTopicOrPartition(
+                f"topic {tp.topic!r} has {count} partitions (0 to {count - 1}) at {servers}, "
+                f"so there is no partition {tp.partition}"
+            )
+        return LeaderNotAvailable(f"partition {tp} has no leader that {servers} knows of")
+
+    def retry_pause_ms(self, attempt: int) -> float:
+        """retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, give or take 20 %."""
+        base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
+        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * random.uniform(0.8, 1.2)
+
+    async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
+        """Repeat until it succeeds, while the error is retriable and time (request.timeout.ms) is left."""
+        limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
+        deadline_ms = self.now_ms() + limit_ms
+        attempt = 0
+        while True:
+            try:
+                return await attempt_once()
+            except (DisconnectedError, TimedOut, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    raise
+                pause_ms = self.retry_pause_ms(attempt)
+                if isinstance(error, UnknownTopicOrPartition) or self.now_ms() + pause_ms > deadline_ms:
+                    raise
+            attempt += 1
+            await asyncio.sleep(pause_ms / 1000)

@@ -1,0 +1,313 @@
+"""One broker address and the connection to it: opened when first used, opened again after it ended.
+
+Requests leave in the order of `submit`, also those that waited for the connection. When a request
+times out the connection is closed, since the answers behind it could not be told apart any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import deque
+from typing import Any, NamedTuple, cast
+
+from oncelog.client.connection import ConnectionCore
+from oncelog.config import Settings
+from oncelog.errors import DisconnectedError, OncelogError, TimedOut
+
+
+class _Outgoing(NamedTuple):
+    message: Any
+    future: asyncio.Future[Any]
+    deadline_ms: float
+    timeout_ms: float
+    max_version: int | None
+    answered: bool
+
+
+class _Protocol(asyncio.Protocol):
+    """Carries what the transport tells to the link; one per connection attempt."""
+
+    def __init__(self, link: BrokerLink, core: ConnectionCore) -> None:
+        self.link, self.core = link, core
+        self.ready: asyncio.Future[None] = link.loop.create_future()
+        self.transport: asyncio.Transport | None = None
+        self.failure: OncelogError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.failure is not None:
+            return
+        try:
+            completed, to_write = self.core.receive(data, self.link.now_ms())
+        except OncelogError as error:
+            self.fail(error)
+            return
+        if to_write and self.transport:
+            self.transport.write(to_write)
+        for token, response, latency_ms in completed:
+            self.link.on_answer(token, response, latency_ms)
+        if self.core.is_ready and not self.ready.done():
+            self.ready.set_result(None)
+
+    def fail(self, error: OncelogError) -> None:
+        """Close at once; everything in flight ends with `error`."""
+        self.failure = self.failure or error
+        if self.transport:
+            self.transport.abort()
+        self.link.on_lost(self, self.failure)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        error = self.failure or self._lost_text(exc)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen even if the connecting task is gone
+        self.link.on_lost(self, error)
+
+    def _lost_text(self, exc: Exception | None) -> OncelogError:
+        why = f"lost ({exc})" if exc else "closed by the broker"
+        if not self.core.is_ready:
+            return DisconnectedError(
+                f"connection to {self.core.peer} {why} before it said which versions it serves; "
+                "check that a Kafka broker listens there without TLS or SASL"
+            )
+        return DisconnectedError(
+            f"connection to {self.core.peer} {why} with {self.core.in_flight_count} requests unanswered; "
+            "whether they were carried out is unknown"
+        )
+
+
+class BrokerLink:
+    """The requests to one address. Not thread safe: use it on its loop."""
+
+    def __init__(self, host: str, port: int, settings: Settings) -> None:
+        self.host, self.port = host, port
+        self.peer = f"{host}:{port}"
+        self.loop = asyncio.get_running_loop()
+        self.latencies: deque[float] | None = None
+        self._settings = settings
+        self._waiting: deque[_Outgoing] = deque()
+        self._protocol: _Protocol | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._failure_count = 0
+        self._retry_at_ms = 0.0
+        self._last_error = "not tried yet"
+        self._last_used_ms = self.now_ms()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0.0
+        self._closed = False
+
+    def now_ms(self) -> float:
+        """Milliseconds of the loop's monotonic clock."""
+        return self.loop.time() * 1000
+
+    @property
+    def is_connected(self) -> bool:
+        return self._protocol is not None
+
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether the last attempt failed and the next one is not due yet."""
+        return self._retry_at_ms > self.now_ms()
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._waiting) + (self._protocol.core.in_flight_count if self._protocol else 0)
+
+    def submit(
+        self, message: Any, *, timeout_ms: float, max_version: int | None = None, answered: bool = True
+    ) -> asyncio.Future[Any]:
+        """Queue or write a request now; the future gives its answer (None if not `answered`)."""
+        future: asyncio.Future[Any] = self.loop.create_future()
+        if self._closed:
+            future.set_exception(DisconnectedError(f"the client of {self.peer} is closed"))
+            return future
+        self._last_used_ms = now_ms = self.now_ms()
+        out = _Outgoing(message, future, now_ms + timeout_ms, timeout_ms, max_version, answered)
+        if self._protocol is not None:
+            self._write(self._protocol, out)
+        else:
+            self._waiting.append(out)
+            if self._connecting is None:
+                self._connecting = self.loop.create_task(self._connect())
+        self._arm(out.deadline_ms)
+        return future
+
+    def _write(self, protocol: _Protocol, out: _Outgoing) -> None:
+        if out.future.done() or protocol.transport is None:
+            return
+        now_ms = self.now_ms()
+        try:
+            data = protocol.core.send(
+                out.message,
+                now_ms,
+                token=out.future,
+                timeout_ms=max(out.deadline_ms - now_ms, 0),
+                max_version=out.max_version,
+                answered=out.answered,
+            )
+        except (OncelogError, ValueError, TypeError, OverflowError) as error:
+            out.future.set_exception(error)
+            return
+        protocol.transport.write(data)
+        if not out.answered:
+            out.future.set_result(None)
+
+    def on_answer(self, future: asyncio.Future[Any], response: Any, latency_ms: float) -> None:
+        if self.latencies is not None:
+            self.latencies.append(latency_ms)
+        if not future.done():
+            future.set_result(response)
+
+    def on_lost(self, protocol: _Protocol, error: OncelogError) -> None:
+        for future in protocol.core.abandon():
+            if not future.done():
+                future.set_exception(error)
+        if self._protocol is protocol:
+            self._protocol = None
+            self._note_failure(error)
+
+    def _note_failure(self, error: BaseException) -> None:
+        base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
+        pause_ms = min(base * 2 ** min(self._failure_count, 20), max(top, base))
+        self._failure_count += 1
+        self._retry_at_ms = self.now_ms() + pause_ms * random.uniform(0.8, 1.2)
+        self._last_error = str(error)
+
+    async def _connect(self) -> None:
+        try:
+            await asyncio.sleep(max(self._retry_at_ms - self.now_ms(), 0) / 1000)
+            protocol = await self._open()
+        except (OncelogError, OSError) as error:
+            self._connecting = None
+            self._note_failure(error)
+            self._fail_waiting(self._typed(error))
+            return
+        self._connecting, self._protocol, self._failure_count = None, protocol, 0
+        while self._waiting:
+            self._write(protocol, self._waiting.popleft())
+        self._watch_idle()
+
+    async def _open(self) -> _Protocol:
+        """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms."""
+        setup_ms = self._settings["socket.connection.setup.timeout.ms"]
+        core = ConnectionCore(self._settings["client.id"], self.peer)
+        protocol = _Protocol(self, core)
+        try:
+            async with asyncio.timeout(setup_ms / 1000):
+                await self.loop.create_connection(lambda: protocol, self.host, self.port)
+                assert protocol.transport is not None
+                protocol.transport.write(core.hello(self.now_ms(), setup_ms))
+                await asyncio.shield(protocol.ready)
+        except TimeoutError:
+            protocol.fail(TimedOut("abandoned"))
+            raise DisconnectedError(
+                f"{self.peer} did not finish connecting within socket.connection.setup.timeout.ms="
+                f"{setup_ms}; check the address, and that a Kafka broker listens there"
+            ) from None
+        except BaseException:
+            protocol.fail(DisconnectedError("abandoned"))
+            raise
+        if protocol.failure:
+            raise protocol.failure
+        return protocol
+
+    def _typed(self, error: OncelogError | OSError) -> OncelogError:
+        if isinstance(error, OncelogError):
+            return error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return DisconnectedError(
+            f"cannot connect to {self.peer}: {reason}; check that the broker runs and bootstrap.servers"
+        )
+
+    def _fail_waiting(self, error: OncelogError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for out in waiting:
+            if not out.future.done():
+                out.future.set_exception(error)
+
+    def _arm(self, deadline_ms: float) -> None:
+        if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        self._timer = self.loop.call_at(deadline_ms / 1000, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now_ms = self.now_ms()
+        deadlines = [out.deadline_ms for out in self._waiting]
+        self._expire_waiting(now_ms)
+        if self._protocol is not None:
+            self._expire_in_flight(self._protocol, now_ms)
+            deadlines.append(self._protocol.core.next_deadline_ms() or 0)
+        later = [deadline_ms for deadline_ms in deadlines if deadline_ms > now_ms]
+        if later:
+            self._arm(min(later))
+
+    def _expire_waiting(self, now_ms: float) -> None:
+        for out in self._waiting:
+            if out.deadline_ms <= now_ms and not out.future.done():
+                out.future.set_exception(
+                    TimedOut(f"no connection to {self.peer} in {out.timeout_ms:g} ms: {self._last_error}")
+                )
+        self._waiting = deque(out for out in self._waiting if not out.future.done())
+
+    def _expire_in_flight(self, protocol: _Protocol, now_ms: float) -> None:
+        late = protocol.core.expired(now_ms)
+        for future in late:
+            if not future.done():
+                what = protocol.core.describe(future)
+                future.set_exception(
+                    TimedOut(
+                        f"{self.peer} did not answer {what} in its time (request.timeout.ms); "
+                        "whether it was carried out is unknown"
+                    )
+                )
+        if late:
+            protocol.fail(
+                DisconnectedError(
+                    f"connection to {self.peer} given up after a request in front went unanswered; "
+                    "whether this one was carried out is unknown"
+                )
+            )
+
+    def _watch_idle(self) -> None:
+        """Close a connection unused for connections.max.idle.ms (-1: never), looking once per period."""
+        limit_ms = self._settings["connections.max.idle.ms"]
+        protocol = self._protocol
+        if limit_ms < 0 or protocol is None or self._closed:
+            return
+        idle_ms = self.now_ms() - self._last_used_ms
+        if idle_ms >= limit_ms and protocol.core.in_flight_count == 0 and protocol.transport:
+            self._protocol = None
+            protocol.transport.close()
+            return
+        self.loop.call_later(max(limit_ms - idle_ms, 1000) / 1000, self._watch_idle_of, protocol)
+
+    def _watch_idle_of(self, protocol: _Protocol) -> None:
+        if self._protocol is protocol:
+            self._watch_idle()
+
+    async def close(self) -> None:
+        """End the connection; whatever is unanswered fails with DisconnectedError."""
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._connecting:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        error = DisconnectedError(f"the client of {self.peer} was closed")
+        self._fail_waiting(error)
+        protocol, self._protocol = self._protocol, None
+        if protocol:
+            for future in protocol.core.abandon():
+                if not future.done():
+                    future.set_exception(error)
+            if protocol.transport:
+                protocol.transport.close()
