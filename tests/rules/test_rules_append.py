@@ -1,0 +1,115 @@
+"""The append decision, row by row, and against a naive model that forgets nothing."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_rules_append import BATCH_MS, NOW_MS, format_entry, parse_batch, parse_entry, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.rules.append import Duplicate, ProducedBatch, Refuse, Store, decide_append
+from oncelog.rules.sequence import SEQUENCE_MAX, advance
+from oncelog.types import Origin
+
+CASES = list(rows("append.txt"))
+
+
+@pytest.mark.behaviour("I5", "I6", "I7", "I8", "I14", "I15")
+@pytest.mark.parametrize(
+    ("entry", "batch", "origin", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
+)
+def test_row(entry: str, batch: str, origin: str, expected: str) -> None:
+    verdict = decide_append(
+        parse_entry(entry), parse_batch(batch), Origin(origin), base_offset=100, now_ms=NOW_MS
+    )
+    assert _format(verdict) == expected
+
+
+def _format(verdict: Store | Duplicate | Refuse) -> str:
+    match verdict:
+        case Store(entry):
+            assert (entry.last_timestamp_ms, entry.last_append_ms) == (BATCH_MS, NOW_MS)
+            return f"store {format_entry(entry)}"
+        case Duplicate(first, last, timestamp_ms):
+            assert timestamp_ms == BATCH_MS
+            return f"duplicate {first}-{last}"
+        case Refuse(error, reason):
+            assert "producer id 7" in reason
+            return f"refuse {error.code}"
+
+
+def test_names_are_unique() -> None:
+    assert len({row[0] for row in CASES}) == len(CASES)
+
+
+class Everything:
+    """The naive model: every batch of one producer id that was ever stored, none forgotten."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[ProducedBatch, int]] = []
+        self.next_offset = 0
+
+    def expect(self, batch: ProducedBatch) -> str:
+        epochs = [stored.producer_epoch for stored, _ in self.stored]
+        same = [(b, o) for b, o in self.stored if b.producer_epoch == batch.producer_epoch]
+        if self.stored and batch.producer_epoch < max(epochs):
+            return "47"
+        if self.stored and not same:
+            return "store" if batch.base_sequence == 0 else "45"
+        if not self.stored:
+            return "store"
+        for known, offset in same[-5:]:
+            known_numbers = (known.base_sequence, known.last_offset_delta)
+            if known_numbers == (batch.base_sequence, batch.last_offset_delta):
+                return f"duplicate {offset}"
+        newest = same[-1][0]
+        follows = (newest.base_sequence + newest.last_offset_delta + 1) % 2**31
+        return "store" if batch.base_sequence == follows else "45"
+
+    def store(self, batch: ProducedBatch) -> None:
+        self.stored.append((batch, self.next_offset))
+        self.next_offset += batch.last_offset_delta + 1
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("next"), st.integers(1, 4)),
+        st.tuples(st.just("again"), st.integers(1, 8)),
+        st.tuples(st.just("gap"), st.integers(1, 4)),
+        st.tuples(st.just("new epoch"), st.integers(1, 4)),
+        st.tuples(st.just("old epoch"), st.integers(1, 4)),
+        st.tuples(st.just("shorter"), st.integers(1, 8)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.behaviour("I7", "I8", "I14")
+@settings(deadline=None, max_examples=200)
+@given(steps=_STEPS, start=st.sampled_from([0, 5, SEQUENCE_MAX - 3, SEQUENCE_MAX]))
+def test_agrees_with_a_model_that_forgets_nothing(steps: list[tuple[str, int]], start: int) -> None:
+    model, entry, epoch, sequence = Everything(), None, 3, start
+    for kind, number in steps:
+        batch = _make(kind, number, model, epoch, sequence)
+        verdict = decide_append(entry, batch, Origin.CLIENT, base_offset=model.next_offset, now_ms=0)
+        expected = model.expect(batch)
+        match verdict:
+            case Store(successor):
+                assert expected == "store"
+                assert len(successor.batches) <= 5
+                entry = successor
+                model.store(batch)
+                epoch, sequence = batch.producer_epoch, advance(batch.base_sequence or 0, number)
+            case Duplicate(base_offset, _, _):
+                assert expected == f"duplicate {base_offset}"
+            case Refuse(error, _):
+                assert expected == str(error.code)
+
+
+def _make(kind: str, number: int, model: Everything, epoch: int, sequence: int) -> ProducedBatch:
+    if kind in ("again", "shorter") and model.stored:
+        old = model.stored[-min(number, len(model.stored))][0]
+        return old if kind == "again" else old._replace(last_offset_delta=old.last_offset_delta + 1)
+    base = {"gap": advance(sequence, 1), "new epoch": 0}.get(kind, sequence)
+    step = {"new epoch": 1, "old epoch": -1}.get(kind, 0)
+    return ProducedBatch(1, epoch + step, base, number - 1, 0, False)

@@ -1,0 +1,42 @@
+"""The marker decision, row by row."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers_rules_append import NOW_MS, format_entry, parse_entry, rows
+
+from oncelog.rules.append import Refuse
+from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
+from oncelog.types import Origin
+
+CASES = list(rows("marker.txt"))
+
+
+@pytest.mark.behaviour("I6")
+@pytest.mark.parametrize(
+    ("entry", "marker", "origin", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
+)
+def test_row(entry: str, marker: str, origin: str, expected: str) -> None:
+    verdict = decide_marker(
+        parse_entry(entry), _parse_marker(marker), Origin(origin), offset=100, now_ms=NOW_MS
+    )
+    assert _format(verdict) == expected
+
+
+def _parse_marker(text: str) -> EndMarker:
+    epoch, coordinator_epoch, outcome = re.fullmatch(r"e(\d+) c(\d+) (commit|abort)", text).groups()
+    return EndMarker(7, int(epoch), int(coordinator_epoch), outcome == "commit", 700)
+
+
+def _format(verdict: StoreMarker | Refuse) -> str:
+    if isinstance(verdict, Refuse):
+        assert "producer id 7" in verdict.reason
+        return f"refuse {verdict.error.code}"
+    text = f"store {format_entry(verdict.entry)}"
+    assert (verdict.entry.last_timestamp_ms, verdict.entry.last_append_ms) == (700, NOW_MS)
+    if verdict.completed is not None:
+        done = verdict.completed
+        text += f" completes {done.first_offset}-{done.last_offset}" + (" aborted" if done.is_aborted else "")
+    return text
