@@ -205,7 +205,9 @@ class _DecoderMaker:
         if self.run:
             reader = struct.Struct(">" + "".join(fmt for fmt, _ in self.run))
             unpack = self.source.constant("unpack_", reader.unpack_from)
-            self.source.add(f"{', '.join(t for _, t in self.run)}, = {unpack}(buf, pos); pos += {reader.size}")
+            self.source.add(
+                f"{', '.join(t for _, t in self.run)}, = {unpack}(buf, pos); pos += {reader.size}"
+            )
             self.run = []
 
     def struct(self, struct_: Struct, var: str, cls: type[Any]) -> None:
@@ -243,7 +245,9 @@ class _DecoderMaker:
     def number(self, name: str) -> None:
         """Read an unsigned varint into `name`."""
         self.flush()
-        self.source.add(f"{name} = buf[pos]; pos += 1", f"if {name} > 127: {name}, pos = rest(buf, pos, {name})")
+        self.source.add(
+            f"{name} = buf[pos]; pos += 1", f"if {name} > 127: {name}, pos = rest(buf, pos, {name})"
+        )
 
     def length(self, fmt: str) -> str:
         """Read a length into a new name; null is -1."""

@@ -83,7 +83,9 @@ class Message(Part):
         try:
             encoder(self, append)
         except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
-            raise MisuseError(f"{type(self).__name__} cannot be written at version {version}: {error}") from error
+            raise MisuseError(
+                f"{type(self).__name__} cannot be written at version {version}: {error}"
+            ) from error
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, position: int = 0, end: int | None = None) -> Self:
@@ -99,12 +101,16 @@ class Message(Part):
         try:
             message, stop = decoder(view, position, end)
         except (struct.error, IndexError) as error:
-            raise PeerError(f"{cls.__name__} version {version} is cut short at {end} bytes: {error}") from error
+            raise cls._malformed(version, f"is cut short at {end} bytes: {error}") from error
         except UnicodeDecodeError as error:
-            raise PeerError(f"{cls.__name__} version {version} holds text that is not UTF-8: {error}") from error
+            raise cls._malformed(version, f"holds text that is not UTF-8: {error}") from error
         if stop != end:
-            raise PeerError(f"{cls.__name__} version {version} is followed by {end - stop} bytes too many")
+            raise cls._malformed(version, f"is followed by {end - stop} bytes too many")
         return message  # type: ignore[no-any-return]
+
+    @classmethod
+    def _malformed(cls, version: int, what: str) -> PeerError:
+        return PeerError(f"{cls.__name__} version {version} {what}")
 
 
 def _check_version(api: Api, version: int, error: type[UnsupportedVersion | PeerError]) -> None:
@@ -133,7 +139,9 @@ def _compile_init(struct_: Struct) -> Callable[..., None]:
     arguments = ", ".join(f"{f.name}={'E' if f.starts_as_list else repr(f.default)}" for f in fields)
     lines = [f"def __init__(self{', *, ' if fields else ''}{arguments}):"]
     for f in fields:
-        lines.append(f"    self.{f.name} = {f'[] if {f.name} is E else ' if f.starts_as_list else ''}{f.name}")
+        lines.append(
+            f"    self.{f.name} = {f'[] if {f.name} is E else ' if f.starts_as_list else ''}{f.name}"
+        )
     namespace: dict[str, Any] = {"E": ()}
     exec("\n".join([*lines, "    pass"]), namespace)
     init: Callable[..., None] = namespace["__init__"]

@@ -1,0 +1,111 @@
+"""Whole record batches: build one from records; the header's tools are here as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oncelog.errors import MisuseError
+from oncelog.types import Compression, TimestampType
+from oncelog.wire.compression import compress
+from oncelog.wire.header import (
+    CONTROL_BIT,
+    HEADER,
+    HEADER_BYTES,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    assign_producer,
+    iter_batches,
+    read_header,
+    restamp_time,
+    stamp,
+    verify_crc,
+    write_crc,
+)
+from oncelog.wire.records import NewRecord, encode_records
+
+__all__ = [
+    "HEADER_BYTES",
+    "BatchHeader",
+    "assign_producer",
+    "build_batch",
+    "iter_batches",
+    "read_header",
+    "restamp_time",
+    "seal",
+    "stamp",
+    "verify_crc",
+]
+
+
+def build_batch(
+    records: Sequence[NewRecord],
+    *,
+    compression: Compression = Compression.NONE,
+    level: int | None = None,
+    producer_id: int | None = None,
+    producer_epoch: int | None = None,
+    base_sequence: int | None = None,
+    base_offset: int = 0,
+    partition_leader_epoch: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+) -> bytearray:
+    """A sealed batch of at least one record, with offset deltas 0, 1, 2, ...
+
+    `level` None is the codec's default. With LogAppendTime the records' largest timestamp becomes the
+    batch's. Raises MisuseError without records, ConfigError when the codec's library is missing.
+    """
+    if not records:
+        raise MisuseError("a batch needs at least one record")
+    base_timestamp_ms = records[0][0]
+    batch = seal(
+        encode_records(records, base_timestamp_ms),
+        len(records),
+        base_timestamp_ms,
+        max([record[0] for record in records]),
+        compression=compression,
+        level=level,
+        attributes=(TRANSACTIONAL_BIT if is_transactional else 0)
+        | (CONTROL_BIT if is_control else 0)
+        | (LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+    stamp(batch, 0, base_offset, partition_leader_epoch)
+    return batch
+
+
+def seal(
+    parts: Sequence[bytes],
+    records_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    *,
+    compression: Compression = Compression.NONE,
+    level: int | None = None,
+    attributes: int = 0,
+    producer_id: int | None = None,
+    producer_epoch: int | None = None,
+    base_sequence: int | None = None,
+) -> bytearray:
+    """A batch around the encoded records `parts`; `attributes` without the codec's bits."""
+    if compression:
+        payload = compress(compression, b"".join(parts), level)
+        batch = bytearray(HEADER_BYTES) + payload
+    else:
+        batch = bytearray().join((bytes(HEADER_BYTES), *parts))
+    HEADER.pack_into(
+        batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes | compression,
+        records_count - 1, base_timestamp_ms, max_timestamp_ms,
+        -1 if producer_id is None else producer_id,
+        -1 if producer_epoch is None else producer_epoch,
+        -1 if base_sequence is None else base_sequence,
+        records_count,
+    )  # fmt: skip
+    write_crc(batch, 0, len(batch))
+    return batch

@@ -1,0 +1,270 @@
+"""The codecs of record batches, with bounded output.
+
+A few bytes may claim to become gigabytes, so nothing is allocated by a claimed size: output is taken
+in steps until it ends or passes the limit. lz4, snappy and zstd come from optional libraries
+(`pip install oncelog[compression]`); gzip is in the standard library.
+
+Snappy has two framings in the wild: xerial's blocks (Java, aiokafka) and one bare block (librdkafka).
+Both are read; xerial's is written. LZ4 frames are written as Java accepts them: version 1, blocks
+independent of each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import zlib
+from typing import Any
+
+from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord, UnsupportedCompressionType
+from oncelog.types import Compression
+from oncelog.wire.primitives import Buffer
+
+MAX_DECOMPRESSED_BYTES = 256 << 20
+"""What one batch may become unless the caller says otherwise."""
+
+_STEP_BYTES = 1 << 20
+_GZIP_WINDOW = 31
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 << 10
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_I32 = struct.Struct(">i")
+_SNAPPY_BEST_RATIO = 64
+"""More than a snappy copy element (3 bytes for at most 64) can expand its input."""
+
+_LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
+
+# Contexts are costly to make (2-3x of a small batch) and must not be shared by two threads at once:
+# each use takes one out and puts it back; list.pop and list.append are atomic.
+_zstd_compressors: dict[int, list[Any]] = {}
+_zstd_decompressors: list[Any] = []
+
+
+def _library(codec: Compression) -> Any:
+    return importlib.import_module(_LIBRARY[codec])
+
+
+def _hint(codec: Compression) -> str:
+    package = _LIBRARY[codec].partition(".")[0]
+    return f"{codec.name.lower()} needs the package {package}: pip install oncelog[compression]"
+
+
+def check_available(codec: Compression) -> None:
+    """Raises ConfigError when the codec's library is missing."""
+    if codec in _LIBRARY:
+        try:
+            _library(codec)
+        except ImportError as error:
+            raise ConfigError(f"compression.type={codec.name.lower()}: {_hint(codec)}") from error
+
+
+def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
+    """The data in the codec's framing for record batches; `level` None is the codec's default.
+
+    Raises ConfigError when the codec's library is missing.
+    """
+    check_available(codec)
+    if codec is Compression.GZIP:
+        packer = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WINDOW)
+        return packer.compress(data) + packer.flush()
+    if codec is Compression.SNAPPY:
+        return _compress_snappy(data)
+    if codec is Compression.LZ4:
+        return _compress_lz4(data, level)
+    if codec is Compression.ZSTD:
+        return _compress_zstd(data, 3 if level is None else level)
+    return bytes(data)
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    raw = _library(Compression.SNAPPY).snappy
+    view, parts = memoryview(data), [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(raw.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts += (_I32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+    frame = _library(Compression.LZ4)
+    return bytes(
+        frame.compress(
+            data,
+            compression_level=0 if level is None else level,
+            block_size=frame.BLOCKSIZE_MAX64KB,
+            block_linked=False,
+            store_size=False,
+        )
+    )
+
+
+def _compress_zstd(data: Buffer, level: int) -> bytes:
+    pool = _zstd_compressors.setdefault(level, [])
+    try:
+        context = pool.pop()
+    except IndexError:
+        context = _library(Compression.ZSTD).ZstdCompressor(level=level)
+    packed = bytes(context.compress(data))
+    pool.append(context)
+    return packed
+
+
+def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
+    """What the data was before.
+
+    Raises CorruptMessage when it is not whole and well formed, InvalidRecord when it becomes more
+    than `max_bytes`, UnsupportedCompressionType when the codec's library is missing.
+    """
+    if codec is Compression.NONE:
+        return data
+    try:
+        out = _DECOMPRESS[codec](memoryview(data), max_bytes)
+    except ImportError as error:
+        raise UnsupportedCompressionType(_hint(codec)) from error
+    if out is None:
+        raise InvalidRecord(
+            f"a {codec.name.lower()} batch of {len(data)} bytes becomes over {max_bytes} bytes"
+        )
+    return out
+
+
+def _corrupt(codec: Compression, detail: object) -> CorruptMessage:
+    return CorruptMessage(f"the {codec.name.lower()} data of a batch is damaged: {detail}")
+
+
+def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
+    """All members of the data, one after the other; None over the limit."""
+    parts, total, rest = [], 0, bytes(data)
+    try:
+        while rest:
+            unpacker = zlib.decompressobj(_GZIP_WINDOW)
+            while not unpacker.eof:
+                part = unpacker.decompress(rest, _STEP_BYTES)
+                rest = unpacker.unconsumed_tail
+                total += len(part)
+                if total > max_bytes:
+                    return None
+                parts.append(part)
+                if not part and not rest and not unpacker.eof:
+                    raise _corrupt(Compression.GZIP, "the stream is cut short")
+            rest = unpacker.unused_data
+    except zlib.error as error:
+        raise _corrupt(Compression.GZIP, error) from error
+    return b"".join(parts)
+
+
+def _decompress_lz4(data: memoryview, max_bytes: int) -> bytes | None:
+    frame = _library(Compression.LZ4)
+    unpacker, parts, total = frame.LZ4FrameDecompressor(), [], 0
+    chunk: Buffer = data
+    try:
+        while not unpacker.eof:
+            part = unpacker.decompress(chunk, _STEP_BYTES)
+            chunk = b""
+            total += len(part)
+            if total > max_bytes:
+                return None
+            parts.append(part)
+            if unpacker.needs_input and not unpacker.eof:
+                raise _corrupt(Compression.LZ4, "the frame is cut short")
+    except (RuntimeError, EOFError) as error:
+        raise _corrupt(Compression.LZ4, error) from error
+    return b"".join(parts)
+
+
+def _decompress_zstd(data: memoryview, max_bytes: int) -> bytes | None:
+    _check_zstd_is_whole(data)
+    zstandard = _library(Compression.ZSTD)
+    try:
+        context = _zstd_decompressors.pop()
+    except IndexError:
+        context = zstandard.ZstdDecompressor()
+    parts, total = [], 0
+    try:
+        with context.stream_reader(data, read_across_frames=True) as reader:
+            while part := reader.read(_STEP_BYTES):
+                total += len(part)
+                if total > max_bytes:
+                    return None
+                parts.append(part)
+    except zstandard.ZstdError as error:
+        raise _corrupt(Compression.ZSTD, error) from error
+    finally:
+        _zstd_decompressors.append(context)
+    return b"".join(parts)
+
+
+def _check_zstd_is_whole(data: memoryview) -> None:
+    """Walk the blocks to the end of the data: the reader takes a frame cut short for a whole one.
+
+    Source: RFC 8878, section 3.1.1.
+    """
+    position = 0
+    try:
+        while position < len(data):
+            if data[position : position + 4] != _ZSTD_MAGIC:
+                raise _corrupt(Compression.ZSTD, f"no frame begins at byte {position}")
+            flags = data[position + 4]
+            single_segment = flags >> 5 & 1
+            position += 5 + (1 - single_segment) + (0, 1, 2, 4)[flags & 3]
+            position += (single_segment, 2, 4, 8)[flags >> 6]
+            last = 0
+            while not last:
+                head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+                last, is_run_length = head & 1, head >> 1 & 3 == 1
+                position += 3 + (1 if is_run_length else head >> 3)
+            position += 4 * (flags >> 2 & 1)
+    except IndexError:
+        position = len(data) + 1
+    if position > len(data):
+        raise _corrupt(Compression.ZSTD, "the frame is cut short")
+
+
+def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes | None:
+    raw = _library(Compression.SNAPPY).snappy
+    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        return _snappy_block(raw, data, max_bytes)
+    position, parts, total = len(_XERIAL_HEADER), [], 0
+    while position < len(data):
+        if position + 4 > len(data):
+            raise _corrupt(Compression.SNAPPY, "a block's length is cut short")
+        (size,) = _I32.unpack_from(data, position)
+        position += 4
+        if not 0 <= size <= len(data) - position:
+            raise _corrupt(Compression.SNAPPY, f"a block claims {size} bytes of {len(data) - position}")
+        part = _snappy_block(raw, data[position : position + size], max_bytes - total)
+        if part is None:
+            return None
+        parts.append(part)
+        total += len(part)
+        position += size
+    return b"".join(parts)
+
+
+def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
+    """One bare block. Its claimed size is believed only as far as its own length can justify."""
+    claimed, shift = 0, 0
+    for byte in block[:5]:
+        claimed |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    else:
+        raise _corrupt(Compression.SNAPPY, "a block has no length")
+    if claimed > max_bytes:
+        return None
+    if claimed > _SNAPPY_BEST_RATIO * len(block):
+        raise _corrupt(Compression.SNAPPY, f"{len(block)} bytes claim to become {claimed}")
+    try:
+        return bytes(raw.decompress_raw(block))
+    except Exception as error:  # cramjam's DecompressionError, or what its Rust core refuses
+        raise _corrupt(Compression.SNAPPY, error) from error
+
+
+_DECOMPRESS = {
+    Compression.GZIP: _decompress_gzip,
+    Compression.SNAPPY: _decompress_snappy,
+    Compression.LZ4: _decompress_lz4,
+    Compression.ZSTD: _decompress_zstd,
+}

@@ -1,0 +1,220 @@
+"""The header of record batches of magic 2: its 61 bytes, read and written without looking at the records.
+
+    0  i64 base_offset         23  i32 last_offset_delta    51  i16 producer_epoch
+    8  i32 batch_length        27  i64 base_timestamp_ms    53  i32 base_sequence
+    12 i32 leader epoch        35  i64 max_timestamp_ms     57  i32 records_count
+    16 i8  magic = 2           43  i64 producer_id          61  records, or one compressed stream
+    17 u32 CRC-32C of byte 21 to the end
+    21 i16 attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
+
+Base offset, length, leader epoch and magic are outside the checksum, so that a broker stamps a batch
+without reading it. On the wire -1 means "no producer", "no sequence"; here that is None.
+
+Source: apache/kafka DefaultRecordBatch.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import crc32c
+
+from oncelog.errors import CorruptMessage, InvalidRecord
+from oncelog.types import Compression, TimestampType
+from oncelog.wire.primitives import Buffer
+
+HEADER_BYTES = 61
+LOG_OVERHEAD_BYTES = 12
+"""Bytes before what batch_length counts."""
+MIN_BATCH_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
+MAGIC = 2
+CRC_POSITION = 17
+CRC_START = 21
+"""The first byte under the checksum."""
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH = struct.Struct(">qi")
+_CRC = struct.Struct(">I")
+_ATTRIBUTES = struct.Struct(">h")
+_MAX_TIMESTAMP = struct.Struct(">q")
+_PRODUCER = struct.Struct(">qhi")
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
+_SEQUENCES = 2**31
+
+
+class BatchHeader(NamedTuple):
+    """A batch's header. Offsets count records, `batch_length` counts the bytes after itself.
+
+    `producer_id`, `producer_epoch` and `base_sequence` are None when the batch has none. `magic` is
+    always 2, since no other batch is readable here.
+    """
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int | None
+    producer_epoch: int | None
+    base_sequence: int | None
+    records_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole batch, header included."""
+        return LOG_OVERHEAD_BYTES + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int | None:
+        """The last record's sequence number, wrapped at 2^31; None without a sequence.
+
+        Kept in step with rules.sequence by a test, since wire may not import rules.
+        """
+        if self.base_sequence is None:
+            return None
+        return (self.base_sequence + self.last_offset_delta) % _SEQUENCES
+
+    @property
+    def compression(self) -> Compression:
+        """Raises CorruptMessage for the codec numbers 5 to 7, which nobody has given out."""
+        codec = self.attributes & CODEC_MASK
+        if codec > Compression.ZSTD:
+            raise CorruptMessage(f"a batch names compression codec {codec}; known are 0 to 4")
+        return Compression(codec)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether `base_timestamp_ms` is the time from which a cleaner may drop the batch's tombstones."""
+        return bool(self.attributes & DELETE_HORIZON_BIT)
+
+
+def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at a position; the records after it need not be in the buffer.
+
+    Raises CorruptMessage when fewer than 61 bytes are there, the length is below a header's or the
+    magic is unknown, InvalidRecord for the message formats before magic 2.
+    """
+    try:
+        fields = HEADER.unpack_from(buffer, position)
+    except struct.error as error:
+        raise CorruptMessage(f"{len(buffer) - position} bytes are too few for a batch header") from error
+    if fields[3] != MAGIC:
+        _refuse_magic(fields[3], position)
+    if fields[1] < MIN_BATCH_LENGTH:
+        raise CorruptMessage(f"batch length {fields[1]} at position {position} is below {MIN_BATCH_LENGTH}")
+    producer_id, producer_epoch, base_sequence = fields[9:12]
+    return BatchHeader._make(
+        (
+            *fields[:9],
+            None if producer_id < 0 else producer_id,
+            None if producer_epoch < 0 else producer_epoch,
+            None if base_sequence < 0 else base_sequence,
+            fields[12],
+        )
+    )
+
+
+def _refuse_magic(magic: int, position: int) -> None:
+    if magic in (0, 1):
+        raise InvalidRecord(f"message format {magic} at position {position}; only format 2 is supported")
+    raise CorruptMessage(f"magic {magic} at position {position}; expected {MAGIC}")
+
+
+def iter_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch; a batch cut short at the end is left out.
+
+    Raises CorruptMessage or InvalidRecord at a header that cannot be one.
+    """
+    end = len(buffer)
+    while end - position >= HEADER_BYTES:
+        header = read_header(buffer, position)
+        if position + header.size_bytes > end:
+            return
+        yield position, header
+        position += header.size_bytes
+
+
+def verify_crc(buffer: Buffer, position: int, size_bytes: int) -> bool:
+    """Whether the batch's checksum fits its bytes, all of which must be in the buffer."""
+    if size_bytes < HEADER_BYTES or position + size_bytes > len(buffer):
+        return False
+    (expected,) = _CRC.unpack_from(buffer, position + CRC_POSITION)
+    view = memoryview(buffer)[position + CRC_START : position + size_bytes]
+    return bool(crc32c.crc32c(view) == expected)
+
+
+def write_crc(buffer: bytearray | memoryview, position: int, size_bytes: int) -> None:
+    """Set the checksum of a batch whose bytes have changed."""
+    view = memoryview(buffer)[position + CRC_START : position + size_bytes]
+    _CRC.pack_into(buffer, position + CRC_POSITION, crc32c.crc32c(view))
+
+
+def stamp(
+    buffer: bytearray | memoryview, position: int, base_offset: int, partition_leader_epoch: int
+) -> None:
+    """Give a batch its place in the log, in place; the checksum does not cover either field."""
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LEADER_EPOCH.pack_into(buffer, position + 12, partition_leader_epoch)
+
+
+def restamp_time(
+    buffer: bytearray | memoryview, position: int, timestamp_type: TimestampType, max_timestamp_ms: int
+) -> None:
+    """Set timestamp type and largest timestamp in place, with a new checksum."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + 21)
+    attributes &= ~LOG_APPEND_TIME_BIT
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        attributes |= LOG_APPEND_TIME_BIT
+    _ATTRIBUTES.pack_into(buffer, position + 21, attributes)
+    _MAX_TIMESTAMP.pack_into(buffer, position + 35, max_timestamp_ms)
+    write_crc(buffer, position, _size_at(buffer, position))
+
+
+def assign_producer(
+    batch: bytearray,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int | None,
+    is_transactional: bool = False,
+) -> None:
+    """Number a sealed batch, in place with a new checksum; for clients that do so when they send it."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
+    attributes = (attributes & ~TRANSACTIONAL_BIT) | (TRANSACTIONAL_BIT if is_transactional else 0)
+    _ATTRIBUTES.pack_into(batch, 21, attributes)
+    sequence = -1 if base_sequence is None else base_sequence
+    _PRODUCER.pack_into(batch, 43, producer_id, producer_epoch, sequence)
+    write_crc(batch, 0, _size_at(batch, 0))
+
+
+def _size_at(buffer: Buffer, position: int) -> int:
+    _, batch_length = _LENGTH.unpack_from(buffer, position)
+    return LOG_OVERHEAD_BYTES + int(batch_length)

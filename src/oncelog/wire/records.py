@@ -1,0 +1,222 @@
+"""The records inside a batch, as rows: encode many at once, decode one batch at once.
+
+    length varint | attributes i8 | timestamp delta varlong | offset delta varint
+    | key length varint, key | value length varint, value | header count varint | headers
+
+A length of -1 is null, which is not the same as empty. Whole fetches are better read as columns
+(`oncelog.wire.columns`).
+
+Source: apache/kafka DefaultRecord.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from oncelog.errors import CorruptMessage, InvalidRecord
+from oncelog.types import Header, TimestampType
+from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
+from oncelog.wire.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
+from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_varint
+
+_ZERO, _NULL = b"\x00", b"\x01"
+"""Varints of 0 and -1."""
+_MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
+
+
+class NewRecord(NamedTuple):
+    """A record before it has an offset. `timestamp_ms` -1: none was given."""
+
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+class DecodedRecord(NamedTuple):
+    """A record of a stored batch; its timestamp is the broker's when the batch says LogAppendTime."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+def record_size_upper_bound(key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
+    """The most bytes a record can take in an uncompressed batch."""
+    size = _MAX_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    for name, data in headers:
+        size += 10 + 4 * len(name) + len(data or b"")
+    return size
+
+
+def _varint(value: int) -> bytes:
+    return VARINT[value] if 0 <= value < VARINT_TABLE_SIZE else encode_varint(value)
+
+
+def encode_records(records: Iterable[NewRecord], base_timestamp_ms: int) -> list[bytes]:
+    """The records' bytes in parts, with offset deltas 0, 1, 2, ... Join them once."""
+    parts: list[bytes] = []
+    table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend
+    for index, (timestamp_ms, key, value, headers) in enumerate(records):
+        delta = timestamp_ms - base_timestamp_ms
+        # A negative delta must not index the table: it would silently read from its end.
+        head = b"\0" + (table[delta] if 0 <= delta < limit else encode_varint(delta))
+        head += table[index] if index < limit else encode_varint(index)
+        if key is None:
+            head += _NULL
+        else:
+            head += _varint(len(key)) + key
+        if value is None:
+            head += _NULL
+            value = b""
+        else:
+            size = len(value)
+            head += table[size] if size < limit else encode_varint(size)
+        tail = encode_headers(headers) if headers else _ZERO
+        size = len(head) + len(value) + len(tail)
+        extend((table[size] if size < limit else encode_varint(size), head, value, tail))
+    return parts
+
+
+def encode_headers(headers: Iterable[Header]) -> bytes:
+    """Header count, then name and value of each; a null value stays null."""
+    parts = []
+    count = 0
+    for name, value in headers:
+        raw = name.encode()
+        parts += [_varint(len(raw)), raw, _NULL if value is None else _varint(len(value)), value or b""]
+        count += 1
+    return b"".join([_varint(count), *parts])
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A signed varint of at most 10 bytes and the position after it; IndexError at the data's end."""
+    raw, shift = 0, 0
+    while True:
+        byte = data[position]
+        position += 1
+        raw |= (byte & 127) << shift
+        if byte < 128:
+            return (raw >> 1) ^ -(raw & 1), position
+        shift += 7
+        if shift > 63:
+            raise InvalidRecord(f"a number of more than 10 bytes ends at byte {position} of the records")
+
+
+def payload_of(
+    buffer: Buffer, position: int, header: BatchHeader, verify: bool, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Buffer:
+    """The records of a batch, decompressed, as one buffer.
+
+    Raises CorruptMessage when the batch is cut short, fails its checksum, or is damaged; and what
+    `decompress` raises.
+    """
+    size = header.size_bytes
+    if position + size > len(buffer):
+        raise CorruptMessage(f"a batch of {size} bytes at position {position} of {len(buffer)} is cut short")
+    if verify and not verify_crc(buffer, position, size):
+        raise CorruptMessage(f"the checksum of the batch at offset {header.base_offset} is wrong")
+    payload = memoryview(buffer)[position + HEADER_BYTES : position + size]
+    return decompress(header.compression, payload, max_bytes)
+
+
+def decode_records(
+    buffer: Buffer, position: int = 0, *, verify: bool = True, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[DecodedRecord]:
+    """All records of the one batch at a position, decompressed to at most `max_bytes`.
+
+    Raises CorruptMessage (checksum, damage), InvalidRecord (a record that does not parse, a count that
+    is wrong), UnsupportedCompressionType.
+    """
+    header = read_header(buffer, position)
+    data = bytes(payload_of(buffer, position, header, verify, max_bytes))
+    try:
+        records, stop = _parse(data, header)
+    except IndexError as error:
+        raise InvalidRecord(f"the batch at offset {header.base_offset} holds a record cut short") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"a header name at offset {header.base_offset} is not UTF-8: {error}") from error
+    if stop != len(data) or header.records_count < 0:
+        raise InvalidRecord(
+            f"the batch at offset {header.base_offset} says {header.records_count} records, "
+            f"after which {len(data) - stop} bytes are left"
+        )
+    return records
+
+
+def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp_ms
+    fixed_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    records: list[DecodedRecord] = []
+    append, make, varint = records.append, DecodedRecord._make, read_varint
+    position, end = 0, len(data)
+    for _ in range(header.records_count):
+        # Nearly every number is one byte; the calls are for the others.
+        size = data[position]
+        if size > 127:
+            size, position = varint(data, position)
+        else:
+            size, position = size >> 1 ^ -(size & 1), position + 1
+        stop = position + size
+        if size < 0 or stop > end:
+            raise _bad_record(base_offset, len(records))
+        delta, position = varint(data, position + 1)  # after the attributes, which say nothing
+        index = data[position]
+        if index > 127:
+            index, position = varint(data, position)
+        else:
+            index, position = index >> 1 ^ -(index & 1), position + 1
+        key, position = _bytes(data, position)
+        size = data[position]
+        if size > 127:
+            size, position = varint(data, position)
+        else:
+            size, position = size >> 1 ^ -(size & 1), position + 1
+        value = None if size == -1 else data[position : position + size]
+        if size > 0:
+            position += size
+        elif size < -1:
+            raise _bad_record(base_offset, len(records))
+        headers: tuple[Header, ...] = ()
+        if data[position]:
+            headers, position = _parse_headers(data, position, stop)
+        else:
+            position += 1
+        if position != stop:
+            raise _bad_record(base_offset, len(records))
+        timestamp_ms = base_timestamp + delta if fixed_time is None else fixed_time
+        append(make((base_offset + index, timestamp_ms, key, value, headers)))
+    return records, position
+
+
+def _bad_record(base_offset: int, index: int) -> InvalidRecord:
+    return InvalidRecord(
+        f"record {index} of the batch at offset {base_offset} does not fill its length exactly"
+    )
+
+
+def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    size, position = read_varint(data, position)
+    if size == -1:
+        return None, position
+    stop = position + size
+    if size < 0 or stop > len(data):
+        raise IndexError
+    return data[position:stop], stop
+
+
+def _parse_headers(data: bytes, position: int, stop: int) -> tuple[tuple[Header, ...], int]:
+    count, position = read_varint(data, position)
+    if count < 0 or 2 * count > stop - position:
+        raise InvalidRecord(f"a record claims {count} headers in {stop - position} bytes")
+    headers = []
+    for _ in range(count):
+        name, position = _bytes(data, position)
+        if name is None:
+            raise InvalidRecord("a header's name is null")
+        value, position = _bytes(data, position)
+        headers.append((name.decode(), value))
+    return tuple(headers), position
