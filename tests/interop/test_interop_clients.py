@@ -1,0 +1,86 @@
+"""Third-party clients write to our broker idempotently; everybody, we too, reads back the same records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers_interop import READERS, WRITERS, Row, by_partition, make_topic, stored_batches
+
+PARTITIONS = 12
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def awkward_rows() -> list[Row]:
+    """Every partition: nulls, empties, headers (null, empty, repeated, not ASCII), text and long runs."""
+    rows = []
+    for partition in range(PARTITIONS):
+        rows += [
+            Row(partition, b"key", b"value"),
+            Row(partition, None, b"no key"),
+            Row(partition, b"tombstone", None),
+            Row(partition, None, None),
+            Row(partition, b"", b""),
+            Row(partition, b"h", b"v", (("a", b"1"), ("a", b"2"), ("null", None), ("empty", b""))),
+            Row(partition, "schlüssel".encode(), "wert ✈".encode(), (("überschrift", "ü".encode()),)),
+        ]
+        rows += [Row(partition, b"%d" % i, b"%d-" % partition * (i % 50)) for i in range(40)]
+    # 1 MiB twice: one that a codec makes small, one that it cannot.
+    rows.append(Row(3, b"long", b"oncelog " * (1_048_576 // 8)))
+    rows.append(Row(7, b"noise", noise(1_048_576)))
+    return rows
+
+
+def noise(size: int) -> bytes:
+    """The same incompressible bytes on every call."""
+    import random
+
+    return random.Random(13).randbytes(size)
+
+
+@pytest.mark.behaviour("I21")
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_everyone_reads_what_one_wrote(oncelog_broker: Any, writer: str, codec: str) -> None:
+    bootstrap = oncelog_broker.bootstrap_servers
+    make_topic(bootstrap, "mixed", PARTITIONS)
+    rows = awkward_rows()
+    WRITERS[writer](bootstrap, "mixed", rows, codec, lambda: None)
+    for name, read in READERS.items():
+        seen = read(bootstrap, "mixed", PARTITIONS)
+        assert by_partition(seen) == by_partition(rows), f"{name} reads something else"
+        for partition in range(PARTITIONS):
+            offsets = [row.offset for row in seen if row.partition == partition]
+            assert offsets == list(range(len(offsets)))
+
+
+@pytest.mark.behaviour("I5")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> None:
+    """Idempotence was really on: each stored batch has an id, and sequences count the records."""
+    bootstrap = oncelog_broker.bootstrap_servers
+    make_topic(bootstrap, "sequenced", 3)
+    rows = [Row(i % 3, b"%d" % i, b"x" * 100) for i in range(3000)]
+    WRITERS[writer](bootstrap, "sequenced", rows, "none", lambda: None)
+    partitions = stored_batches(bootstrap, "sequenced", 3)
+    assert {header.producer_id is None for batches in partitions for header in batches} == {False}
+    assert len({header.producer_id for batches in partitions for header in batches}) == 1
+    for batches in partitions:
+        expected = 0
+        for header in batches:
+            assert header.base_sequence == expected
+            expected += header.records_count
+        assert expected == 1000
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> None:
+    """murmur2 of the key, as the Java client's default: all four clients agree on every key."""
+    from kafka.partitioner.default import murmur2
+
+    bootstrap = oncelog_broker.bootstrap_servers
+    make_topic(bootstrap, "keyed", PARTITIONS)
+    keys = [b"%d" % i for i in range(200)] + [b"", b"a", "ü".encode(), bytes(range(256))]
+    WRITERS[writer](bootstrap, "keyed", [Row(None, key, b"") for key in keys], "none", lambda: None)
+    placed = {row.key: row.partition for row in READERS["oncelog"](bootstrap, "keyed", PARTITIONS)}
+    assert placed == {key: (murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in keys}

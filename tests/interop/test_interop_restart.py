@@ -1,0 +1,61 @@
+"""The broker dies by SIGKILL while a client produces, and comes back: each record is there once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers_interop import READERS, WRITERS, Row, make_topic, stored_batches
+
+from oncelog.demo.served import ServedBroker
+
+PARTITIONS = 12
+RECORDS = 24_000
+
+
+class KillOnce:
+    """Counts acknowledgements; at the given number it wakes the killer, once."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+        self.reached = threading.Event()
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.reached.set()
+
+
+@pytest.mark.behaviour("I17", "I1")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_killed_while_producing(tmp_path: Path, writer: str) -> None:
+    rows = [Row(i % PARTITIONS, b"%d" % i, b"v" * 300) for i in range(RECORDS)]
+    with ServedBroker(tmp_path / "data") as broker:
+        make_topic(broker.bootstrap_servers, "killed", PARTITIONS)
+        acknowledged = KillOnce(RECORDS // 4)
+        failed: list[Exception] = []
+
+        def produce() -> None:
+            try:
+                WRITERS[writer](broker.bootstrap_servers, "killed", rows, "lz4", acknowledged)
+            except Exception as error:
+                failed.append(error)
+                acknowledged.reached.set()
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        acknowledged.reached.wait(60)
+        before = acknowledged.count
+        broker.kill()
+        broker.start()
+        thread.join(120)
+        assert not failed
+        assert before < RECORDS, "everything was acknowledged before the kill: the test shows nothing"
+        seen = Counter(row.key for row in READERS["oncelog"](broker.bootstrap_servers, "killed", PARTITIONS))
+        assert {key: n for key, n in seen.items() if n > 1} == {}, "doubled"
+        assert len(seen) == RECORDS, "lost"
+        for batches in stored_batches(broker.bootstrap_servers, "killed", PARTITIONS):
+            assert [h.base_offset for h in batches] == sorted(h.base_offset for h in batches)
