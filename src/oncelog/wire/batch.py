@@ -24,6 +24,7 @@ from oncelog.wire.header import (
     verify_crc,
     write_crc,
 )
+from oncelog.wire.primitives import Buffer
 from oncelog.wire.records import NewRecord, encode_records
 
 __all__ = [
@@ -81,7 +82,7 @@ def build_batch(
 
 
 def seal(
-    parts: Sequence[bytes],
+    parts: Sequence[Buffer],
     records_count: int,
     base_timestamp_ms: int,
     max_timestamp_ms: int,

@@ -22,6 +22,7 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 
 _ZERO, _NULL = b"\x00", b"\x01"
 """Varints of 0 and -1."""
+_MIN_RECORD_BYTES = 7
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
@@ -92,7 +93,7 @@ def encode_headers(headers: Iterable[Header]) -> bytes:
     return b"".join([_varint(count), *parts])
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """A signed varint of at most 10 bytes and the position after it; IndexError at the data's end."""
     raw, shift = 0, 0
     while True:
@@ -123,6 +124,15 @@ def payload_of(
     return decompress(header.compression, payload, max_bytes)
 
 
+def check_count(header: BatchHeader, payload: Buffer) -> None:
+    """Refuse a record count that the bytes cannot hold. Raises InvalidRecord."""
+    if not 0 <= header.records_count * _MIN_RECORD_BYTES <= len(payload):
+        raise InvalidRecord(
+            f"the batch at offset {header.base_offset} says {header.records_count} records "
+            f"in {len(payload)} bytes"
+        )
+
+
 def decode_records(
     buffer: Buffer, position: int = 0, *, verify: bool = True, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[DecodedRecord]:
@@ -133,13 +143,14 @@ def decode_records(
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify, max_bytes))
+    check_count(header, data)
     try:
         records, stop = _parse(data, header)
     except IndexError as error:
         raise InvalidRecord(f"the batch at offset {header.base_offset} holds a record cut short") from error
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"a header name at offset {header.base_offset} is not UTF-8: {error}") from error
-    if stop != len(data) or header.records_count < 0:
+    if stop != len(data):
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records, "
             f"after which {len(data) - stop} bytes are left"
@@ -182,7 +193,7 @@ def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
             raise _bad_record(base_offset, len(records))
         headers: tuple[Header, ...] = ()
         if data[position]:
-            headers, position = _parse_headers(data, position, stop)
+            headers, position = parse_headers(data, position, stop)
         else:
             position += 1
         if position != stop:
@@ -208,7 +219,8 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     return data[position:stop], stop
 
 
-def _parse_headers(data: bytes, position: int, stop: int) -> tuple[tuple[Header, ...], int]:
+def parse_headers(data: bytes, position: int, stop: int) -> tuple[tuple[Header, ...], int]:
+    """The headers of a record that ends at `stop`, and the position after them."""
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:
         raise InvalidRecord(f"a record claims {count} headers in {stop - position} bytes")
