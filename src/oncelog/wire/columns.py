@@ -1,10 +1,10 @@
-"""Record batches as Arrow columns: many batches decoded at once, and Arrow columns cut into batches.
+"""Record batches as Arrow columns: many batches decoded at once. (`arrow_to_batches`, the way back,
+is in arrow_encoder.py and offered here as well.)
 
-NumPy costs about 0.1 ms a call however little it does, so the unit of work is a whole fetch response
-or table, never one small batch. Decoding chases the record lengths in one Python loop (each length
-says where the next record is), reads all other numbers as columns, and gathers keys and values from
-one BinaryArray laid over the response. Encoding lays out all numbers in a byte matrix and joins them
-with the keys and values in one call.
+NumPy costs about 0.1 ms a call however little it does, so the unit of work is a whole fetch response,
+never one small batch. Decoding chases the record lengths in one Python loop (each length says where
+the next record is), reads all other numbers as columns, and gathers keys and values from one
+BinaryArray laid over the response.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from oncelog.errors import InvalidRecord, MisuseError
 from oncelog.types import Compression
-from oncelog.wire.batch import seal
+from oncelog.wire.arrow_encoder import arrow_to_batches
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, iter_batches
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.records import check_count, encode_headers, parse_headers, payload_of, read_varint
+from oncelog.wire.records import check_count, parse_headers, payload_of, read_varint
+
+__all__ = ["HEADERS_TYPE", "arrow_to_batches", "batches_to_arrow", "fetch_schema"]
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _SCHEMA = pa.schema(
@@ -38,11 +39,6 @@ _SCHEMA = pa.schema(
 _MAX_TOTAL_BYTES = 1 << 30
 """What all batches of one call may become; Arrow's own limit for a binary column is twice that."""
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
-_SPAN_BYTES = 64 << 20
-"""How much is encoded at a time: bounds the memory for intermediate columns."""
-_MAX_OVERHEAD_BYTES = 36
-"""Of a record in a batch, besides key, value and headers."""
-
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -277,191 +273,3 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
             raise InvalidRecord(f"the headers of the record at offset {columns.offset[row]} end wrongly")
         lists[row] = [{"key": name, "value": value} for name, value in headers]
     return pa.array(lists, HEADERS_TYPE)
-
-
-def arrow_to_batches(
-    keys: pa.Array | pa.ChunkedArray | None,
-    values: pa.Array | pa.ChunkedArray,
-    timestamps_ms: pa.Array | pa.ChunkedArray | int,
-    *,
-    headers: pa.Array | pa.ChunkedArray | None = None,
-    max_batch_bytes: int,
-    compression: Compression = Compression.NONE,
-    level: int | None = None,
-) -> list[tuple[bytearray, int]]:
-    """Sealed batches without producer or sequence, and how many records each has, in row order.
-
-    A batch is closed before its uncompressed size could pass `max_batch_bytes`; a record larger than
-    that gets a batch of its own. Keys and values are binary or string, null stays null. Timestamps are
-    int64 milliseconds or Arrow timestamps, or one number for all. Raises MisuseError for a null
-    timestamp or columns of different lengths.
-    """
-    rows = _Rows(keys, values, timestamps_ms, headers)
-    batches: list[tuple[bytearray, int]] = []
-    for first, last in _spans(rows.sizes, _SPAN_BYTES):
-        batches += _encode_span(rows.slice(first, last), max_batch_bytes, compression, level)
-    return batches
-
-
-class _Rows:
-    """The input columns, checked and in one form, and each row's upper bound in bytes."""
-
-    def __init__(self, keys: Any, values: Any, timestamps_ms: Any, headers: Any) -> None:
-        self.values = _binary(values)
-        count = len(self.values)
-        self.keys = None if keys is None else _binary(keys)
-        self.headers = None if headers is None else _encoded_headers(headers)
-        self.timestamps = _milliseconds(timestamps_ms, count)
-        for name, column in (("keys", self.keys), ("timestamps", self.timestamps), ("headers", self.headers)):
-            if column is not None and len(column) != count:
-                raise MisuseError(f"{count} values but {len(column)} {name}")
-        self.sizes = _lengths(self.values) + _MAX_OVERHEAD_BYTES
-        for column in (self.keys, self.headers):
-            if column is not None:
-                self.sizes = self.sizes + _lengths(column)
-
-    def slice(self, first: int, last: int) -> _Rows:
-        part = object.__new__(_Rows)
-        part.values = self.values[first:last]
-        part.keys = None if self.keys is None else self.keys[first:last]
-        part.headers = None if self.headers is None else self.headers[first:last]
-        part.timestamps, part.sizes = self.timestamps[first:last], self.sizes[first:last]
-        return part
-
-
-def _binary(column: Any) -> Any:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        raise MisuseError("a column of more than 2 GiB; send the table in smaller pieces")
-    return column if column.type == pa.binary() else column.cast(pa.binary())
-
-
-def _lengths(column: Any) -> _Ints:
-    """Bytes of each row, 0 for null."""
-    lengths: _Ints = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths
-
-
-def _milliseconds(timestamps_ms: Any, count: int) -> _Ints:
-    if isinstance(timestamps_ms, int):
-        return np.full(count, timestamps_ms, np.int64)
-    if timestamps_ms.null_count:
-        raise MisuseError(f"{timestamps_ms.null_count} timestamps are null; give every record one")
-    if pa.types.is_timestamp(timestamps_ms.type):
-        timestamps_ms = timestamps_ms.cast(pa.timestamp("ms", tz=timestamps_ms.type.tz), safe=False)
-    result: _Ints = timestamps_ms.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return result
-
-
-def _encoded_headers(headers: Any) -> Any:
-    rows = headers.to_pylist()
-    return pa.array(
-        [encode_headers([(h["key"], h["value"]) for h in row or ()]) for row in rows], pa.binary()
-    )
-
-
-def _spans(sizes: _Ints, limit: int) -> list[tuple[int, int]]:
-    """Cut the rows into runs [first, last) of at most `limit` bytes, at least one row each."""
-    ends = np.cumsum(sizes)
-    spans, first, count = [], 0, len(sizes)
-    while first < count:
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + limit, "right")))
-        spans.append((first, last))
-        first = last
-    return spans
-
-
-def _encode_span(
-    rows: _Rows, max_batch_bytes: int, compression: Compression, level: int | None
-) -> list[tuple[bytearray, int]]:
-    spans = _spans(rows.sizes, max_batch_bytes - HEADER_BYTES)
-    firsts = np.array([first for first, _ in spans])
-    counts = np.array([last - first for first, last in spans])
-    joined = _join_records(rows, firsts, counts)
-    offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset :]
-    data = memoryview(joined.buffers()[2] or b"")
-    base, largest = rows.timestamps[firsts].tolist(), np.maximum.reduceat(rows.timestamps, firsts).tolist()
-    return [
-        (
-            seal(
-                [data[offsets[first] : offsets[last]]],
-                last - first,
-                base[index],
-                largest[index],
-                compression=compression,
-                level=level,
-            ),
-            last - first,
-        )
-        for index, (first, last) in enumerate(spans)
-    ]
-
-
-def _join_records(rows: _Rows, firsts: _Ints, counts: _Ints) -> Any:
-    """One binary array with every record's bytes."""
-    time_delta = rows.timestamps - np.repeat(rows.timestamps[firsts], counts)
-    offset_delta = np.arange(len(rows.values)) - np.repeat(firsts, counts)
-    value_size, value_varint = _sizes_of(rows.values)
-    times, offsets = _Varints(time_delta), _Varints(offset_delta)
-    length = 1 + times.size + offsets.size + value_varint.size + value_size
-    length += 1 if rows.headers is None else _lengths(rows.headers)
-    zero = np.zeros((len(offset_delta), 1), np.uint8)
-    attributes = _Varints.fixed(zero)
-    tail = pa.scalar(b"\0", pa.binary()) if rows.headers is None else rows.headers
-    values = pc.fill_null(rows.values, b"")
-    end = pa.scalar(b"", pa.binary())
-    if rows.keys is None:
-        no_key = _Varints.fixed(zero + 1)
-        head = _lay_out(_Varints(length + 1), attributes, times, offsets, no_key, value_varint)
-        return pc.binary_join_element_wise(head, values, tail, end)
-    key_size, key_varint = _sizes_of(rows.keys)
-    length += key_varint.size + key_size
-    head = _lay_out(_Varints(length), attributes, times, offsets, key_varint)
-    keys = pc.fill_null(rows.keys, b"")
-    return pc.binary_join_element_wise(head, keys, _lay_out(value_varint), values, tail, end)
-
-
-class _Varints:
-    """A column of signed varints as a byte matrix, of which each row's first `size` bytes count."""
-
-    def __init__(self, numbers: _Ints) -> None:
-        raw = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
-        width = max(1, (int(raw.max()).bit_length() + 6) // 7)
-        self.size = np.ones(len(raw), np.int64)
-        for more in range(1, width):
-            self.size += raw >= np.uint64(1 << 7 * more)
-        shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
-        self.bytes = (raw[:, None] >> shifts & np.uint64(127)).astype(np.uint8)
-        self.is_used = np.arange(width) < self.size[:, None]
-        self.bytes[:, :-1] |= self.is_used[:, 1:].astype(np.uint8) << 7
-
-    @classmethod
-    def fixed(cls, column: _Bytes) -> _Varints:
-        """One given byte per row."""
-        varints = object.__new__(cls)
-        varints.size, varints.bytes = np.ones(len(column), np.int64), column
-        varints.is_used = np.ones(column.shape, np.bool_)
-        return varints
-
-
-def _sizes_of(column: Any) -> tuple[_Ints, _Varints]:
-    """Bytes of each row (0 for null), and the varints to write (-1 for null)."""
-    lengths = _lengths(column)
-    if not column.null_count:
-        return lengths, _Varints(lengths)
-    is_null = pc.is_null(column).to_numpy(zero_copy_only=False)
-    return lengths, _Varints(np.where(is_null, -1, lengths))
-
-
-def _lay_out(*columns: _Varints) -> Any:
-    """The used bytes of each row of all columns, as a binary array."""
-    matrix = np.hstack([column.bytes for column in columns])
-    is_used = np.hstack([column.is_used for column in columns])
-    offsets = np.zeros(len(matrix) + 1, np.int32)
-    np.cumsum(sum(column.size for column in columns), out=offsets[1:])
-    flat = matrix[is_used]
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(matrix), [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
-    )
