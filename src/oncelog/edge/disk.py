@@ -1,0 +1,171 @@
+"""The real disk: POSIX files at positions, fdatasync, atomic replacement, flock."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from oncelog.log.disk import Buffer
+
+_FILE_MODE = 0o644
+
+
+class RealFile:
+    """A file descriptor. The lock keeps `close` from freeing the number under a running `sync`."""
+
+    __slots__ = ("_fd", "_lock")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        missing = size - len(data)
+        while missing and data:
+            data = os.pread(self._fd, missing, position + size - missing)
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        written = os.pwrite(self._fd, data, position)
+        if written == len(data):
+            return
+        view = memoryview(data)
+        while written < len(view):
+            # A nearly full disk takes a part first and fails at the next call.
+            step = os.pwrite(self._fd, view[written:], position + written)
+            if step == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written += step
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                _fdatasync(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+# macOS has no fdatasync.
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+class RealLock:
+    """A file lock of the operating system; it ends with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealDisk:
+    """The directory `root`, made when it is not there."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._prefix = f"{self.root}/"
+
+    def describe(self, path: str) -> str:
+        return self._prefix + path
+
+    def list(self, directory: str = "") -> list[str]:
+        return sorted(os.listdir(self._prefix + directory))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._prefix + path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(self._prefix + path)
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(os.open(self._prefix + path, flags, _FILE_MODE))
+
+    def read(self, path: str) -> bytes:
+        with open(self._prefix + path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        full = self._prefix + path
+        temporary = full + ".tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+            os.replace(temporary, full)
+        except OSError:
+            _remove_quietly(temporary)
+            raise
+        if sync:
+            _sync_directory(os.path.dirname(full))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._prefix + old, self._prefix + new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(self._prefix + path)
+
+    def mkdir(self, path: str) -> None:
+        full = self._prefix + path
+        os.mkdir(full)
+        _sync_directory(os.path.dirname(full))
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(self._prefix + path)
+
+    def sync_directory(self, path: str = "") -> None:
+        _sync_directory(self._prefix + path)
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> RealLock:
+        fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return RealLock(fd)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,1 @@
+"""Partitions on disk: segments, indexes, snapshots, recovery. All I/O goes through the Disk port."""

@@ -1,0 +1,102 @@
+"""The disk as the log sees it: a port with two implementations (edge.disk.RealDisk, sim.disk.MemoryDisk).
+
+Paths are relative to the data directory and use "/". Every call may raise OSError; a disk that is full
+or broken does so with errno ENOSPC or EIO.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """An open file, read and written at positions. Reads and `sync` may come from another thread."""
+
+    def size(self) -> int: ...
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data`. On OSError an unknown part of it may be in the file."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """fdatasync: what was written before survives a power loss."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent; other calls fail afterwards."""
+        ...
+
+
+class DiskLock(Protocol):
+    """A held lock; it ends with the process at the latest."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A data directory."""
+
+    def describe(self, path: str) -> str:
+        """The path as a human finds it, for error texts."""
+        ...
+
+    def list(self, directory: str = "") -> list[str]:
+        """Names (not paths) in a directory, sorted; FileNotFoundError when there is none."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_directory(self, path: str) -> bool: ...
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing; FileNotFoundError unless it exists or `create`."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        ...
+
+    def replace(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Write a whole file so that a crash leaves the old or the new content, never a mixture.
+
+        With `sync` False a power loss may leave neither; only for what can be rebuilt.
+        """
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; FileNotFoundError when there is none."""
+        ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory, durably; FileExistsError when there is one."""
+        ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str = "") -> None:
+        """Make creations, renames and removals in a directory survive a power loss."""
+        ...
+
+    def free_bytes(self) -> int: ...
+
+    def lock(self, path: str) -> DiskLock:
+        """Take an exclusive lock on a file; BlockingIOError when another process holds it."""
+        ...
+
+
+def remove_if_exists(disk: Disk, path: str) -> None:
+    """Remove a file that may be gone already."""
+    try:
+        disk.remove(path)
+    except FileNotFoundError:
+        pass
