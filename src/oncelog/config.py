@@ -211,6 +211,7 @@ CONSUMER = SettingsTable(
         ("max.partition.fetch.bytes", "int", 1_048_576, "Largest share of one partition in a response.", 0),
         ("max.poll.records", "int", 500, "Most records one poll() returns.", 1),
         ("check.crcs", "bool", True, "Verify CRC-32C of every batch read."),
+        ("consumer.timeout.ms", "int", None, "Iterating a consumer ends after this long without a record; unset: never.", 0),
         ("group.id", "str", None, "Consumer group."),
     ),
 )

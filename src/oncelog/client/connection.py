@@ -98,15 +98,16 @@ class ConnectionCore:
         )
         return self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
 
-    def version_for(self, api: Any, max_version: int | None = None) -> int:
-        """The highest version of `api` both sides know, at most `max_version`. Raises UnsupportedVersion."""
+    def version_for(self, api: Any, min_version: int | None = None, max_version: int | None = None) -> int:
+        """The highest version of `api` both sides know, in the limits. Raises UnsupportedVersion."""
         low, high = (self._served or {}).get(api.key, (0, -1))
-        version = min(high, api.last_version if max_version is None else min(api.last_version, max_version))
-        if version < max(low, api.first_version):
-            served = f"{low}-{high}" if high >= 0 else "not at all"
+        first = max(api.first_version, min_version or 0)
+        last = api.last_version if max_version is None else min(api.last_version, max_version)
+        version = min(high, last)
+        if version < max(low, first):
+            served = f"in versions {low}-{high}" if high >= 0 else "not at all"
             raise UnsupportedVersion(
-                f"{self.peer} serves {api.name} {served}, "
-                f"this client speaks {api.first_version}-{min(api.last_version, max_version or 99)}"
+                f"{self.peer} serves {api.name} {served}; this needs one of {first}-{last}"
             )
         return int(version)
 
@@ -117,11 +118,12 @@ class ConnectionCore:
         *,
         token: Any,
         timeout_ms: float,
+        min_version: int | None = None,
         max_version: int | None = None,
         answered: bool = True,
     ) -> bytes:
         """Bytes to write now; `answered=False` (Produce with acks=0) leaves nothing in flight."""
-        version = self.version_for(message.api, max_version)
+        version = self.version_for(message.api, min_version, max_version)
         return self._encode(message, version, now_ms, timeout_ms, token=token, answered=answered)
 
     def _encode(

@@ -118,6 +118,7 @@ class ClusterConnection:
         message: Any,
         *,
         timeout_ms: float | None = None,
+        min_version: int | None = None,
         max_version: int | None = None,
         channel: str = "",
     ) -> asyncio.Future[Any]:
@@ -130,14 +131,20 @@ class ClusterConnection:
         if self._closed:
             raise MisuseError("this client is closed; make a new one")
         host, port = self._any_address() if node_id is None else self._address(node_id)
-        return self._submit(self._link(host, port, channel), message, timeout_ms, max_version)
+        return self._submit(self._link(host, port, channel), message, timeout_ms, min_version, max_version)
 
     def _submit(
-        self, link: BrokerLink, message: Any, timeout_ms: float | None, max_version: int | None
+        self,
+        link: BrokerLink,
+        message: Any,
+        timeout_ms: float | None = None,
+        min_version: int | None = None,
+        max_version: int | None = None,
     ) -> asyncio.Future[Any]:
         return link.submit(
             message,
             timeout_ms=self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms,
+            min_version=min_version,
             max_version=max_version,
             answered=getattr(message, "acks", None) != 0,
         )
@@ -148,23 +155,36 @@ class ClusterConnection:
         message: Any,
         *,
         timeout_ms: float | None = None,
+        min_version: int | None = None,
         max_version: int | None = None,
         channel: str = "",
     ) -> Any:
         """`submit` and wait. With `node_id` None every known address is tried before giving up."""
-        if node_id is not None:
-            return await self.submit(
-                node_id, message, timeout_ms=timeout_ms, max_version=max_version, channel=channel
-            )
-        return await self._request_any(message, timeout_ms, max_version)
+        if node_id is None:
+            return await self._request_any(message, timeout_ms, min_version, max_version)
+        return await self.submit(
+            node_id,
+            message,
+            timeout_ms=timeout_ms,
+            min_version=min_version,
+            max_version=max_version,
+            channel=channel,
+        )
 
-    async def _request_any(self, message: Any, timeout_ms: float | None, max_version: int | None) -> Any:
+    async def _request_any(
+        self,
+        message: Any,
+        timeout_ms: float | None = None,
+        min_version: int | None = None,
+        max_version: int | None = None,
+    ) -> Any:
         errors: list[OncelogError] = []
         for host, port in self._candidates():
             if self._closed:
                 raise MisuseError("this client is closed; make a new one")
             try:
-                return await self._submit(self._link(host, port, ""), message, timeout_ms, max_version)
+                link = self._link(host, port, "")
+                return await self._submit(link, message, timeout_ms, min_version, max_version)
             except (DisconnectedError, TimedOut, PeerError) as error:
                 errors.append(error)
         # Trying again helps unless all of them speak another protocol.
@@ -220,7 +240,7 @@ class ClusterConnection:
             topics=None if topics is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in topics],
             allow_auto_topic_creation=allow_auto_topic_creation,
         )
-        response = await self._request_any(request, None, None)
+        response = await self._request_any(request)
         self.metadata.update(response, self.now_ms())
         await self._drop_links_of_gone_brokers()
         return response

@@ -22,6 +22,7 @@ class _Outgoing(NamedTuple):
     future: asyncio.Future[Any]
     deadline_ms: float
     timeout_ms: float
+    min_version: int | None
     max_version: int | None
     answered: bool
 
@@ -118,7 +119,13 @@ class BrokerLink:
         return len(self._waiting) + (self._protocol.core.in_flight_count if self._protocol else 0)
 
     def submit(
-        self, message: Any, *, timeout_ms: float, max_version: int | None = None, answered: bool = True
+        self,
+        message: Any,
+        *,
+        timeout_ms: float,
+        min_version: int | None = None,
+        max_version: int | None = None,
+        answered: bool = True,
     ) -> asyncio.Future[Any]:
         """Queue or write a request now; the future gives its answer (None if not `answered`)."""
         future: asyncio.Future[Any] = self.loop.create_future()
@@ -126,7 +133,8 @@ class BrokerLink:
             future.set_exception(DisconnectedError(f"the client of {self.peer} is closed"))
             return future
         self._last_used_ms = now_ms = self.now_ms()
-        out = _Outgoing(message, future, now_ms + timeout_ms, timeout_ms, max_version, answered)
+        deadline_ms = now_ms + timeout_ms
+        out = _Outgoing(message, future, deadline_ms, timeout_ms, min_version, max_version, answered)
         if self._protocol is not None:
             self._write(self._protocol, out)
         else:
@@ -146,6 +154,7 @@ class BrokerLink:
                 now_ms,
                 token=out.future,
                 timeout_ms=max(out.deadline_ms - now_ms, 0),
+                min_version=out.min_version,
                 max_version=out.max_version,
                 answered=out.answered,
             )

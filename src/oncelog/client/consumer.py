@@ -1,0 +1,391 @@
+"""The consumer without I/O: positions, what to fetch next, and handing out what arrived.
+
+Law: per partition, records leave in offset order, from the position on, each once; a position is
+the offset of the next record to hand out, and moves past what the reader may not see. One fetch
+per broker is in flight; a partition is fetched ahead until `max.partition.fetch.bytes` of it wait
+to be handed out. A seek makes everything fetched or looked up before it void (`generation`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from oncelog.client.consumer_metrics import ConsumerMetrics
+from oncelog.client.consumer_pieces import Piece
+from oncelog.client.fetching import (
+    FetchedPartition,
+    FetchOptions,
+    end_offset,
+    fetch_request,
+    fetched_partitions,
+    place_batches,
+)
+from oncelog.client.offsets import OffsetAt
+from oncelog.config import Settings
+from oncelog.errors import (
+    BrokerError,
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    LeaderNotAvailable,
+    MisuseError,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    OncelogError,
+    ReplicaNotAvailable,
+    UnknownLeaderEpoch,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
+from oncelog.types import Isolation, Record, TopicPartition
+from oncelog.wire.messages import FetchRequest, FetchResponse
+
+Reset = Literal["earliest", "latest"]
+
+_ASK_FOR_LEADER = {
+    error.code
+    for error in (
+        NotLeaderOrFollower,
+        LeaderNotAvailable,
+        ReplicaNotAvailable,
+        UnknownTopicOrPartition,
+        FencedLeaderEpoch,
+        UnknownLeaderEpoch,
+        KafkaStorageError,
+    )
+}
+"""Answers after which the leader is asked for again."""
+
+_SHORT_WAIT_MS = 50
+"""Longest poll at a broker of which some partitions are full, so that they are soon fetched again."""
+
+
+@dataclass(slots=True)
+class _State:
+    position: int | None = None
+    fetch_offset: int | None = None
+    reset: Reset | None = None
+    generation: int = 0
+    is_paused: bool = False
+    is_resetting: bool = False
+    pieces: deque[Piece] = field(default_factory=deque)
+    high_watermark: int | None = None
+    last_stable_offset: int | None = None
+
+    def void(self) -> None:
+        """Forget everything fetched or under way."""
+        self.generation += 1
+        self.is_resetting = False
+        self.pieces.clear()
+
+    def move_to(self, offset: int) -> None:
+        self.void()
+        self.position = self.fetch_offset = offset
+        self.reset = None
+
+    def waiting_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCall:
+    """A fetch to send; give it back with the answer. `expected` is (fetch offset, generation)."""
+
+    node_id: int
+    request: FetchRequest
+    expected: dict[TopicPartition, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCall:
+    """A position to look up; give it back with the offset found."""
+
+    tp: TopicPartition
+    to: Reset
+    generation: int
+
+
+class ConsumerCore:
+    """Positions and buffers of the assigned partitions. Times are milliseconds of any one clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.options = FetchOptions.from_settings(settings)
+        self.metrics = ConsumerMetrics()
+        self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
+        self._states: dict[TopicPartition, _State] = {}
+        self._nodes_busy: set[int] = set()
+        self._errors: deque[OncelogError] = deque()
+        self._turn = 0
+
+    # Assignment and positions
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions and no others; those assigned before keep their positions."""
+        wanted = [TopicPartition(*tp) for tp in partitions]
+        self._states = {tp: self._states.get(tp) or _State() for tp in dict.fromkeys(wanted)}
+        for state in self._states.values():
+            if state.position is None and state.reset is None and self._reset_policy != "none":
+                state.reset = self._reset_policy
+
+    def assignment(self) -> list[TopicPartition]:
+        return list(self._states)
+
+    def _state(self, tp: TopicPartition) -> _State:
+        state = self._states.get(tp)
+        if state is None:
+            raise MisuseError(f"partition {tp} is not assigned; call assign() with it first")
+        return state
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on at `offset`. Raises MisuseError for a partition not assigned or an offset below 0."""
+        if offset < 0:
+            raise MisuseError(f"cannot seek {tp} to {offset}: offsets count from 0")
+        self._state(tp).move_to(offset)
+
+    def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
+        """Go on at the first or behind the last record, looked up when needed; none named means all."""
+        for tp in partitions or list(self._states):
+            state = self._state(tp)
+            state.void()
+            state.position = state.fetch_offset = None
+            state.reset = to
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset of the next record to hand out; None until it is looked up.
+
+        Raises MisuseError when there is no position and auto.offset.reset=none forbids to choose one.
+        """
+        state = self._state(tp)
+        if state.position is None and state.reset is None:
+            raise self._no_position(tp)
+        return state.position
+
+    def _no_position(self, tp: TopicPartition) -> MisuseError:
+        return MisuseError(f"{tp} has no position and auto.offset.reset=none: call seek() first")
+
+    def set_paused(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
+        """Paused partitions keep their place and are neither fetched nor handed out."""
+        for tp in partitions:
+            self._state(tp).is_paused = paused
+
+    def paused(self) -> list[TopicPartition]:
+        return [tp for tp, state in self._states.items() if state.is_paused]
+
+    def lag(self, tp: TopicPartition) -> int | None:
+        """Records between the position and the end a reader of this isolation may reach; None if unknown."""
+        state = self._state(tp)
+        committed = self.options.isolation is Isolation.READ_COMMITTED
+        end = state.last_stable_offset if committed else state.high_watermark
+        return None if end is None or state.position is None else max(end - state.position, 0)
+
+    # Looking up positions
+
+    def resets(self) -> list[ResetCall]:
+        """Positions to look up now; each is given out once until `on_reset` or `on_reset_failed`."""
+        calls = []
+        for tp, state in self._states.items():
+            if state.reset and not state.is_resetting and not state.is_paused:
+                state.is_resetting = True
+                calls.append(ResetCall(tp, state.reset, state.generation))
+        return calls
+
+    def on_reset(self, call: ResetCall, found: OffsetAt) -> None:
+        """The offset a reset found; void if the partition was sought elsewhere meanwhile."""
+        state = self._current(call.tp, call.generation)
+        if state and found.offset is not None:
+            state.move_to(found.offset)
+        elif state:
+            self.on_reset_failed(call)
+
+    def on_reset_failed(self, call: ResetCall, error: OncelogError | None = None) -> None:
+        """The look-up failed and is due again; `error` (None: nothing to tell) is for the application."""
+        if state := self._current(call.tp, call.generation):
+            state.is_resetting = False
+            if error:
+                self._errors.append(error)
+
+    def _current(self, tp: TopicPartition, generation: int) -> _State | None:
+        state = self._states.get(tp)
+        return state if state and state.generation == generation else None
+
+    # Fetching
+
+    def plan(
+        self, leader_of: Callable[[TopicPartition], int | None]
+    ) -> tuple[list[FetchCall], list[TopicPartition]]:
+        """The fetches to send now, and partitions whose leader must be found first."""
+        by_node: dict[int, list[TopicPartition]] = {}
+        homeless: list[TopicPartition] = []
+        for tp in self._in_turn():
+            if (node_id := leader_of(tp)) is None:
+                homeless.append(tp)
+            elif node_id not in self._nodes_busy:
+                by_node.setdefault(node_id, []).append(tp)
+        calls = [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))]
+        self._nodes_busy.update(call.node_id for call in calls)
+        return calls, homeless
+
+    def _in_turn(self) -> list[TopicPartition]:
+        """Partitions that want records, beginning with another one each time, so that none starves."""
+        ready = [tp for tp, s in self._states.items() if s.fetch_offset is not None and not s.is_paused]
+        self._turn += 1
+        start = self._turn % len(ready) if ready else 0
+        return ready[start:] + ready[:start]
+
+    def _fetch(self, node_id: int, partitions: list[TopicPartition]) -> FetchCall | None:
+        limit = self.options.partition_max_bytes
+        room = [tp for tp in partitions if self._states[tp].waiting_bytes() < max(limit, 1)]
+        if not room:
+            return None
+        options = self.options
+        if len(room) < len(partitions):
+            options = replace(options, max_wait_ms=min(options.max_wait_ms, _SHORT_WAIT_MS))
+        expected = {tp: (self._states[tp].fetch_offset or 0, self._states[tp].generation) for tp in room}
+        positions = [(tp, offset) for tp, (offset, _) in expected.items()]
+        return FetchCall(node_id, fetch_request(positions, options), expected)
+
+    def on_response(
+        self, call: FetchCall, response: FetchResponse, latency_ms: float, now_ms: float
+    ) -> list[TopicPartition]:
+        """Take an answer; gives the partitions whose leader must be asked for again."""
+        self._nodes_busy.discard(call.node_id)
+        if response.error_code:
+            self._errors.append(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
+            return []
+        stale, size_bytes = [], 0
+        for fetched in fetched_partitions(response):
+            fetch_offset, generation = call.expected.get(fetched.tp, (0, -1))
+            state = self._current(fetched.tp, generation)
+            if state is None:
+                continue
+            size_bytes += len(fetched.records)
+            if self._take(fetched, state, fetch_offset):
+                stale.append(fetched.tp)
+        self.metrics.on_fetch(latency_ms, size_bytes, now_ms)
+        return stale
+
+    def on_failure(self, call: FetchCall) -> list[TopicPartition]:
+        """The fetch got no answer; gives the partitions whose leader must be asked for again."""
+        self._nodes_busy.discard(call.node_id)
+        return [tp for tp in call.expected if tp in self._states]
+
+    def _take(self, fetched: FetchedPartition, state: _State, fetch_offset: int) -> bool:
+        """Put a partition's answer into its buffer; true when its leader must be asked for again."""
+        if fetched.error_code in _ASK_FOR_LEADER:
+            return True
+        if fetched.error_code:
+            self._take_error(fetched, state, fetch_offset)
+            return False
+        state.high_watermark = fetched.high_watermark
+        state.last_stable_offset = fetched.last_stable_offset if fetched.last_stable_offset >= 0 else None
+        try:
+            placed = place_batches(fetched, fetch_offset, self.options.isolation)
+        except OncelogError as error:
+            self._errors.append(error)
+            return False
+        if placed:
+            state.fetch_offset = end = end_offset(placed, fetch_offset)
+            state.pieces.append(Piece(fetched.tp, fetched.records, deque(placed), end))
+        return False
+
+    def _take_error(self, fetched: FetchedPartition, state: _State, fetch_offset: int) -> None:
+        if fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
+            self._errors.append(self._error_of(fetched, fetch_offset))
+        elif not state.pieces:
+            # While older records wait to be handed out the position stays; the same answer comes again.
+            state.void()
+            state.position = state.fetch_offset = None
+            state.reset = self._reset_policy
+
+    def _error_of(self, fetched: FetchedPartition, fetch_offset: int) -> BrokerError:
+        detail = f"fetching {fetched.tp} at offset {fetch_offset}"
+        if fetched.error_code == OffsetOutOfRange.code:
+            detail += "; auto.offset.reset=none: seek to an offset that exists, or allow earliest or latest"
+        return error_for_code(fetched.error_code, detail)
+
+    # Handing out
+
+    def note_error(self, error: OncelogError) -> None:
+        """An error for the application to meet at its next poll."""
+        self._errors.append(error)
+
+    @property
+    def has_error(self) -> bool:
+        """Whether an error waits for the application."""
+        return bool(self._errors)
+
+    def raise_error(self) -> None:
+        """Raise the oldest error that waits; also when a partition has no position and may not choose one."""
+        if self._errors:
+            raise self._errors.popleft()
+        for tp, state in self._states.items():
+            if state.position is None and state.reset is None:
+                raise self._no_position(tp)
+
+    def take(self, max_records: int, now_ms: float) -> list[Record]:
+        """Up to `max_records` records, of several partitions if need be; empty when none wait.
+
+        Raises CorruptMessage for a batch that cannot be read; the position stays in front of it.
+        """
+        rows: list[Record] = []
+        for tp in self._with_pieces():
+            state = self._states[tp]
+            try:
+                while state.pieces and len(rows) < max_records and state.position is not None:
+                    rows += self._rows_of(state, max_records - len(rows))
+            except OncelogError as error:
+                if not rows:
+                    raise
+                self._errors.append(error)
+        size_bytes = sum(len(row.value or b"") + len(row.key or b"") for row in rows)
+        self.metrics.on_records(len(rows), size_bytes, now_ms)
+        return rows
+
+    def _with_pieces(self) -> list[TopicPartition]:
+        return [tp for tp in self._in_turn() if self._states[tp].pieces]
+
+    def _rows_of(self, state: _State, max_records: int) -> list[Record]:
+        assert state.position is not None
+        piece = state.pieces[0]
+        try:
+            rows, state.position = piece.take_rows(
+                state.position, max_records, check_crcs=self.options.check_crcs
+            )
+        except OncelogError:
+            self._fetch_again(state)
+            raise
+        if piece.is_empty:
+            state.pieces.popleft()
+        return rows
+
+    def _fetch_again(self, state: _State) -> None:
+        # The bytes may have been damaged on their way: ask for them once more at the next poll.
+        if state.position is not None:
+            state.move_to(state.position)
+
+    def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
+        """All that waits of one fetched piece as a pyarrow.RecordBatch; None when nothing waits."""
+        for tp in self._with_pieces():
+            state = self._states[tp]
+            while state.pieces and state.position is not None:
+                piece = state.pieces[0]
+                try:
+                    batch = piece.take_arrow(
+                        state.position, check_crcs=self.options.check_crcs, include_headers=include_headers
+                    )
+                except OncelogError:
+                    self._fetch_again(state)
+                    raise
+                state.pieces.popleft()
+                state.position = piece.end_offset
+                if batch.num_rows:
+                    self.metrics.on_records(batch.num_rows, batch.nbytes, now_ms)
+                    return batch
+        return None
+
+    def metric_values(self, now_ms: float) -> dict[str, float]:
+        """Metrics under Kafka's names; records-lag-max over the assigned partitions."""
+        lags = [lag for tp in self._states if (lag := self.lag(tp)) is not None]
+        return self.metrics.values(now_ms) | {"records-lag-max": float(max(lags, default=0))}

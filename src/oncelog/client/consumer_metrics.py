@@ -1,0 +1,94 @@
+"""A consumer's numbers under the names Kafka gives them (consumer-fetch-manager-metrics)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+WINDOW_MS = 30_000
+"""Rates, averages and maxima look back this far."""
+
+
+class Window:
+    """Samples of the last WINDOW_MS, summed per second so that memory stays bounded."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int, float, float]] = deque()
+        self._started_ms: float | None = None
+
+    def add(self, value: float, now_ms: float) -> None:
+        """Note one sample."""
+        if self._started_ms is None:
+            self._started_ms = now_ms
+        second = int(now_ms // 1000)
+        count, total, largest = 0, 0.0, value
+        if self._seconds and self._seconds[-1][0] == second:
+            _, count, total, largest = self._seconds.pop()
+        self._seconds.append((second, count + 1, total + value, max(largest, value)))
+        self._expire(now_ms)
+
+    def _expire(self, now_ms: float) -> None:
+        while self._seconds and self._seconds[0][0] * 1000 <= now_ms - WINDOW_MS - 1000:
+            self._seconds.popleft()
+
+    def _sum(self, now_ms: float, of: Callable[[tuple[int, int, float, float]], float]) -> float:
+        self._expire(now_ms)
+        return sum(of(row) for row in self._seconds)
+
+    def rate(self, now_ms: float) -> float:
+        """Sum of samples per second."""
+        return self._per_second(self._sum(now_ms, lambda row: row[2]), now_ms)
+
+    def count_rate(self, now_ms: float) -> float:
+        """Samples per second."""
+        return self._per_second(self._sum(now_ms, lambda row: row[1]), now_ms)
+
+    def _per_second(self, total: float, now_ms: float) -> float:
+        elapsed_ms = min(now_ms - (self._started_ms or now_ms), WINDOW_MS)
+        return total / (max(elapsed_ms, 1000) / 1000)
+
+    def average(self, now_ms: float) -> float:
+        """Mean of samples; 0 without any."""
+        count = self._sum(now_ms, lambda row: row[1])
+        return self._sum(now_ms, lambda row: row[2]) / count if count else 0.0
+
+    def largest(self, now_ms: float) -> float:
+        """The largest sample; 0 without any."""
+        self._expire(now_ms)
+        return max((row[3] for row in self._seconds), default=0.0)
+
+
+class ConsumerMetrics:
+    """Counts fetches and records; times are milliseconds of one clock."""
+
+    def __init__(self) -> None:
+        self._latency, self._fetched_bytes = Window(), Window()
+        self._records, self._bytes = Window(), Window()
+        self._totals = {"fetch-total": 0, "records-consumed-total": 0, "bytes-consumed-total": 0}
+
+    def on_fetch(self, latency_ms: float, size_bytes: int, now_ms: float) -> None:
+        """A fetch was answered."""
+        self._latency.add(latency_ms, now_ms)
+        self._fetched_bytes.add(size_bytes, now_ms)
+        self._totals["fetch-total"] += 1
+
+    def on_records(self, count: int, size_bytes: int, now_ms: float) -> None:
+        """Records were handed to the application."""
+        if count:
+            self._records.add(count, now_ms)
+            self._bytes.add(size_bytes, now_ms)
+            self._totals["records-consumed-total"] += count
+            self._totals["bytes-consumed-total"] += size_bytes
+
+    def values(self, now_ms: float) -> dict[str, float]:
+        """All of them; rates and averages over the last 30 s."""
+        return {
+            "fetch-latency-avg": self._latency.average(now_ms),
+            "fetch-latency-max": self._latency.largest(now_ms),
+            "fetch-rate": self._latency.count_rate(now_ms),
+            "fetch-size-avg": self._fetched_bytes.average(now_ms),
+            "fetch-size-max": self._fetched_bytes.largest(now_ms),
+            "records-consumed-rate": self._records.rate(now_ms),
+            "bytes-consumed-rate": self._bytes.rate(now_ms),
+            **{name: float(value) for name, value in self._totals.items()},
+        }

@@ -1,0 +1,161 @@
+"""Fetch as a client asks it, and what an answer holds: batches, who may see them, where to go on.
+
+Sessions are not used (session id 0, epoch -1: every request names all its partitions), and topics go
+by name: MAX_FETCH_VERSION is the last version that does so, and 4 or above is what any broker has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from oncelog.config import Settings
+from oncelog.errors import CorruptMessage, InvalidRecord, PeerError
+from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.types import Isolation, Record, TopicPartition
+from oncelog.wire.batch import BatchHeader, iter_batches
+from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.messages import FetchRequest, FetchResponse
+from oncelog.wire.records import decode_records
+
+MAX_FETCH_VERSION = 12
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """The consumer settings a fetch needs. Sizes are bytes; one batch may exceed each of them."""
+
+    isolation: Isolation
+    min_bytes: int
+    max_wait_ms: int
+    max_bytes: int
+    partition_max_bytes: int
+    check_crcs: bool
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> FetchOptions:
+        """From parsed consumer settings."""
+        return cls(
+            isolation=isolation_of(settings["isolation.level"]),
+            min_bytes=settings["fetch.min.bytes"],
+            max_wait_ms=settings["fetch.max.wait.ms"],
+            max_bytes=settings["fetch.max.bytes"],
+            partition_max_bytes=settings["max.partition.fetch.bytes"],
+            check_crcs=settings["check.crcs"],
+        )
+
+
+def isolation_of(name: str) -> Isolation:
+    """read_committed or read_uncommitted, as the setting isolation.level spells them."""
+    return Isolation[name.upper()]
+
+
+def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: FetchOptions) -> FetchRequest:
+    """A full fetch of partitions that one broker leads, each from its offset; their order matters."""
+    topics: dict[str, list[FetchRequest.FetchPartition]] = {}
+    for tp, offset in positions:
+        row = FetchRequest.FetchPartition(
+            partition=tp.partition, fetch_offset=offset, partition_max_bytes=options.partition_max_bytes
+        )
+        topics.setdefault(tp.topic, []).append(row)
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=options.max_wait_ms,
+        min_bytes=options.min_bytes,
+        max_bytes=options.max_bytes,
+        isolation_level=int(options.isolation),
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchRequest.FetchTopic(topic=name, partitions=rows) for name, rows in topics.items()],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """One partition of a fetch answer. `aborted` are (producer id, first offset) pairs."""
+
+    tp: TopicPartition
+    error_code: int
+    records: memoryview
+    aborted: tuple[tuple[int, int], ...]
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+
+
+def fetched_partitions(response: FetchResponse) -> Iterator[FetchedPartition]:
+    """The partitions of an answer, in its order."""
+    for topic in response.responses:
+        for row in topic.partitions:
+            aborted = row.aborted_transactions or ()
+            yield FetchedPartition(
+                tp=TopicPartition(topic.topic, row.partition_index),
+                error_code=row.error_code,
+                records=memoryview(row.records if row.records is not None else b""),
+                aborted=tuple((entry.producer_id, entry.first_offset) for entry in aborted),
+                high_watermark=row.high_watermark,
+                last_stable_offset=row.last_stable_offset,
+                log_start_offset=row.log_start_offset,
+            )
+
+
+class PlacedBatch(NamedTuple):
+    """A whole batch in a fetched piece: where it starts, its header, whether the reader sees it."""
+
+    position: int
+    header: BatchHeader
+    verdict: Verdict
+
+
+def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolation) -> list[PlacedBatch]:
+    """The whole batches of a piece, judged; a batch cut short at its end is left for the next fetch.
+
+    Raises CorruptMessage or InvalidRecord naming partition and offset, PeerError for bytes without
+    one whole batch.
+    """
+    judge = VisibilityFilter(isolation, piece.aborted)
+    placed: list[PlacedBatch] = []
+    try:
+        for position, header in iter_batches(piece.records):
+            abort = header.is_control and _is_abort_marker(piece.records, position)
+            placed.append(PlacedBatch(position, header, judge.decide(header, is_abort_marker=abort)))
+    except (CorruptMessage, InvalidRecord) as error:
+        where = placed[-1].header.last_offset + 1 if placed else fetch_offset
+        raise type(error)(f"{piece.tp} at offset {where}: {error.detail}") from error
+    if len(piece.records) and not placed:
+        raise PeerError(
+            f"{piece.tp}: the broker sent {len(piece.records)} bytes for offset {fetch_offset} "
+            "without one whole batch; raise max.partition.fetch.bytes and fetch.max.bytes"
+        )
+    return placed
+
+
+def _is_abort_marker(records: memoryview, position: int) -> bool:
+    control = decode_control(records, position, verify=False)
+    return control is not None and control.type is ControlType.ABORT
+
+
+def end_offset(placed: list[PlacedBatch], fetch_offset: int) -> int:
+    """Where to go on after a piece: behind its last batch, also if nothing of it was visible."""
+    return max(placed[-1].header.last_offset + 1, fetch_offset) if placed else fetch_offset
+
+
+def decode_batch(
+    tp: TopicPartition, records: memoryview, batch: PlacedBatch, start_offset: int, *, check_crcs: bool
+) -> list[Record]:
+    """The records of one batch from `start_offset` on. Raises CorruptMessage naming the batch."""
+    timestamp_type = batch.header.timestamp_type
+    try:
+        decoded = decode_records(records, batch.position, verify=check_crcs)
+    except (CorruptMessage, InvalidRecord) as error:
+        raise type(error)(
+            f"{tp}, batch of offsets {batch.header.base_offset} to {batch.header.last_offset}: "
+            f"{error.detail}; seek past it to go on"
+        ) from error
+    topic, partition = tp
+    return [
+        Record(topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers)
+        for offset, timestamp_ms, key, value, headers in decoded
+        if offset >= start_offset
+    ]

@@ -1,0 +1,339 @@
+"""The consumer for asyncio: client.consumer.ConsumerCore driven by tasks that fetch and look up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from oncelog.client.consumer import ConsumerCore, FetchCall, ResetCall
+from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
+from oncelog.client.offsets import OffsetAt, OffsetSpec
+from oncelog.config import CONSUMER, Settings
+from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
+from oncelog.edge.offsets import list_offsets
+from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
+from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
+from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
+
+_FETCH_CHANNEL = "fetch"
+_POLL_FOREVER_SECONDS = 3600.0
+
+
+class AsyncConsumer:
+    """Reads assigned partitions on the running asyncio loop. Settings: mapping, or keywords with underscores.
+
+    Connects at first use, or with `async with`. Not for use by several tasks at a time.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+        self._settings = CONSUMER.parse({**(config or {}), **settings})
+        parse_bootstrap(self._settings["bootstrap.servers"])
+        self._core = ConsumerCore(self._settings)
+        self._cluster: ClusterConnection | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finding_leaders = False
+        self._failure_count = 0
+        self._wake: asyncio.Event | None = None
+        self._closed = False
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    # Life
+
+    async def start(self) -> None:
+        """Connect; other methods do so by themselves. Raises what ClusterConnection.start raises."""
+        await self._connected()
+
+    async def _connected(self) -> ClusterConnection:
+        if self._closed:
+            raise MisuseError("this consumer is closed; make a new one")
+        if self._cluster is None:
+            self._wake = asyncio.Event()
+            self._cluster = ClusterConnection(self._settings)
+        await self._cluster.start()
+        return self._cluster
+
+    async def close(self) -> None:
+        """End all work and connections; safe to call twice."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._cluster:
+            await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Assignment and positions
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Read these partitions and no others; those assigned before keep their positions."""
+        self._core.assign(partitions)
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions being read."""
+        return self._core.assignment()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on at `offset` (0 or above). Raises MisuseError when the partition is not assigned."""
+        self._core.seek(tp, offset)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on at the first record; without arguments in every assigned partition."""
+        self._core.seek_to(partitions, "earliest")
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on behind the last record a reader of this isolation may see."""
+        self._core.seek_to(partitions, "latest")
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of these until `resume`; positions stay."""
+        self._core.set_paused(partitions, True)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """End a `pause`."""
+        self._core.set_paused(partitions, False)
+        if self._cluster and not self._closed:
+            self._step(self._cluster)
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused."""
+        return self._core.paused()
+
+    async def position(self, tp: TopicPartition) -> int:
+        """The offset of the next record `poll` would give, looked up if need be."""
+        cluster = await self._connected()
+        deadline_ms = cluster.now_ms() + self._settings["request.timeout.ms"]
+        while (offset := self._core.position(tp)) is None:
+            self._step(cluster)
+            if not await self._wait(cluster, deadline_ms):
+                raise TimedOut(f"the position of {tp} was not found within request.timeout.ms")
+            self._core.raise_error()
+        return offset
+
+    def lag(self, tp: TopicPartition) -> int | None:
+        """Records between position and end as of the last fetch; None while unknown."""
+        return self._core.lag(tp)
+
+    # Records
+
+    async def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
+        """Records that wait, or come within `timeout` seconds; at most max.poll.records. Empty if none.
+
+        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and what made partitions
+        unreachable for longer than request.timeout.ms; polling may go on after any of them.
+        """
+        limit = max_records or self._settings["max.poll.records"]
+        return await self._poll(timeout, lambda now_ms: self._core.take(limit, now_ms)) or []
+
+    async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
+        """All records of one fetched piece of one partition as a pyarrow.RecordBatch; None if none came."""
+        return await self._poll(
+            timeout, lambda now_ms: self._core.take_arrow(now_ms, include_headers=include_headers)
+        )
+
+    async def _poll(self, timeout: float, take: Callable[[float], Any]) -> Any:
+        cluster = await self._connected()
+        if not self._core.assignment():
+            raise MisuseError("no partitions are assigned; call assign() first")
+        deadline_ms = cluster.now_ms() + timeout * 1000
+        while True:
+            self._core.raise_error()
+            taken = take(cluster.now_ms())
+            self._step(cluster)
+            if taken is not None and len(taken):
+                return taken
+            if not await self._wait(cluster, deadline_ms):
+                return None
+
+    async def _wait(self, cluster: ClusterConnection, deadline_ms: float) -> bool:
+        """Until something arrived; false when the time is over."""
+        assert self._wake is not None
+        remaining_ms = deadline_ms - cluster.now_ms()
+        if remaining_ms <= 0 and not self._wake.is_set():
+            return False
+        try:
+            async with asyncio.timeout(max(remaining_ms, 0) / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Record]:
+        limit_ms = self._settings["consumer.timeout.ms"]
+        while rows := await self.poll(_POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000):
+            for row in rows:
+                yield row
+
+    async def fetch_range(
+        self, tp: TopicPartition, start: int, end: int, *, include_headers: bool = False
+    ) -> AsyncIterator[Any]:
+        """What a reader of this isolation sees of offsets [start, end), as pyarrow.RecordBatches.
+
+        Independent of assignment and positions. Ends when everything below `end` was read, also if only
+        markers and aborted records are left. Raises as RangeFetcher.fetch.
+        """
+        options = range_options(self._settings)
+        async for offset, piece in self._pieces(tp, start, end, options):
+            batch = piece.arrow(offset, end, check_crcs=options.check_crcs, include_headers=include_headers)
+            if batch is not None:
+                yield batch
+
+    async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
+        """The stored batches that hold offsets [start, end): each view is one or more whole batches."""
+        options = range_options(self._settings, Isolation.READ_UNCOMMITTED)
+        async for offset, piece in self._pieces(tp, start, end, options):
+            if len(raw := piece.raw(offset, end)):
+                yield raw
+
+    async def _pieces(
+        self, tp: TopicPartition, start: int, end: int, options: FetchOptions
+    ) -> AsyncIterator[tuple[int, RangePiece]]:
+        check_range(tp, start, end)
+        offset, following = start, None
+        try:
+            while offset < end:
+                piece = await (following or self.fetch_piece(tp, offset, end, options))
+                following = None
+                if piece.next_offset < end:
+                    following = asyncio.ensure_future(self.fetch_piece(tp, piece.next_offset, end, options))
+                yield offset, piece
+                offset = piece.next_offset
+        finally:
+            if following:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    async def fetch_piece(
+        self, tp: TopicPartition, offset: int, end: int, options: FetchOptions
+    ) -> RangePiece:
+        """One step of a range: see RangeFetcher.fetch."""
+        return await RangeFetcher(await self._connected(), tp, options).fetch(offset, end)
+
+    # Looking around
+
+    async def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that exists, per partition."""
+        return await self._bounds(partitions, "earliest")
+
+    async def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset behind the last record this isolation may see (LSO or high watermark), per partition."""
+        return await self._bounds(partitions, "latest")
+
+    async def _bounds(
+        self, partitions: Collection[TopicPartition], spec: OffsetSpec
+    ) -> dict[TopicPartition, int]:
+        found = await self._offsets(dict.fromkeys(partitions, spec))
+        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
+
+    async def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAt | None]:
+        """The first record at or after a time, per partition; None where there is none."""
+        found = await self._offsets(dict(times_ms))
+        return {tp: at if at.offset is not None else None for tp, at in found.items()}
+
+    async def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, OffsetAt]:
+        outcome = await list_offsets(await self._connected(), specs, self._core.options.isolation)
+        found = {}
+        for tp, at in outcome.items():
+            if isinstance(at, OncelogError):
+                raise at
+            found[tp] = at
+        return found
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """The topic's partitions. Raises UnknownTopicOrPartition when it does not exist."""
+        cluster = await self._connected()
+        await cluster.leader(TopicPartition(topic, 0), allow_auto_topic_creation=False)
+        return cluster.metadata.partitions(topic)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers under Kafka's names (records-consumed-rate, fetch-latency-avg, records-lag-max, ...)."""
+        return self._core.metric_values(asyncio.get_running_loop().time() * 1000)
+
+    # Work in the background
+
+    def _step(self, cluster: ClusterConnection) -> None:
+        """Start whatever is due, unless an error waits for the application, which a repetition would hide."""
+        if self._core.has_error:
+            return
+        if resets := self._core.resets():
+            self._spawn(self._reset(cluster, resets))
+        calls, homeless = self._core.plan(cluster.metadata.leader_of)
+        for call in calls:
+            self._spawn(self._fetch(cluster, call))
+        if homeless and not self._finding_leaders:
+            self._finding_leaders = True
+            self._spawn(self._find_leaders(cluster, homeless))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _wake_up(self) -> None:
+        if self._wake:
+            self._wake.set()
+
+    async def _fetch(self, cluster: ClusterConnection, call: FetchCall) -> None:
+        sent_ms = cluster.now_ms()
+        timeout_ms = self._settings["request.timeout.ms"] + call.request.max_wait_ms
+        try:
+            response = await cluster.request(
+                call.node_id,
+                call.request,
+                timeout_ms=timeout_ms,
+                max_version=MAX_FETCH_VERSION,
+                channel=_FETCH_CHANNEL,
+            )
+            now_ms = cluster.now_ms()
+            stale = self._core.on_response(call, response, now_ms - sent_ms, now_ms)
+        except OncelogError as error:
+            if not isinstance(error, (DisconnectedError, TimedOut)):
+                self._core.note_error(error)
+                self._wake_up()
+            stale = self._core.on_failure(call)
+        self._failure_count = self._failure_count + 1 if stale else 0
+        cluster.metadata.mark_stale(stale)
+        self._step(cluster)
+        self._wake_up()
+
+    async def _find_leaders(self, cluster: ClusterConnection, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            if self._failure_count:
+                await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
+            for tp in partitions:
+                await cluster.leader(tp, allow_auto_topic_creation=False)
+        except OncelogError as error:
+            self._core.note_error(error)
+        finally:
+            self._finding_leaders = False
+        self._step(cluster)
+        self._wake_up()
+
+    async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
+        found = await list_offsets(cluster, {c.tp: c.to for c in calls}, self._core.options.isolation)
+        for call in calls:
+            outcome = found[call.tp]
+            if isinstance(outcome, OffsetAt):
+                self._core.on_reset(call, outcome)
+            else:
+                self._core.on_reset_failed(call, outcome)
+        self._step(cluster)
+        self._wake_up()

@@ -1,0 +1,338 @@
+"""The consumer without I/O: answers in, records and positions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncelog.client.consumer import ConsumerCore, FetchCall
+from oncelog.client.offsets import OffsetAt
+from oncelog.config import CONSUMER
+from oncelog.errors import CorruptMessage, MisuseError, OffsetOutOfRange, TopicAuthorizationFailed
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch, stamp
+from oncelog.wire.control import encode_end_marker
+from oncelog.wire.messages import FetchResponse
+from oncelog.wire.records import NewRecord
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+def core(**settings: object) -> ConsumerCore:
+    return ConsumerCore(CONSUMER.parse({"auto.offset.reset": "earliest", **settings}))
+
+
+def batch(base_offset: int, *values: bytes, **options: Any) -> bytes:
+    data = build_batch([NewRecord(1000 + i, None, value) for i, value in enumerate(values)], **options)
+    stamp(data, 0, base_offset, 0)
+    return bytes(data)
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    data = encode_end_marker(producer_id, 0, commit, 0, 1000)
+    stamp(data, 0, offset, 0)
+    return bytes(data)
+
+
+def answer(
+    *rows: tuple[TopicPartition, bytes],
+    error: int = 0,
+    aborted: list[tuple[int, int]] | None = None,
+    high_watermark: int = 100,
+) -> FetchResponse:
+    return FetchResponse(
+        responses=[
+            FetchResponse.FetchableTopicResponse(
+                topic=tp.topic,
+                partitions=[
+                    FetchResponse.PartitionData(
+                        partition_index=tp.partition,
+                        error_code=error,
+                        high_watermark=high_watermark,
+                        last_stable_offset=high_watermark,
+                        aborted_transactions=[
+                            FetchResponse.AbortedTransaction(producer_id=p, first_offset=o)
+                            for p, o in aborted or []
+                        ],
+                        records=records,
+                    )
+                ],
+            )
+            for tp, records in rows
+        ]
+    )
+
+
+def only_call(consumer: ConsumerCore) -> FetchCall:
+    calls, homeless = consumer.plan(lambda tp: 1)
+    assert homeless == [] and len(calls) == 1
+    return calls[0]
+
+
+def started(offset: int = 0, **settings: object) -> tuple[ConsumerCore, FetchCall]:
+    consumer = core(**settings)
+    consumer.assign([T0])
+    consumer.seek(T0, offset)
+    return consumer, only_call(consumer)
+
+
+def values(consumer: ConsumerCore, count: int = 500) -> list[bytes | None]:
+    return [record.value for record in consumer.take(count, 0)]
+
+
+def asked_offset(call: FetchCall) -> int:
+    return call.request.topics[0].partitions[0].fetch_offset
+
+
+def test_records_come_in_order_and_the_position_follows() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b") + batch(2, b"c"))), 1.0, 0)
+    assert values(consumer, 2) == [b"a", b"b"]
+    assert consumer.position(T0) == 2
+    assert values(consumer) == [b"c"]
+    assert consumer.position(T0) == 3
+    assert values(consumer) == []
+
+
+def test_max_records_cuts_inside_a_batch() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c"))), 1.0, 0)
+    assert values(consumer, 1) == [b"a"]
+    assert consumer.position(T0) == 1
+    assert values(consumer, 2) == [b"b", b"c"]
+
+
+def test_position_inside_a_batch_drops_the_records_below_it() -> None:
+    consumer, call = started(offset=1)
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c"))), 1.0, 0)
+    assert values(consumer) == [b"b", b"c"]
+
+
+def test_truncated_tail_is_fetched_again() -> None:
+    consumer, call = started()
+    whole = batch(0, b"a")
+    consumer.on_response(call, answer((T0, whole + batch(1, b"b" * 100)[:90])), 1.0, 0)
+    assert asked_offset(only_call(consumer)) == 1
+    assert values(consumer) == [b"a"]
+
+
+def test_next_piece_is_fetched_before_the_first_is_taken() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b"))), 1.0, 0)
+    assert asked_offset(only_call(consumer)) == 2
+
+
+def test_a_full_partition_is_not_fetched() -> None:
+    consumer, call = started(**{"max.partition.fetch.bytes": 80})
+    consumer.on_response(call, answer((T0, batch(0, b"x" * 100))), 1.0, 0)
+    assert consumer.plan(lambda tp: 1) == ([], [])
+    consumer.take(10, 0)
+    assert asked_offset(only_call(consumer)) == 1
+
+
+def test_one_fetch_per_broker_is_in_flight() -> None:
+    consumer = core()
+    consumer.assign([T0, T1])
+    consumer.seek(T0, 0)
+    call = only_call(consumer)
+    consumer.seek(T1, 0)
+    assert consumer.plan(lambda tp: 1) == ([], [])
+    other_broker, _ = consumer.plan(lambda tp: 1 if tp == T0 else 2)
+    assert [c.node_id for c in other_broker] == [2]
+    consumer.on_failure(call)
+    again, _ = consumer.plan(lambda tp: 1 if tp == T0 else 2)
+    assert [c.node_id for c in again] == [1]
+
+
+def test_seek_voids_what_was_fetched_and_what_is_under_way() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a"))), 1.0, 0)
+    second = only_call(consumer)
+    consumer.seek(T0, 50)
+    consumer.on_response(second, answer((T0, batch(1, b"b"))), 1.0, 0)
+    assert values(consumer) == []
+    assert consumer.position(T0) == 50
+    assert asked_offset(only_call(consumer)) == 50
+
+
+def test_markers_and_aborted_records_are_skipped_and_the_position_moves() -> None:
+    consumer, call = started()
+    records = (
+        batch(0, b"bad", producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+        + batch(1, b"good", producer_id=8, producer_epoch=0, base_sequence=0, is_transactional=True)
+        + marker(2, 7, commit=False)
+        + batch(3, b"later", producer_id=7, producer_epoch=0, base_sequence=1, is_transactional=True)
+        + marker(4, 7, commit=True)
+        + marker(5, 8, commit=True)
+    )
+    consumer.on_response(call, answer((T0, records), aborted=[(7, 0)]), 1.0, 0)
+    assert values(consumer) == [b"good", b"later"]
+    assert consumer.position(T0) == 6
+
+
+def test_a_piece_that_is_all_filtered_still_moves_the_position() -> None:
+    consumer, call = started()
+    records = batch(0, b"bad", producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    consumer.on_response(call, answer((T0, records + marker(1, 7, commit=False)), aborted=[(7, 0)]), 1.0, 0)
+    assert values(consumer) == []
+    assert consumer.position(T0) == 2
+    assert asked_offset(only_call(consumer)) == 2
+
+
+def test_read_uncommitted_gives_aborted_records_but_no_markers() -> None:
+    consumer, call = started(**{"isolation.level": "read_uncommitted"})
+    records = batch(0, b"bad", producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    consumer.on_response(call, answer((T0, records + marker(1, 7, commit=False))), 1.0, 0)
+    assert values(consumer) == [b"bad"]
+    assert consumer.position(T0) == 2
+
+
+def test_out_of_range_asks_for_a_new_position() -> None:
+    consumer, call = started(offset=5)
+    consumer.on_response(call, answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
+    (reset,) = consumer.resets()
+    assert (reset.tp, reset.to) == (T0, "earliest")
+    assert consumer.resets() == []
+    consumer.on_reset(reset, OffsetAt(42, None, None))
+    assert consumer.position(T0) == 42
+
+
+def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> None:
+    consumer, call = started(offset=5, **{"auto.offset.reset": "none"})
+    consumer.on_response(call, answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
+    with pytest.raises(OffsetOutOfRange, match=r"t-0 at offset 5.*auto\.offset\.reset"):
+        consumer.raise_error()
+    assert consumer.position(T0) == 5
+
+
+def test_no_position_and_no_policy_is_misuse() -> None:
+    consumer = core(**{"auto.offset.reset": "none"})
+    consumer.assign([T0])
+    with pytest.raises(MisuseError, match="call seek"):
+        consumer.raise_error()
+
+
+def test_a_reset_that_a_seek_overtook_is_void() -> None:
+    consumer = core()
+    consumer.assign([T0])
+    (reset,) = consumer.resets()
+    consumer.seek(T0, 9)
+    consumer.on_reset(reset, OffsetAt(0, None, None))
+    assert consumer.position(T0) == 9
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+def test_answers_that_mean_another_leader_are_not_errors(code: int) -> None:
+    consumer, call = started()
+    assert consumer.on_response(call, answer((T0, b""), error=code), 1.0, 0) == [T0]
+    consumer.raise_error()
+    assert asked_offset(only_call(consumer)) == 0
+
+
+def test_other_errors_reach_the_application_typed() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, b""), error=29), 1.0, 0)
+    with pytest.raises(TopicAuthorizationFailed, match="t-0"):
+        consumer.raise_error()
+
+
+def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
+    consumer, call = started()
+    damaged = bytearray(batch(0, b"a") + batch(1, b"b" * 50))
+    damaged[-5] ^= 1
+    consumer.on_response(call, answer((T0, bytes(damaged))), 1.0, 0)
+    assert values(consumer) == [b"a"]
+    with pytest.raises(CorruptMessage, match=r"t-0.*offsets 1 to 1"):
+        consumer.raise_error()
+    assert consumer.position(T0) == 1
+    assert asked_offset(only_call(consumer)) == 1
+    consumer.seek(T0, 2)
+    assert consumer.position(T0) == 2
+
+
+def test_check_crcs_off_reads_a_batch_with_a_wrong_checksum() -> None:
+    consumer, call = started(**{"check.crcs": False})
+    damaged = bytearray(batch(0, b"b" * 50))
+    damaged[-5] ^= 1
+    consumer.on_response(call, answer((T0, bytes(damaged))), 1.0, 0)
+    assert len(values(consumer)) == 1
+
+
+def test_paused_partitions_are_neither_fetched_nor_handed_out() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a"))), 1.0, 0)
+    consumer.set_paused([T0], True)
+    assert values(consumer) == []
+    assert consumer.plan(lambda tp: 1) == ([], [])
+    consumer.set_paused([T0], False)
+    assert values(consumer) == [b"a"]
+
+
+def test_assign_keeps_positions_of_partitions_that_stay() -> None:
+    consumer, _ = started(offset=7)
+    consumer.assign([T1, T0])
+    assert consumer.position(T0) == 7
+    assert consumer.position(T1) is None
+    assert [call.tp for call in consumer.resets()] == [T1]
+
+
+def test_lag_counts_to_the_end_the_reader_may_reach() -> None:
+    consumer, call = started()
+    assert consumer.lag(T0) is None
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b")), high_watermark=10), 1.0, 0)
+    consumer.take(1, 0)
+    assert consumer.lag(T0) == 9
+    assert consumer.metric_values(0)["records-lag-max"] == 9
+
+
+@pytest.mark.behaviour("I22")
+def test_metrics_have_kafkas_names() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"bc"))), 4.0, 1000)
+    consumer.take(10, 1000)
+    metrics = consumer.metric_values(2000)
+    assert metrics["records-consumed-total"] == 2
+    assert metrics["bytes-consumed-total"] == 3
+    assert metrics["records-consumed-rate"] == 2
+    assert metrics["fetch-latency-avg"] == metrics["fetch-latency-max"] == 4
+    assert metrics["fetch-total"] == 1
+
+
+@pytest.mark.parametrize("call", ["seek", "position", "lag", "pause"])
+def test_partitions_that_are_not_assigned_are_misuse(call: str) -> None:
+    consumer = core()
+    actions: dict[str, Any] = {
+        "seek": lambda: consumer.seek(T0, 1),
+        "position": lambda: consumer.position(T0),
+        "lag": lambda: consumer.lag(T0),
+        "pause": lambda: consumer.set_paused([T0], True),
+    }
+    with pytest.raises(MisuseError, match=r"t-0 is not assigned"):
+        actions[call]()
+
+
+def test_every_partition_gets_its_turn() -> None:
+    consumer = core()
+    consumer.assign([T0, T1])
+    consumer.seek(T0, 0)
+    consumer.seek(T1, 0)
+    firsts = set()
+    for _ in range(4):
+        call = only_call(consumer)
+        firsts.add(next(iter(call.expected)))
+        consumer.on_failure(call)
+    assert firsts == {T0, T1}
+
+
+def test_arrow_gives_a_piece_at_a_time_from_the_position_on() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c"))), 1.0, 0)
+    assert values(consumer, 1) == [b"a"]
+    table = consumer.take_arrow(0)
+    assert table is not None
+    assert table.column("value").to_pylist() == [b"b", b"c"]
+    assert table.column("offset").to_pylist() == [1, 2]
+    assert consumer.position(T0) == 3
+    assert consumer.take_arrow(0) is None
