@@ -194,17 +194,19 @@ def write_kafka_python(
         retry_backoff_ms=50,
         linger_ms=5,
     )
-    futures = []
-    for row in rows:
-        future = producer.send(
-            topic, value=row.value, key=row.key, partition=row.partition, headers=list(row.headers)
-        )
-        future.add_callback(lambda _metadata: on_ack())
-        futures.append(future)
-    producer.flush(timeout=TIMEOUT_S)
-    for future in futures:
-        future.get(timeout=TIMEOUT_S)
-    producer.close(timeout=5)
+    try:
+        futures = []
+        for row in rows:
+            future = producer.send(
+                topic, value=row.value, key=row.key, partition=row.partition, headers=list(row.headers)
+            )
+            future.add_callback(lambda _metadata: on_ack())
+            futures.append(future)
+        producer.flush(timeout=TIMEOUT_S)
+        for future in futures:
+            future.get(timeout=TIMEOUT_S)
+    finally:
+        producer.close(timeout=5)
 
 
 def read_kafka_python(bootstrap: str, topic: str, partitions: int) -> list[ReadRow]:

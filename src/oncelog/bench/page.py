@@ -42,8 +42,9 @@ def idempotence_section(result: Mapping[str, Any], *, picture: str, source: str)
 
 `oncelog bench idempotence` ({source}). {plan["record_bytes"]:,}-byte records, {plan["partitions"]}
 partitions, {plan["records"]:,} records a run at full speed, then latency at {plan["paced_per_s"]:,}
-records a second with `linger.ms=0`. Off and on alternate, each on a fresh broker and in a fresh process; medians of
-{plan["repeats"]} pairs, and `on / off` is the median of the pairs' ratios. Equal for all: {settings}.
+records a second with `linger.ms=0`. Off and on alternate, each on a fresh broker and in a fresh process;
+medians of {plan["repeats"]} pairs, and `on / off` is the median of the pairs' ratios.
+Equal for all: {settings}.
 
 {_markdown_table(result)}
 
