@@ -1,0 +1,103 @@
+"""Random messages from the tables, and their conversion to and from kafka-python's classes."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Any
+
+from oncelog.wire.messages import NO_ID
+from oncelog.wire.schema import Field, Struct
+
+_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+_TEXTS = ["", "t", "topic-with-a-longer-name", "größe", "日本語", "x" * 127, "y" * 300]
+_SMALL_TIME_MS = 86_400_000
+
+
+def random_value(rng: random.Random, field: Field, cls: type[Any], version: int, plain: bool) -> Any:
+    """A value for a field that the version has. `plain`: only what kio's richer types can hold."""
+    if field.is_nullable(version) and rng.random() < 0.25:
+        return None
+    if field.is_array:
+        element = field._replace(is_array=False, null_from=None, tag=None)
+        count = rng.choice([0, 1, 2, 3]) if field.struct or rng.random() < 0.9 else 200
+        return [random_value(rng, element, cls, version, plain) for _ in range(count)]
+    if field.struct is not None:
+        return random_part(rng, field.struct, cls._structs[field.struct.name], version, plain)
+    return _random_primitive(rng, field, plain)
+
+
+def _random_primitive(rng: random.Random, field: Field, plain: bool) -> Any:
+    if field.kind == "bool":
+        return rng.random() < 0.5
+    if field.kind == "string":
+        return rng.choice(_TEXTS)
+    if field.kind == "uuid":
+        return rng.choice([NO_ID, rng.randbytes(16)])
+    if field.kind == "records":
+        return rng.randbytes(rng.choice([0, 1, 126, 127, 128, 5000]))
+    if plain and field.name.endswith("error_code"):
+        return rng.choice([0, 1, 3, 45, 87])
+    if plain and (field.name.endswith(("_ms", "timestamp", "timeout"))):
+        return rng.randrange(_SMALL_TIME_MS // 1000) * 1000
+    bits = _BITS[field.kind]
+    return rng.choice([0, -1, 1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), rng.getrandbits(bits - 1)])
+
+
+def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int, plain: bool = False) -> Any:
+    """A message or part with random values in the version's fields and defaults in the others."""
+    part = cls()
+    for field in struct.fields:
+        if not field.is_in(version):
+            continue
+        if field.tag is not None and rng.random() < 0.4:
+            continue
+        setattr(part, field.name, random_value(rng, field, cls, version, plain))
+        if field.tag is not None and field.struct is not None and not field.is_array:
+            value = getattr(part, field.name)
+            if value == type(value)():  # a default struct is an absent one to kafka-python
+                setattr(part, field.name, None)
+    return part
+
+
+def to_kafka_python(part: Any, their_cls: Any, version: int) -> Any:
+    """The same values in kafka-python's class."""
+    values = {}
+    for field in part._struct.fields:
+        value = getattr(part, field.name)
+        is_default = value == (list() if field.starts_as_list else field.default)
+        if field.is_in(version) and not (field.tag is not None and is_default):
+            values[field.name] = _to_theirs(field, value, their_cls, version)
+    return their_cls(version=version, **values)
+
+
+def _to_theirs(field: Field, value: Any, their_cls: Any, version: int) -> Any:
+    if value is None:
+        return None
+    if field.struct is not None:
+        inner = their_cls._struct.fields[field.name].data_class
+        if field.is_array:
+            return [to_kafka_python(item, inner, version) for item in value]
+        return to_kafka_python(value, inner, version)
+    return uuid.UUID(bytes=value) if field.kind == "uuid" else value
+
+
+def from_kafka_python(theirs: Any, cls: type[Any], version: int) -> Any:
+    """kafka-python's values in our class."""
+    part = cls()
+    for field in cls._struct.fields:
+        if field.is_in(version):
+            setattr(part, field.name, _from_theirs(field, getattr(theirs, field.name), cls, version))
+    return part
+
+
+def _from_theirs(field: Field, value: Any, cls: type[Any], version: int) -> Any:
+    if field.kind == "uuid":
+        return NO_ID if value is None else value.bytes
+    if value is None or field.struct is None:
+        return value
+    inner = cls._structs[field.struct.name]
+    if field.is_array:
+        return [from_kafka_python(item, inner, version) for item in value]
+    part = from_kafka_python(value, inner, version)
+    return None if field.tag is not None and part == inner() else part

@@ -1,0 +1,127 @@
+"""Frames and headers, and cutting a stream however it arrives."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsResponse as TheirApiVersionsResponse
+from kafka.protocol.metadata import MetadataRequest as TheirMetadataRequest
+
+from oncelog.errors import PeerError
+from oncelog.wire.frames import (
+    FrameReader,
+    decode_request,
+    decode_request_header,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from oncelog.wire.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
+
+
+@pytest.mark.parametrize("version", [0, 8, 9, 13])
+@pytest.mark.parametrize("client_id", ["", "oncelog", "größe"])
+def test_requests_agree_with_kafka_python(version: int, client_id: str) -> None:
+    theirs = TheirMetadataRequest(topics=[], version=version, allow_auto_topic_creation=True)
+    theirs.with_header(correlation_id=77, client_id=client_id)
+    expected = bytes(theirs.encode(header=True, framed=True))
+    assert encode_request(MetadataRequest(topics=[]), version, 77, client_id) == expected
+    header, message = decode_request(expected[4:])
+    assert header[:4] == (3, version, 77, client_id)
+    assert message == MetadataRequest(topics=[])
+
+
+def test_a_client_id_may_be_null() -> None:
+    frame = encode_request(MetadataRequest(), 12, 1, None)
+    assert decode_request_header(frame[4:]).client_id is None
+
+
+@pytest.mark.parametrize("version", [0, 3, 4])
+def test_api_versions_answers_never_have_a_tagged_header(version: int) -> None:
+    frame = encode_response(ApiVersionsResponse(), version, 5)
+    read = TheirApiVersionsResponse.decode(frame, version=version, header=True, framed=True)
+    assert read.error_code == 0
+    assert decode_response(ApiVersionsResponse, version, frame[4:]) == (5, ApiVersionsResponse())
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_responses_come_back(version: int) -> None:
+    response = MetadataResponse(cluster_id="c")
+    frame = encode_response(response, version, 2**31 - 1)
+    assert struct.unpack(">i", frame[:4]) == (len(frame) - 4,)
+    assert decode_response(MetadataResponse, version, frame[4:]) == (2**31 - 1, response)
+
+
+def test_unknown_apis_and_versions_have_readable_headers() -> None:
+    header = decode_request_header(struct.pack(">hhih", 999, 7, 42, 2) + b"me" + b"body")
+    assert header == (999, 7, 42, "me", 12)
+    assert decode_request_header(struct.pack(">hhih", 18, 99, 42, 2) + b"me\0body").body_position == 13
+    with pytest.raises(PeerError, match="999"):
+        decode_request(struct.pack(">hhih", 999, 7, 42, -1))
+
+
+def test_tags_in_a_header_are_skipped() -> None:
+    tags = b"\x02" + b"\x00\x03abc" + b"\x81\x01\x00"
+    header = decode_request_header(struct.pack(">hhih", 3, 9, 42, 0) + tags + b"body")
+    assert header.body_position == 10 + len(tags)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\0\3\0\x09\0\0\0\1\0",
+        struct.pack(">hhih", 3, 9, 1, 5) + b"me",
+        struct.pack(">hhih", 3, 9, 1, -2) + b"me",
+        struct.pack(">hhih", 3, 9, 1, 1) + b"\xff",
+        struct.pack(">hhih", 3, 9, 1, 0),
+        struct.pack(">hhih", 3, 9, 1, 0) + b"\x01\x00\x7f",
+        struct.pack(">hhih", 3, 9, 1, 0) + b"\xff\xff\xff\xff\xff\xff",
+    ],
+)
+def test_broken_headers_are_peer_errors(frame: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode_request_header(frame)
+
+
+def test_a_short_response_is_a_peer_error() -> None:
+    with pytest.raises(PeerError, match="too short"):
+        decode_response(MetadataResponse, 9, b"abc")
+
+
+def test_frames_come_out_however_the_bytes_arrive() -> None:
+    rng = random.Random(7)
+    frames = [rng.randbytes(rng.choice([0, 1, 3, 4, 100, 5000])) for _ in range(60)]
+    stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
+    for steps in ([1], [2, 3], [5, 1, 9000], [10**6]):
+        reader, read, position = FrameReader(5000), [], 0
+        while position < len(stream):
+            step = rng.choice(steps)
+            read += reader.feed(stream[position : position + step])
+            position += step
+        assert [bytes(frame) for frame in read] == frames
+        assert reader.pending_bytes == 0
+
+
+def test_whole_frames_are_views_and_pieces_are_kept() -> None:
+    reader = FrameReader(100)
+    data = bytearray(struct.pack(">i", 2) + b"ab" + struct.pack(">i", 3) + b"c")
+    (whole,) = reader.feed(memoryview(data))
+    data[4:6] = b"AB"
+    assert bytes(whole) == b"AB"
+    data[:] = bytes(len(data))
+    assert reader.pending_bytes == 5
+    assert [bytes(frame) for frame in reader.feed(b"de")] == [b"cde"]
+
+
+@pytest.mark.parametrize("size", [-1, 101, 2**31 - 1])
+def test_a_size_out_of_range_ends_the_stream(size: int) -> None:
+    with pytest.raises(PeerError, match=str(size)):
+        FrameReader(100).feed(struct.pack(">i", size))
+    reader = FrameReader(100)
+    prefix = struct.pack(">i", size)
+    assert reader.feed(prefix[:2]) == []
+    with pytest.raises(PeerError):
+        reader.feed(prefix[2:])
