@@ -290,8 +290,7 @@ READERS: dict[str, Reader] = {
 
 def make_topic(bootstrap: str, name: str, partitions: int) -> None:
     """A topic that takes MAX_BYTES and forgets nothing."""
-    from oncelog import Admin
-    from oncelog.client.admin import NewTopic
+    from oncelog import Admin, NewTopic
 
     configs = {"max.message.bytes": str(MAX_BYTES), "retention.ms": "-1"}
     with Admin({"bootstrap.servers": bootstrap}) as admin:

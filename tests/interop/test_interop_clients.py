@@ -87,3 +87,21 @@ def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> Non
     WRITERS[writer](bootstrap, "keyed", [Row(None, key, b"") for key in keys], "none", lambda: None)
     placed = {row.key: row.partition for row in READERS["oncelog"](bootstrap, "keyed", PARTITIONS)}
     assert placed == {key: (murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in keys}
+
+
+@pytest.mark.behaviour("I21")
+@pytest.mark.parametrize("codec", CODECS)
+def test_our_clients_on_apache_kafka(apache_kafka: Any, codec: str) -> None:
+    """The same records through Apache Kafka: written by us for all, written by all for us."""
+    bootstrap = apache_kafka.bootstrap_servers
+    for writer in WRITERS:
+        topic = f"interop-{writer}-{codec}"
+        make_topic(bootstrap, topic, PARTITIONS)
+        rows = awkward_rows(writer)
+        WRITERS[writer](bootstrap, topic, rows, codec, lambda: None)
+        readers = READERS if writer == "oncelog" else {"oncelog": READERS["oncelog"]}
+        for name, read in readers.items():
+            seen = read(bootstrap, topic, PARTITIONS)
+            assert by_partition(seen) == by_partition(rows), (
+                f"{name} reads something else than {writer} wrote"
+            )

@@ -101,13 +101,13 @@ def _tip(mark: Mark) -> str:
 
 def delay_picture(rows: Sequence[Mapping[str, Any]], airlines: Mapping[str, str]) -> str:
     """Mean departure delay: a row per carrier, a column per hour of the day."""
-    carriers = sorted({row["carrier"] for row in rows})
-    hours = list(range(min(row["hour"] for row in rows), max(row["hour"] for row in rows) + 1))
     means = {
         (row["carrier"], row["hour"]): row["dep_delay_min"] / row["departed"]
         for row in rows
         if row["departed"]
     }
+    carriers = sorted({carrier for carrier, _ in means})
+    hours = list(range(min(hour for _, hour in means), max(hour for _, hour in means) + 1))
     left, top, cell, high = 220.0, 66.0, 37.0, 24.0
     title = "Mean departure delay in minutes, by carrier and scheduled hour"
     svg = Svg(left + cell * len(hours) + 20, top + high * len(carriers) + 30, title)
@@ -126,7 +126,7 @@ def delay_picture(rows: Sequence[Mapping[str, Any]], airlines: Mapping[str, str]
                     x, y, cell - 2, high - 2, _heat(mean), rx=2, tip=f"{carrier} {hour} h: {mean:.1f} min"
                 )
                 ink = "#ffffff" if mean > 26 else INK
-                svg.text(x + cell / 2 - 1, y + 15, f"{mean:.0f}", size=10, fill=ink, anchor="middle")
+                svg.text(x + cell / 2 - 1, y + 15, f"{round(mean)}", size=10, fill=ink, anchor="middle")
     return svg.render()
 
 

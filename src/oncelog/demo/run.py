@@ -98,8 +98,7 @@ class _Timer:
 
 def create_topics(bootstrap_servers: str) -> None:
     """The three topics. The flights are of 2013, so time-based retention is off."""
-    from oncelog import Admin
-    from oncelog.client.admin import NewTopic
+    from oncelog import Admin, NewTopic
 
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         admin.create_topics(
