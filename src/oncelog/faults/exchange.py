@@ -17,6 +17,7 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _SIZE = struct.Struct(">i")
 
 Address = tuple[str, int]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Hub(Protocol):
@@ -63,12 +64,17 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request and the way to its answer. `answer` becomes None when the broker is gone."""
+    """A request and the way to its answer.
+
+    `answer` becomes None when the broker is gone; `turn` counts the requests of its API that the
+    broker was given on this connection, from 1.
+    """
 
     header: RequestHeader
     frame: bytes
     event: WireEvent
     answer: asyncio.Future[bytes | None]
+    turn: int = 0
     is_copy: bool = False
     is_dropped: bool = False
     is_forged: bool = False

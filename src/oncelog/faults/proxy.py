@@ -10,7 +10,7 @@ from typing import Any, Self
 from oncelog.edge.loop import LoopThread
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.faults.events import EventLog, WireEvent
-from oncelog.faults.exchange import Address, Held
+from oncelog.faults.exchange import Address, Held, Streams
 from oncelog.faults.relay import Relay
 from oncelog.faults.rules import Rule, RuleBook
 
@@ -155,11 +155,19 @@ class _Core:
     def _accept_for(self, upstream: Address) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._connection_count += 1
-            self.spawn(self._serve(Relay(self, self._connection_count, upstream, reader, writer)))
+            self.spawn(self._serve(self._connection_count, upstream, (reader, writer)))
 
         return accept
 
-    async def _serve(self, relay: Relay) -> None:
+    async def _serve(self, number: int, upstream: Address, client: Streams) -> None:
+        try:
+            broker = await asyncio.open_connection(*upstream)
+        except OSError as error:
+            reason = error.strerror or error
+            self.log.note(f"connection {number}: no broker at {upstream[0]}:{upstream[1]}: {reason}")
+            client[1].close()
+            return
+        relay = Relay(self, number, upstream, client, broker)
         self._relays.add(relay)
         try:
             await relay.run()
@@ -188,7 +196,13 @@ class _Core:
         return len(relays)
 
     async def close(self) -> None:
-        """Close the ports; the thread's end cancels the connections."""
-        for server in self._servers.values():
+        """Close ports and connections and wait for it: a loop must not end with open handles."""
+        servers, relays = tuple(self._servers.values()), tuple(self._relays)
+        for server in servers:
             server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(relay.abort() for relay in relays))
+        await asyncio.gather(*(server.wait_closed() for server in servers))
         self._servers.clear()

@@ -28,7 +28,7 @@ from oncelog.faults.decode import (
     response_event,
 )
 from oncelog.faults.events import Fate, WireEvent
-from oncelog.faults.exchange import Address, Exchange, Held, Hub, drain, read_frame, write_frame
+from oncelog.faults.exchange import Address, Exchange, Held, Hub, Streams, drain, read_frame, write_frame
 from oncelog.faults.rules import Action, Rule, error_code_of
 
 DRAIN_SECONDS = 1.0
@@ -40,38 +40,36 @@ LATE_SECONDS = 10.0
 class Relay:
     """A client connection and its connection to one broker."""
 
-    def __init__(
-        self, hub: Hub, number: int, upstream: Address, reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:  # fmt: skip
+    def __init__(self, hub: Hub, number: int, upstream: Address, client: Streams, broker: Streams) -> None:
         self.hub = hub
         self.number = number
         self.upstream = upstream
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer = client
+        self._from_broker, self._to_broker = broker
         self._loop = asyncio.get_running_loop()
         self._open: deque[Exchange] = deque()  # in the client's order, not yet delivered
         self._order: asyncio.Queue[Exchange | None] = asyncio.Queue()
         self._sent: deque[Exchange] = deque()  # in the broker's order, not yet answered
         self._held: list[Held] = []
         self._cut = asyncio.Event()
+        self._sent_count: dict[str, int] = {}  # requests given to the broker, by API
         self._is_over = False
         self._is_broker_gone = False
         self._is_blocked = False  # the answer whose turn it is, is held
 
     async def run(self) -> None:
-        """Carry messages until either side ends or a rule cuts."""
+        """Carry messages until either side ends or a rule cuts, then close both connections."""
         try:
-            self._from_broker, self._to_broker = await asyncio.open_connection(*self.upstream)
-        except OSError as error:
-            self.hub.log.note(
-                f"connection {self.number}: no broker at {self._node}: {error.strerror or error}"
-            )
+            await self._pump()
+        finally:
             self._writer.close()
-            return
+            self._to_broker.close()
+        await self._wait_closed()
+
+    async def _pump(self) -> None:
         answers = asyncio.create_task(self._take_answers())
-        enders = [
-            asyncio.create_task(pump) for pump in (self._take_requests(), self._deliver(), self._cut.wait())
-        ]
+        pumps = (self._take_requests(), self._deliver(), self._wait_for_cut())
+        enders: list[asyncio.Task[None]] = [asyncio.create_task(pump) for pump in pumps]
         try:
             await asyncio.wait(enders, return_when=asyncio.FIRST_COMPLETED)
             self._end(enders)
@@ -82,8 +80,16 @@ class Relay:
             for task in (answers, *enders):
                 task.cancel()
             await asyncio.gather(answers, *enders, return_exceptions=True)
-            self._writer.close()
-            self._to_broker.close()
+
+    async def abort(self) -> None:
+        """Throw both connections away, with what is not written yet."""
+        self._writer.transport.abort()
+        self._to_broker.transport.abort()
+        await self._wait_closed()
+
+    async def _wait_closed(self) -> None:
+        closing = (self._writer.wait_closed(), self._to_broker.wait_closed())
+        await asyncio.gather(*closing, return_exceptions=True)
 
     def cut(self) -> None:
         """End the client's connection now."""
@@ -176,8 +182,10 @@ class Relay:
         if exchange.expects_answer:
             self._sent.append(exchange)
         write_frame(self._to_broker, exchange.frame)
+        api = exchange.event.api
+        self._sent_count[api] = exchange.turn = self._sent_count.get(api, 0) + 1
         for held in tuple(self._held):
-            held.count_down(exchange.event.api)
+            held.count_down(api)
         self._held = [held for held in self._held if not held.is_done]
 
     def _hold(self, event: WireEvent, rule: Rule, on_release: Callable[[bool], None]) -> Held:
@@ -309,7 +317,7 @@ class Relay:
             frame, event = forged_error(exchange.header, exchange.event, error_code_of(rule.error or ""))
             return self._write(event, frame, Fate.FORGED)
         if rule.action is Action.HOLD:
-            return await self._hold_answer(event, frame, rule)
+            return await self._hold_answer(exchange, event, frame, rule)
         if rule.action is Action.CUT:
             self._open.popleft()
             self.hub.log.record(event, Fate.CUT)
@@ -318,7 +326,7 @@ class Relay:
         await self._stay_silent()
         return False
 
-    async def _hold_answer(self, event: WireEvent, frame: bytes, rule: Rule) -> bool:
+    async def _hold_answer(self, exchange: Exchange, event: WireEvent, frame: bytes, rule: Rule) -> bool:
         released: asyncio.Future[bool] = self._loop.create_future()
 
         def let_go(lose: bool) -> None:
@@ -327,7 +335,9 @@ class Relay:
 
         self.hub.log.record(event, Fate.HELD)
         self._is_blocked = True
-        self._hold(event, rule, let_go)
+        held = self._hold(event, rule, let_go)
+        for _ in range(self._sent_count[event.api] - exchange.turn):
+            held.count_down(event.api)  # later requests that went by before this answer came
         if await released:
             self._is_blocked = False
             return self._write(event, frame, Fate.RELEASED)

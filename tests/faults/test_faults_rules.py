@@ -1,0 +1,133 @@
+"""Rules: what they match, when they strike, what the grammar refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.errors import ConfigError
+from oncelog.faults import Action, Direction, Rule, WireEvent, parse_rule
+from oncelog.faults.rules import RuleBook
+
+REQUEST = WireEvent(Direction.REQUEST, "Produce", size_bytes=500)
+RESPONSE = WireEvent(Direction.RESPONSE, "Produce")
+
+
+def strikes(rule: Rule, matches: int, seed: int = 0) -> list[int]:
+    book = RuleBook([rule], seed)
+    event = REQUEST if rule.direction is Direction.REQUEST else RESPONSE
+    return [n for n in range(1, matches + 1) if book.decide(event).rule is rule]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 2, 3, 4, 5]),
+        ({"nth": 2}, [2]),
+        ({"nth": 2, "count": 3}, [2, 3, 4]),
+        ({"count": 2}, [1, 2]),
+        ({"probability": 0.0}, []),
+        ({"probability": 1.0, "nth": 4}, [4]),
+    ],
+)
+def test_which_matches_are_struck(options: dict[str, float], expected: list[int]) -> None:
+    assert strikes(Rule(action="drop", api="Produce", **options), 5) == expected
+
+
+def test_one_seed_always_strikes_the_same_matches() -> None:
+    rule = Rule(action="cut", probability=0.3)
+    first = strikes(rule, 200, seed=7)
+    assert first == strikes(rule, 200, seed=7)
+    assert first != strikes(rule, 200, seed=8)
+    assert 30 < len(first) < 90
+
+
+def test_other_traffic_does_not_move_a_seeded_rule() -> None:
+    quiet, busy = (RuleBook([Rule(action="drop", api="Produce", probability=0.5)], 3) for _ in range(2))
+    expected = [quiet.decide(REQUEST).rule is not None for _ in range(50)]
+    found = []
+    for _ in range(50):
+        busy.decide(WireEvent(Direction.REQUEST, "Metadata"))
+        busy.decide(RESPONSE)
+        found.append(busy.decide(REQUEST).rule is not None)
+    assert found == expected
+
+
+def test_delays_add_up_and_the_first_other_action_decides() -> None:
+    cut = Rule(action="cut", direction="request")
+    book = RuleBook(
+        [
+            Rule(action="delay", delay_ms=5),
+            Rule(action="throttle", rate_bytes_s=1000),
+            cut,
+            Rule(action="drop"),
+        ]
+    )
+    decision = book.decide(REQUEST)
+    assert decision.delay_ms == 505
+    assert decision.rule is cut
+
+
+def test_a_rule_added_later_starts_counting_then_and_clear_forgets_all() -> None:
+    book = RuleBook()
+    book.decide(REQUEST)
+    book.add(Rule(action="drop", nth=1))
+    assert book.decide(REQUEST).rule is not None
+    book.add(Rule(action="drop"))
+    book.clear()
+    assert book.decide(REQUEST).rule is None
+
+
+def test_match_narrows_by_the_decoded_event() -> None:
+    rule = Rule(action="drop", match=lambda event: event.size_bytes > 100)
+    assert rule.matches(REQUEST)
+    assert not rule.matches(WireEvent(Direction.REQUEST, "Produce", size_bytes=10))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("response Produce cut nth=2", Rule(action="cut", api="Produce", direction="response", nth=2)),
+        ("Produce cut", Rule(action="cut", api="Produce", direction="response")),
+        ("drop probability=0.25", Rule(action="drop", direction="request", probability=0.25)),
+        ("* delay delay_ms=20 count=3", Rule(action="delay", delay_ms=20, count=3)),
+        ("request Produce hold release_after=1", Rule(action="hold", api="Produce", release_after=1)),
+        ("Fetch response throttle rate_bytes_s=100000",
+         Rule(action="throttle", api="Fetch", direction="response", rate_bytes_s=100000)),
+        ("Produce fail error=NOT_ENOUGH_REPLICAS",
+         Rule(action="fail", api="Produce", error="NOT_ENOUGH_REPLICAS")),
+    ],
+)  # fmt: skip
+def test_the_grammar(text: str, expected: Rule) -> None:
+    assert parse_rule(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("response Produce", "no action; expected one of drop, cut"),
+        ("response Produce explode", "'explode' is no direction"),
+        ("drop cut", "'cut' is a second action"),
+        ("drop nth=two", "nth=two is not a number"),
+        ("drop nth=0", "nth=0 must be 1 or more"),
+        ("drop sometimes=1", "no option 'sometimes'"),
+        ("drop probability=2", "must be between 0 and 1"),
+        ("delay", "action=delay needs delay_ms"),
+        ("drop delay_ms=5", "delay_ms means nothing with action=drop"),
+        ("response duplicate", "does not work on direction=response"),
+        ("Fetch fail error=NOT_ENOUGH_REPLICAS", "can only answer api=Produce"),
+        ("Produce fail error=OOPS", "no Kafka error name"),
+        ("hold delay_ms=-1", "must be 0 or more"),
+    ],
+)
+def test_what_the_grammar_refuses(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rule(text)
+    assert said in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_a_rule_names_an_unknown_api_or_action() -> None:
+    with pytest.raises(ConfigError, match="api=Prodce is no Kafka API"):
+        Rule(action=Action.DROP, api="Prodce")
+    with pytest.raises(ConfigError, match="action=lose: expected one of"):
+        Rule(action="lose")
