@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncelog.edge.admin import AsyncAdmin as Admin
+    from oncelog.edge.async_admin import AsyncAdmin as Admin
     from oncelog.edge.async_consumer import AsyncConsumer as Consumer
     from oncelog.edge.producer import AsyncProducer as Producer
 
 __all__ = ["Admin", "Consumer", "Producer"]
 
 _HOMES = {
-    "Admin": ("oncelog.edge.admin", "AsyncAdmin"),
+    "Admin": ("oncelog.edge.async_admin", "AsyncAdmin"),
     "Consumer": ("oncelog.edge.async_consumer", "AsyncConsumer"),
     "Producer": ("oncelog.edge.producer", "AsyncProducer"),
 }
