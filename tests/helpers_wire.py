@@ -1,4 +1,5 @@
-"""Random messages from the tables, and their conversion to and from kafka-python's classes."""
+"""What the wire tests share: records to try, random messages from the tables, and their conversion to and
+from kafka-python's classes."""
 
 from __future__ import annotations
 
@@ -6,8 +7,35 @@ import random
 import uuid
 from typing import Any
 
+from hypothesis import strategies as st
+
 from oncelog.wire.messages import NO_ID
+from oncelog.wire.records import NewRecord
 from oncelog.wire.schema import Field, Struct
+
+NOW_MS = 1_700_000_000_000
+HEADERS = [(), (("a", b"1"),), (("größe", None), ("", b""), ("a", b"x" * 200))]
+RECORDS = [
+    NewRecord(NOW_MS, None, b"first"),
+    NewRecord(NOW_MS - 5_000, b"", b"", HEADERS[1]),
+    NewRecord(NOW_MS + 100_000, b"k" * 64, None, HEADERS[2]),
+    NewRecord(NOW_MS - 9_000_000_000, None, None),
+    NewRecord(NOW_MS, b"k" * 9_000, b"v" * 20_000),
+]
+
+texts = st.text(max_size=20)
+payloads = st.none() | st.binary(max_size=300)
+records_strategy = st.lists(
+    st.builds(
+        NewRecord,
+        st.integers(0, 2**42),
+        payloads,
+        payloads,
+        st.lists(st.tuples(texts, payloads), max_size=3).map(tuple),
+    ),
+    min_size=1,
+    max_size=30,
+)
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _TEXTS = ["", "t", "topic-with-a-longer-name", "größe", "日本語", "x" * 127, "y" * 300]

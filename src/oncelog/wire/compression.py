@@ -80,7 +80,7 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
 def _compress_snappy(data: Buffer) -> bytes:
     raw = _library(Compression.SNAPPY).snappy
     view, parts = memoryview(data), [_XERIAL_HEADER]
-    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+    for start in range(0, max(1, len(view)), _XERIAL_BLOCK_BYTES):
         block = bytes(raw.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         parts += (_I32.pack(len(block)), block)
     return b"".join(parts)
