@@ -81,21 +81,28 @@ class ScriptedBroker:
         }
         self.seen: list[tuple[str, int]] = []
         self.messages: list[Any] = []
-        self.connection_count = 0
+        self.connection_count = self.open_count = 0
         self._writers: list[asyncio.StreamWriter] = []
 
     @property
     def bootstrap_servers(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is connected."""
+        return self.open_count == 0
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connection_count += 1
+        self.open_count += 1
         self._writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 if not await self._answer(await reader.readexactly(size), writer):
                     break
+        self.open_count -= 1
         writer.close()
 
     async def _answer(self, frame: bytes, writer: asyncio.StreamWriter) -> bool:
