@@ -56,6 +56,9 @@ class BrokerError(OncelogError):
     reaction: str | None = None
     """How the client that raised it treats it: retriable, abortable or fatal (row I18); None elsewhere."""
 
+    record_errors: tuple[tuple[int, str], ...] = ()
+    """(index in the batch, what is wrong) of each refused record, where the code is about records."""
+
     def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.code = code

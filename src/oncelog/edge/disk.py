@@ -142,9 +142,9 @@ class RealDisk:
     def sync_directory(self, path: str = "") -> None:
         _sync_directory(self._prefix + path)
 
-    def free_bytes(self) -> int:
+    def volume(self) -> tuple[int, int]:
         found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> RealLock:
         fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)

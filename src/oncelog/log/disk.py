@@ -87,7 +87,9 @@ class Disk(Protocol):
         """Make creations, renames and removals in a directory survive a power loss."""
         ...
 
-    def free_bytes(self) -> int: ...
+    def volume(self) -> tuple[int, int]:
+        """(total bytes, bytes that may still be written) of what holds the directory."""
+        ...
 
     def lock(self, path: str) -> DiskLock:
         """Take an exclusive lock on a file; BlockingIOError when another process holds it."""

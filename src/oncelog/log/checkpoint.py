@@ -1,0 +1,102 @@
+"""Kafka's small text files: offset checkpoints, leader epochs, partition.metadata, meta.properties.
+
+A checkpoint is UTF-8 lines: version 0, the number of entries, one entry a line.
+Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile, PartitionMetadataFile.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+
+from oncelog.errors import StorageError
+from oncelog.log.disk import Disk
+from oncelog.types import TopicPartition
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+
+def encode_checkpoint(entries: Iterable[str]) -> bytes:
+    lines = list(entries)
+    return "".join(f"{line}\n" for line in ("0", str(len(lines)), *lines)).encode()
+
+
+def decode_checkpoint(data: bytes) -> list[str]:
+    """The entries. Raises StorageError when version or count is not what it must be."""
+    try:
+        lines = data.decode().splitlines()
+        version, count = int(lines[0]), int(lines[1])
+    except (UnicodeDecodeError, ValueError, IndexError) as error:
+        raise StorageError(f"the checkpoint is unreadable: {error}") from error
+    entries = [line for line in lines[2:] if line.strip()]
+    if version != 0 or count != len(entries):
+        raise StorageError(f"the checkpoint has version {version} and {len(entries)} of {count} entries")
+    return entries
+
+
+def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    lines = [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
+    disk.replace(path, encode_checkpoint(lines))
+
+
+def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
+    """An unreadable or missing file counts as empty: every offset in it has a safe default."""
+    try:
+        lines = decode_checkpoint(disk.read(path))
+        return {TopicPartition(t, int(p)): int(offset) for t, p, offset in (line.split() for line in lines)}
+    except (FileNotFoundError, StorageError, ValueError):
+        return {}
+
+
+def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]]) -> None:
+    """(epoch, start offset) pairs, both growing."""
+    lines = [f"{epoch} {start_offset}" for epoch, start_offset in epochs]
+    disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines))
+
+
+def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
+    """None when the file is missing or unreadable."""
+    try:
+        lines = decode_checkpoint(disk.read(f"{directory}/{LEADER_EPOCHS}"))
+        return [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]
+    except (FileNotFoundError, StorageError, ValueError):
+        return None
+
+
+def encode_uuid(uuid: bytes) -> str:
+    """16 bytes as Kafka writes ids: base64url, 22 characters."""
+    return base64.urlsafe_b64encode(uuid).decode().rstrip("=")
+
+
+def decode_uuid(text: str) -> bytes:
+    """Raises StorageError unless it is 22 characters of base64url."""
+    try:
+        uuid = base64.urlsafe_b64decode(text + "==")
+    except (binascii.Error, ValueError) as error:
+        raise StorageError(f"{text!r} is not an id: {error}") from error
+    if len(uuid) != 16:
+        raise StorageError(f"{text!r} is not an id of 22 characters")
+    return uuid
+
+
+def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
+    text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
+    disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode())
+
+
+def read_partition_metadata(disk: Disk, directory: str) -> bytes | None:
+    """The topic's id; None when there is no file. Raises StorageError on an unreadable one."""
+    try:
+        text = disk.read(f"{directory}/{PARTITION_METADATA}").decode()
+    except FileNotFoundError:
+        return None
+    fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    if fields.get("version") != "0" or "topic_id" not in fields:
+        path = disk.describe(f"{directory}/{PARTITION_METADATA}")
+        raise StorageError(f"{path}: expected version 0 and topic_id")
+    return decode_uuid(fields["topic_id"])

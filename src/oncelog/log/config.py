@@ -1,0 +1,76 @@
+"""The topic settings that a partition needs, as plain fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.config import TOPIC, Settings
+from oncelog.types import Compression, TimestampType
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Settings of one topic under their Kafka names; see config.TOPIC for meanings and defaults.
+
+    `compression` None keeps the producer's codec. `retention_ms` and `retention_bytes` None: unlimited.
+    """
+
+    segment_bytes: int
+    segment_ms: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    compression: Compression | None
+    timestamp_type: TimestampType
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    retention_ms: int | None
+    retention_bytes: int | None
+    is_compacted: bool
+    is_deleted: bool
+    flush_messages: int
+    producer_expiration_ms: int
+
+    @classmethod
+    def from_settings(cls, settings: Settings, producer_expiration_ms: int = DAY_MS) -> LogConfig:
+        """From parsed topic settings and the broker's producer.id.expiration.ms."""
+        codec = settings["compression.type"]
+        policies = settings["cleanup.policy"].split(",")
+        is_append_time = settings["message.timestamp.type"] == "LogAppendTime"
+        return cls(
+            segment_bytes=settings["segment.bytes"],
+            segment_ms=settings["segment.ms"],
+            segment_index_bytes=settings["segment.index.bytes"],
+            index_interval_bytes=settings["index.interval.bytes"],
+            max_message_bytes=settings["max.message.bytes"],
+            compression=None if codec == "producer" else _CODECS[codec],
+            timestamp_type=TimestampType.LOG_APPEND_TIME if is_append_time else TimestampType.CREATE_TIME,
+            timestamp_before_max_ms=settings["message.timestamp.before.max.ms"],
+            timestamp_after_max_ms=settings["message.timestamp.after.max.ms"],
+            retention_ms=_unless_negative(settings["retention.ms"]),
+            retention_bytes=_unless_negative(settings["retention.bytes"]),
+            is_compacted="compact" in policies,
+            is_deleted="delete" in policies,
+            flush_messages=settings["flush.messages"],
+            producer_expiration_ms=producer_expiration_ms,
+        )
+
+    @classmethod
+    def default(cls) -> LogConfig:
+        """Every setting at its default."""
+        return cls.from_settings(TOPIC.parse({}))
+
+
+_CODECS = {
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+
+
+def _unless_negative(value: int) -> int | None:
+    return None if value < 0 else value

@@ -1,0 +1,267 @@
+"""A segment's three indexes, in Kafka's file formats. All may be rebuilt from the log.
+
+    .index      i32 offset - base | i32 position           one entry every index.interval.bytes
+    .timeindex  i64 timestamp_ms | i32 offset - base       the largest timestamp so far, and its batch's end
+    .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
+
+Entries live in memory and are written in runs: an index that lags behind its log is a sparser index,
+never a wrong one. Every write goes to the position its entries belong at, so that repeating one after a
+failure is harmless.
+Source: Kafka's OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from oncelog.errors import StorageError
+from oncelog.log.disk import Disk
+
+_OFFSET_ENTRY = struct.Struct(">II")
+_TIME_ENTRY = struct.Struct(">qI")
+_TXN_ENTRY = struct.Struct(">hqqqq")
+TXN_ENTRY_BYTES = _TXN_ENTRY.size
+
+# Entries kept back before they are written in one run.
+_RUN = 256
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction's span; `last_offset` is its marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class _IndexFile:
+    """How many of the entries in memory are in the file."""
+
+    entry_bytes: int
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._written = 0
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _pack(self, start: int, stop: int) -> bytes:
+        raise NotImplementedError
+
+    def write_pending(self, *, sync: bool = False) -> None:
+        """Bring the file up to the entries in memory. Raises OSError; a later call tries again."""
+        count, written = len(self), self._written
+        if count == written and not sync:
+            return
+        file = self._disk.open(self._path, create=True)
+        try:
+            file.pwrite(self._pack(written, count), written * self.entry_bytes)
+            if sync:
+                file.sync()
+        finally:
+            file.close()
+        self._written = count
+
+    def write_runs(self) -> None:
+        """Write when enough has gathered; a failure leaves the entries for the next call."""
+        if len(self) - self._written >= _RUN:
+            try:
+                self.write_pending()
+            except OSError:
+                pass  # the log is what counts; flush, roll and close insist
+
+    def _loaded(self, file_size: int) -> None:
+        """All entries in memory came from the file; preallocated or torn bytes after them are cut off."""
+        self._written = len(self)
+        if file_size != self._written * self.entry_bytes:
+            self.cut_file()
+
+    def cut_file(self) -> None:
+        """Make the file end where the entries in memory that are written end."""
+        self._written = min(self._written, len(self))
+        if self._disk.exists(self._path):
+            file = self._disk.open(self._path)
+            try:
+                file.truncate(self._written * self.entry_bytes)
+            finally:
+                file.close()
+
+
+class OffsetIndex(_IndexFile):
+    """Where batches stand in the file: (last offset of a batch, its position), both growing."""
+
+    entry_bytes = _OFFSET_ENTRY.size
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__(disk, path)
+        self._offsets = array("I")
+        self._positions = array("I")
+
+    @classmethod
+    def load(cls, disk: Disk, path: str, log_size: int) -> OffsetIndex:
+        """Raises StorageError when the file is missing or cannot be an index of such a log."""
+        index = cls(disk, path)
+        data = _read(disk, path)
+        for offset, position in _OFFSET_ENTRY.iter_unpack(data[: len(data) - len(data) % 8]):
+            if position == 0:
+                break  # Kafka preallocates zeros, and the first batch never has an entry
+            if position >= log_size or (index._offsets and offset <= index._offsets[-1]):
+                raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not fit the log")
+            index._offsets.append(offset)
+            index._positions.append(position)
+        index._loaded(len(data))
+        return index
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def append(self, relative_offset: int, position: int) -> None:
+        self._offsets.append(relative_offset)
+        self._positions.append(position)
+        self.write_runs()
+
+    def position_for(self, relative_offset: int) -> int:
+        """Where to start looking for the batch that holds the offset."""
+        found = bisect_right(self._offsets, relative_offset) - 1
+        return self._positions[found] if found >= 0 else 0
+
+    def position_before(self, position: int) -> int:
+        """The last batch start known at or before a position; 0 when none is."""
+        found = bisect_right(self._positions, position) - 1
+        return self._positions[found] if found >= 0 else 0
+
+    def last(self) -> tuple[int, int] | None:
+        """(relative offset, position), None when empty."""
+        return (self._offsets[-1], self._positions[-1]) if self._offsets else None
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` entries."""
+        del self._offsets[count:], self._positions[count:]
+        self.cut_file()
+
+    def count_below(self, relative_offset: int) -> int:
+        """How many entries stand for batches wholly below an offset."""
+        return bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
+
+    def _pack(self, start: int, stop: int) -> bytes:
+        pairs = zip(self._offsets[start:stop], self._positions[start:stop], strict=True)
+        return b"".join([_OFFSET_ENTRY.pack(offset, position) for offset, position in pairs])
+
+
+class TimeIndex(_IndexFile):
+    """(largest timestamp so far, last offset of the batch that has it), both growing."""
+
+    entry_bytes = _TIME_ENTRY.size
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__(disk, path)
+        self._timestamps = array("q")
+        self._offsets = array("I")
+
+    @classmethod
+    def load(cls, disk: Disk, path: str) -> TimeIndex:
+        """Raises StorageError when the file is missing or its entries do not grow."""
+        index = cls(disk, path)
+        data = _read(disk, path)
+        for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(data[: len(data) - len(data) % 12]):
+            if timestamp_ms == 0 and offset == 0:
+                break  # Kafka's preallocated zeros
+            if index._offsets and (timestamp_ms <= index._timestamps[-1] or offset <= index._offsets[-1]):
+                raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not grow")
+            index._timestamps.append(timestamp_ms)
+            index._offsets.append(offset)
+        index._loaded(len(data))
+        return index
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def append(self, timestamp_ms: int, relative_offset: int) -> None:
+        """Take the entry if its timestamp grew."""
+        if not self._timestamps or timestamp_ms > self._timestamps[-1]:
+            self._timestamps.append(timestamp_ms)
+            self._offsets.append(relative_offset)
+            self.write_runs()
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """Relative offset up to which every timestamp is below `timestamp_ms`; 0 when unknown."""
+        found = bisect_right(self._timestamps, timestamp_ms - 1) - 1
+        return self._offsets[found] if found >= 0 else 0
+
+    def last(self) -> tuple[int, int] | None:
+        """(timestamp_ms, relative offset), None when empty."""
+        return (self._timestamps[-1], self._offsets[-1]) if self._offsets else None
+
+    def cut_below(self, relative_offset: int) -> None:
+        """Keep the entries whose offset is below."""
+        count = bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
+        del self._timestamps[count:], self._offsets[count:]
+        self.cut_file()
+
+    def _pack(self, start: int, stop: int) -> bytes:
+        pairs = zip(self._timestamps[start:stop], self._offsets[start:stop], strict=True)
+        return b"".join([_TIME_ENTRY.pack(timestamp_ms, offset) for timestamp_ms, offset in pairs])
+
+
+class TransactionIndex(_IndexFile):
+    """Aborted transactions whose marker stands in the segment. The file exists only with entries."""
+
+    entry_bytes = TXN_ENTRY_BYTES
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__(disk, path)
+        self._entries: list[AbortedTransaction] = []
+
+    @classmethod
+    def load(cls, disk: Disk, path: str, base_offset: int) -> TransactionIndex:
+        """A missing file is an empty index. Raises StorageError when an entry cannot be right."""
+        index = cls(disk, path)
+        data = disk.read(path) if disk.exists(path) else b""
+        for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
+            entry = AbortedTransaction(*fields[1:])
+            previous = index._entries[-1].last_offset if index._entries else base_offset - 1
+            if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset > entry.last_offset:
+                raise StorageError(f"{disk.describe(path)}: entry {len(index)} is {fields}")
+            index._entries.append(entry)
+        index._loaded(len(data))
+        return index
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> Sequence[AbortedTransaction]:
+        return self._entries
+
+    @property
+    def is_pending(self) -> bool:
+        return self._written < len(self._entries)
+
+    def append(self, entry: AbortedTransaction) -> None:
+        self._entries.append(entry)
+
+    def cut_below(self, offset: int) -> None:
+        """Keep the entries whose marker is below an offset."""
+        self._entries = [entry for entry in self._entries if entry.last_offset < offset]
+        self.cut_file()
+
+    def _pack(self, start: int, stop: int) -> bytes:
+        return b"".join([_TXN_ENTRY.pack(0, *entry) for entry in self._entries[start:stop]])
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    try:
+        return disk.read(path)
+    except FileNotFoundError:
+        raise StorageError(f"{disk.describe(path)} is missing") from None

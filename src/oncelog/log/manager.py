@@ -1,0 +1,221 @@
+"""The data directory: one process at a time, every partition in it, and the checkpoints over them.
+
+    .lock                                held while a broker runs; a second one is refused
+    meta.properties                      cluster.id, node.id, directory.id
+    .kafka_cleanshutdown                 exists only after a clean stop
+    recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint
+    <topic>-<partition>/                 a partition; "...-delete" is one being removed
+Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from oncelog.errors import KafkaStorageError, MisuseError, StorageError
+from oncelog.log.checkpoint import (
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    encode_uuid,
+    read_offsets,
+    read_partition_metadata,
+    write_offsets,
+)
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import Disk, DiskLock, remove_if_exists
+from oncelog.log.partition import Partition
+from oncelog.types import TopicPartition
+
+LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
+DELETED_SUFFIX = "-delete"
+_DIRECTORY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
+
+
+class LogManager:
+    """An open data directory. `partitions` is read-only for others."""
+
+    def __init__(
+        self, disk: Disk, lock: DiskLock, properties: dict[str, str], new_uuid: Callable[[], bytes]
+    ) -> None:
+        self.disk = disk
+        self.directory = disk.describe("").rstrip("/")
+        self.cluster_id = properties["cluster.id"]
+        self.node_id = int(properties["node.id"])
+        self.directory_id = properties["directory.id"]
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.was_clean = disk.exists(CLEAN_SHUTDOWN)
+        self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
+        self._log_starts = read_offsets(disk, LOG_STARTS)
+        self._lock = lock
+        self._new_uuid = new_uuid
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        *,
+        node_id: int,
+        new_uuid: Callable[[], bytes],
+        now_ms: int,
+        cluster_id: str | None = None,
+    ) -> LogManager:
+        """Lock the directory and finish deletions; partitions are opened one by one afterwards.
+
+        `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. Raises
+        StorageError: in use by another process, another node's or cluster's directory, unreadable files.
+        """
+        lock = _take_lock(disk)
+        try:
+            manager = cls(disk, lock, _settle_properties(disk, node_id, cluster_id, new_uuid), new_uuid)
+            for name in disk.list():
+                if name.endswith(DELETED_SUFFIX):
+                    disk.remove_tree(name)
+            # From here on a crash makes the next start recover; recovery points are at the log ends.
+            remove_if_exists(disk, CLEAN_SHUTDOWN)
+            disk.sync_directory()
+        except OSError as error:
+            lock.release()
+            raise StorageError(f"{disk.describe('')} cannot be opened: {error}") from error
+        except BaseException:
+            lock.release()
+            raise
+        return manager
+
+    def partition_directories(self) -> dict[TopicPartition, bytes | None]:
+        """What the directory holds, opened or not, and each one's topic id (None: no id stored)."""
+        found: dict[TopicPartition, bytes | None] = {}
+        for name in self.disk.list():
+            match = _DIRECTORY.fullmatch(name)
+            if match is not None and self.disk.is_directory(name):
+                at = TopicPartition(match["topic"], int(match["partition"]))
+                found[at] = read_partition_metadata(self.disk, name)
+        return found
+
+    def open_partition(
+        self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
+    ) -> Partition:
+        """Open a partition, recovering it if need be, or make it. Raises MisuseError, StorageError."""
+        if topic_partition in self.partitions:
+            raise MisuseError(f"{topic_partition} is open already")
+        partition = Partition.open(
+            self.disk,
+            str(topic_partition),
+            topic_partition,
+            config,
+            topic_id=topic_id,
+            now_ms=now_ms,
+            clean_shutdown=self.was_clean,
+            recovery_point=self._recovery_points.get(topic_partition, 0),
+            log_start_offset=self._log_starts.get(topic_partition, 0),
+        )
+        self.partitions[topic_partition] = partition
+        return partition
+
+    def delete_partition(self, topic_partition: TopicPartition, now_ms: int) -> None:
+        """Forget a partition and its producers, and remove its files. Raises KafkaStorageError."""
+        partition = self.partitions.pop(topic_partition)
+        point = self._recovery_points.pop(topic_partition, None)
+        start = self._log_starts.pop(topic_partition, None)
+        doomed = f"{topic_partition}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
+        partition.abandon()
+        try:
+            if point is not None or start is not None:
+                # A new partition of this name must not inherit them.
+                self._write_offsets()
+            # Renamed first: a crash in the middle must not leave half a partition under its name.
+            self.disk.rename(partition.directory, doomed)
+            self.disk.sync_directory()
+            self.disk.remove_tree(doomed)
+        except OSError as error:
+            raise KafkaStorageError(f"{topic_partition} cannot be deleted: {error}") from error
+
+    def write_checkpoints(self) -> None:
+        """Write down recovery points, log starts and high watermarks. Raises KafkaStorageError."""
+        try:
+            for partition in self.partitions.values():
+                partition.checkpoint_producers()
+            self._write_offsets()
+        except OSError as error:
+            raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
+
+    def _write_offsets(self) -> None:
+        partitions = self.partitions.items()
+        # What was not opened this time keeps what it had.
+        self._recovery_points |= {tp: p.recovery_point for tp, p in partitions}
+        self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
+        write_offsets(self.disk, RECOVERY_POINTS, self._recovery_points)
+        write_offsets(self.disk, LOG_STARTS, self._log_starts)
+        write_offsets(self.disk, HIGH_WATERMARKS, {tp: p.high_watermark for tp, p in partitions})
+
+    def close(self, now_ms: int) -> None:
+        """Close every partition, write checkpoints and, if all went well, the clean-shutdown marker.
+
+        Raises the first KafkaStorageError after closing the others; the next start then recovers.
+        """
+        failures = []
+        for partition in self.partitions.values():
+            try:
+                partition.close(now_ms)
+            except KafkaStorageError as error:
+                failures.append(error)
+        try:
+            if not failures:
+                self._write_offsets()
+                self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+        except OSError as error:
+            failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))
+        finally:
+            self._lock.release()
+        if failures:
+            raise failures[0]
+
+    def release(self) -> None:
+        """Close files and lock without writing anything, as a crash would."""
+        for partition in self.partitions.values():
+            partition.abandon()
+        self._lock.release()
+
+
+def _take_lock(disk: Disk) -> DiskLock:
+    try:
+        return disk.lock(LOCK)
+    except BlockingIOError:
+        raise StorageError(
+            f"{disk.describe('')} is in use by another process, which holds {LOCK}: stop it, or use"
+            " another data directory"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{disk.describe(LOCK)}: {error}") from error
+
+
+def _settle_properties(
+    disk: Disk, node_id: int, cluster_id: str | None, new_uuid: Callable[[], bytes]
+) -> dict[str, str]:
+    if disk.exists(META_PROPERTIES):
+        properties = _parse_properties(disk.read(META_PROPERTIES).decode())
+    else:
+        properties = {
+            "version": "1",
+            "cluster.id": cluster_id or encode_uuid(new_uuid()),
+            "node.id": str(node_id),
+            "directory.id": encode_uuid(new_uuid()),
+        }
+        text = "".join(f"{key}={value}\n" for key, value in properties.items())
+        disk.replace(META_PROPERTIES, text.encode())
+    path = disk.describe(META_PROPERTIES)
+    missing = {"cluster.id", "node.id", "directory.id"} - properties.keys()
+    if missing:
+        raise StorageError(f"{path} lacks {', '.join(sorted(missing))}")
+    if properties["node.id"] != str(node_id):
+        raise StorageError(f"{path} says node.id={properties['node.id']}, the setting is {node_id}")
+    if cluster_id is not None and properties["cluster.id"] != cluster_id:
+        raise StorageError(f"{path} says cluster.id={properties['cluster.id']}, asked for {cluster_id}")
+    return properties
+
+
+def _parse_properties(text: str) -> dict[str, str]:
+    lines = (line.strip() for line in text.splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,240 @@
+"""One partition: append, read, forget. Everything that is stored passes through `append`.
+
+A batch is judged first (header, checksum, `rules.append`), then written, and only when its bytes are
+written is producer state changed; a refusal or a failing disk leaves the partition as it was.
+Source: Kafka's UnifiedLog.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, assert_never
+
+from oncelog.errors import CorruptMessage, InvalidRecord, KafkaStorageError, OffsetOutOfRange
+from oncelog.log.config import LogConfig
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.producers import end_marker, produced_batch
+from oncelog.log.reading import (
+    FoundTime,
+    LogSlice,
+    Place,
+    find_max_timestamp,
+    find_place,
+    find_timestamp,
+    read_at,
+)
+from oncelog.log.store import PartitionStore
+from oncelog.log.validation import check_batch, decode_and_check, needs_decoding
+from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
+from oncelog.rules.marker import StoreMarker, decide_marker
+from oncelog.types import Origin, TimestampType
+from oncelog.wire.batch import BatchHeader, read_header
+
+__all__ = ["Appended", "LogConfig", "LogSlice", "Partition", "ProducerState"]
+
+_CONTROL_BIT = 0x20
+# Ends of recent reads and where they are in a file: the next fetch of each reader begins there.
+_PLACES = 64
+# Producer entries looked at in one call of `expire_producers`; the next call goes on from there.
+_EXPIRE_SLICE = 100_000
+
+
+class Appended(NamedTuple):
+    """A batch that stands in the log.
+
+    `log_append_time_ms` is the broker's time on LogAppendTime topics, for a duplicate what was
+    remembered of it, else None.
+    """
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int | None
+    log_start_offset: int
+    is_duplicate: bool
+
+
+class ProducerState(NamedTuple):
+    """One producer id as DescribeProducers shows it."""
+
+    producer_id: int
+    entry: ProducerEntry
+
+
+class Partition(PartitionStore):
+    """The log of one topic partition on this node, which leads it and is its only replica."""
+
+    def append(self, records: memoryview, *, origin: Origin, now_ms: int) -> Appended:
+        """Store the one batch in `records`, stamped in place if writable; what follows it is ignored.
+
+        A repetition of a remembered batch is not stored again. Raises a BrokerError and stores nothing:
+        what `check_batch` and the append rule refuse, KafkaStorageError when the disk fails.
+        """
+        header = read_header(records)
+        size = header.batch_length + 12
+        if size > len(records):
+            raise CorruptMessage(f"the batch claims {size} bytes, {len(records)} were sent")
+        if records.readonly or size != len(records):
+            records = memoryview(bytearray(records[:size]))
+        config = self.config
+        if origin is Origin.CLIENT:
+            check_batch(records, header, config, now_ms)
+            if needs_decoding(header, config):
+                records = decode_and_check(records, header, config)
+                header = read_header(records)
+        elif header.attributes & _CONTROL_BIT:
+            return self._append_control(records, header, origin, now_ms)
+        if header.producer_id is None:
+            base_offset = self._write(records, header, now_ms)
+        else:
+            known = self._judge(header, origin, now_ms)
+            if isinstance(known, Duplicate):
+                return Appended(*known, self._log_start_offset, True)
+            base_offset = self._write(records, header, now_ms)
+            self._producers.remember(header.producer_id, known)
+        is_append_time = config.timestamp_type is TimestampType.LOG_APPEND_TIME
+        append_time_ms = now_ms if is_append_time else None
+        last_offset = base_offset + header.last_offset_delta
+        return Appended(base_offset, last_offset, append_time_ms, self._log_start_offset, False)
+
+    def _judge(self, header: BatchHeader, origin: Origin, now_ms: int) -> ProducerEntry | Duplicate:
+        batch = produced_batch(header)
+        if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            batch = batch._replace(max_timestamp_ms=now_ms)
+        entry = self._producers.table.get(batch.producer_id)
+        verdict = decide_append(entry, batch, origin, base_offset=self._log_end_offset, now_ms=now_ms)
+        match verdict:
+            case Store(successor):
+                return successor
+            case Duplicate():
+                return verdict
+            case Refuse(error, reason):
+                raise error(f"{self.topic_partition}: {reason}")
+            case _:
+                assert_never(verdict)
+
+    def _append_control(
+        self, records: memoryview, header: BatchHeader, origin: Origin, now_ms: int
+    ) -> Appended:
+        marker = end_marker(header, records)
+        if marker is None:
+            raise InvalidRecord("a control batch that is no transaction marker")
+        offset = self._log_end_offset
+        entry = self._producers.table.get(marker.producer_id)
+        verdict = decide_marker(entry, marker, origin, offset=offset, now_ms=now_ms)
+        match verdict:
+            case StoreMarker():
+                self._write(records, header, now_ms)
+                aborted = self._producers.complete(marker.producer_id, verdict)
+                if aborted is not None:
+                    self._segments.active.transactions.append(aborted)
+                return Appended(offset, offset, None, self._log_start_offset, False)
+            case Refuse(error, reason):
+                raise error(f"{self.topic_partition}: {reason}")
+            case _:
+                assert_never(verdict)
+
+    def read(
+        self, offset: int, max_bytes: int, *, upper_offset: int | None = None, at_least_one: bool = True
+    ) -> LogSlice:
+        """Whole stored batches, unchanged, from the one that holds `offset` to below `upper_offset`.
+
+        At most `max_bytes`, but with `at_least_one` the first batch even if it is larger. `upper_offset`
+        None is the high watermark. Empty at the end. Raises OffsetOutOfRange, KafkaStorageError.
+        """
+        end = self._log_end_offset if upper_offset is None else min(upper_offset, self._log_end_offset)
+        if not self._log_start_offset <= offset <= self._log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is not within"
+                f" {self._log_start_offset}..{self._log_end_offset}"
+            )
+        if offset >= end:
+            return LogSlice(b"", offset)
+        try:
+            place = self._places.pop(offset, None) or find_place(self._segments, offset)
+            found = read_at(place, end, max_bytes, at_least_one) if place is not None else None
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
+        if place is None or found is None:
+            return LogSlice(b"", offset)
+        self._remember_place(place, found)
+        return found
+
+    def _remember_place(self, place: Place, found: LogSlice) -> None:
+        position = place.position + len(found.records)
+        # At the end of a closed segment the next batch is in the next one.
+        if position < place.segment.size_bytes or place.segment is self._segments.active:
+            if len(self._places) >= _PLACES:
+                del self._places[next(iter(self._places))]
+            self._places[found.next_offset] = Place(place.segment, position)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
+        """The first record at or after a time: (timestamp_ms, offset)."""
+        return find_timestamp(self._segments, timestamp_ms, self._log_start_offset)
+
+    def max_timestamp_offset(self) -> FoundTime | None:
+        """The record with the largest timestamp; None when there is none."""
+        return find_max_timestamp(self._segments, self._log_start_offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int | None, int | None]:
+        """(largest leader epoch not above `epoch`, where it ends); (None, None) when it is unknown."""
+        return self._epochs.end_offset(epoch, self._log_end_offset)
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
+        found = []
+        for segment in self._segments.from_offset(from_offset):
+            for entry in segment.transactions.entries:
+                if entry.last_offset >= from_offset and entry.first_offset < upper_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= upper_offset:
+                    return found
+        return found
+
+    def describe_producers(self) -> list[ProducerState]:
+        """What is remembered of every producer id, by id."""
+        return sorted(
+            ProducerState(producer_id, entry) for producer_id, entry in self._producers.table.items()
+        )
+
+    def expire_producers(self, now_ms: int) -> int:
+        """Forget a slice of the idle producers; how many. Call it from time to time, it goes round."""
+        return self._producers.table.expire(now_ms, self.config.producer_expiration_ms, _EXPIRE_SLICE)
+
+    def delete_records(self, before_offset: int | None, now_ms: int) -> int:
+        """Forget records below an offset (None: all of them); the new log start.
+
+        Raises OffsetOutOfRange above the high watermark.
+        """
+        target = self._log_end_offset if before_offset is None else before_offset
+        if not 0 <= target <= self._log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: cannot delete up to {target}, the high watermark is"
+                f" {self._log_end_offset}"
+            )
+        self._advance_log_start(target, now_ms)
+        return self._log_start_offset
+
+    def enforce_retention(self, now_ms: int) -> int:
+        """Delete segments that are too old or too many, oldest first; how many.
+
+        Open transactions do not hold them. Raises KafkaStorageError.
+        """
+        before = len(self._segments)
+        if self.config.is_deleted:
+            self._advance_log_start(self._retained_from(now_ms), now_ms)
+        else:
+            self._advance_log_start(self._log_start_offset, now_ms)
+        return max(before - len(self._segments), 0)
+
+    def _retained_from(self, now_ms: int) -> int:
+        """Offset below which segments are too old or too many."""
+        config, offset = self.config, self._log_start_offset
+        excess = None if config.retention_bytes is None else self.size_bytes - config.retention_bytes
+        for segment in self._segments:
+            oldest_ms = None if config.retention_ms is None else now_ms - config.retention_ms
+            is_old = oldest_ms is not None and segment.max_timestamp_ms < oldest_ms
+            is_excess = excess is not None and excess >= segment.size_bytes
+            if segment.size_bytes == 0 or not (is_old or is_excess):
+                break
+            excess = None if excess is None else excess - segment.size_bytes
+            offset = segment.end_offset
+        return offset

@@ -1,0 +1,118 @@
+"""The producers of a partition: who they are, whose transaction is open, and what is snapshotted when.
+
+Appending, recovery and the simulator change producer state through the same two functions, `remember`
+and `complete`.
+"""
+
+from __future__ import annotations
+
+from oncelog.errors import CorruptMessage
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.snapshot import Producers, Snapshots
+from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
+from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
+from oncelog.rules.producers import ProducerTable
+from oncelog.rules.stability import stable_offset_after
+from oncelog.types import Origin
+from oncelog.wire.batch import BatchHeader
+from oncelog.wire.control import ControlType, decode_control
+
+
+def produced_batch(header: BatchHeader) -> ProducedBatch:
+    """What the append rule asks of a header that names a producer id and epoch."""
+    assert header.producer_id is not None and header.producer_epoch is not None
+    return ProducedBatch(
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.last_offset_delta,
+        header.max_timestamp_ms,
+        bool(header.attributes & 0x10),
+    )
+
+
+def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
+    """The COMMIT or ABORT in a control batch; None for other control records and for an empty batch.
+
+    Raises CorruptMessage or InvalidRecord when the batch does not parse.
+    """
+    record = decode_control(batch, verify=False)
+    if record is None or record.type not in (ControlType.COMMIT, ControlType.ABORT):
+        return None
+    if header.producer_id is None or header.producer_epoch is None or record.coordinator_epoch is None:
+        raise CorruptMessage("a transaction marker without a producer id and epoch")
+    return EndMarker(
+        header.producer_id,
+        header.producer_epoch,
+        record.coordinator_epoch,
+        record.type is ControlType.COMMIT,
+        record.timestamp_ms,
+    )
+
+
+class PartitionProducers:
+    """The producer table and the open transactions (producer id -> first offset, oldest first)."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self.table = ProducerTable()
+        self.open_transactions: dict[int, int] = {}
+        self.snapshots = snapshots
+        self.snapshot_offset: int | None = None
+
+    def load(self, offset: int, producers: Producers, expired_before_ms: int) -> None:
+        """Begin with a snapshot, less what expired meanwhile; only on an empty table."""
+        for producer_id, entry in producers:
+            if entry.last_append_ms > expired_before_ms or entry.current_txn_first_offset is not None:
+                self.table.put_idle(producer_id, entry)
+        first_offsets = [(entry.current_txn_first_offset, pid) for pid, entry in producers]
+        is_open = sorted((first, pid) for first, pid in first_offsets if first is not None)
+        self.open_transactions = {producer_id: first for first, producer_id in is_open}
+        self.snapshot_offset = offset
+
+    def remember(self, producer_id: int, entry: ProducerEntry) -> None:
+        """A data batch was written."""
+        self.table.put(producer_id, entry)
+        first_offset = entry.current_txn_first_offset
+        if first_offset is not None and producer_id not in self.open_transactions:
+            self.open_transactions[producer_id] = first_offset
+
+    def complete(self, producer_id: int, verdict: StoreMarker) -> AbortedTransaction | None:
+        """A marker was written; what the transaction index must note, None unless data was aborted."""
+        self.table.put(producer_id, verdict.entry)
+        self.open_transactions.pop(producer_id, None)
+        done = verdict.completed
+        if done is None or not done.is_aborted:
+            return None
+        stable = stable_offset_after(done, self.open_transactions.values())
+        return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+
+    def replay(self, header: BatchHeader, batch: memoryview, now_ms: int) -> AbortedTransaction | None:
+        """Take a stored batch into account, as appending it did; returns as `complete`."""
+        if header.producer_id is None or header.producer_epoch is None:
+            return None
+        entry = self.table.get(header.producer_id)
+        if header.is_control:
+            marker = end_marker(header, batch)
+            if marker is None:
+                return None
+            decided = decide_marker(entry, marker, Origin.REPLAY, offset=header.base_offset, now_ms=now_ms)
+            assert isinstance(decided, StoreMarker)
+            return self.complete(header.producer_id, decided)
+        verdict = decide_append(
+            entry, produced_batch(header), Origin.REPLAY, base_offset=header.base_offset, now_ms=now_ms
+        )
+        assert isinstance(verdict, Store)
+        self.remember(header.producer_id, verdict.entry)
+        return None
+
+    @property
+    def open_first_offset(self) -> int | None:
+        """First offset of the oldest open transaction."""
+        return next(iter(self.open_transactions.values()), None)
+
+    def take_snapshot(self, offset: int, *, sync: bool = False) -> None:
+        """Write the state down as of `offset`, unless that was the last one written. Raises OSError."""
+        if self.snapshot_offset == offset:
+            return
+        self.snapshots.write(offset, list(self.table.items()), sync=sync)
+        self.snapshot_offset = offset

@@ -1,0 +1,129 @@
+"""Reading: whole batches from an offset on, and look-ups by time. Nothing here changes the log."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.segment import Segment
+from oncelog.log.segments import Segments
+from oncelog.wire.batch import HEADER_BYTES
+from oncelog.wire.records import decode_records
+
+_BASE_AND_LENGTH = struct.Struct(">qi")
+_LAST_DELTA = struct.Struct(">i")
+_LAST_DELTA_POSITION = 23
+_OVERHEAD = 12
+
+
+class LogSlice(NamedTuple):
+    """Stored batches unchanged, and the offset after the last of them."""
+
+    records: bytes
+    next_offset: int
+
+
+class Place(NamedTuple):
+    """A batch boundary: `position` in the file of `segment`."""
+
+    segment: Segment
+    position: int
+
+
+class FoundTime(NamedTuple):
+    """A record's timestamp and offset."""
+
+    timestamp_ms: int
+    offset: int
+
+
+def find_place(segments: Segments, offset: int) -> Place | None:
+    """Where the batch that holds `offset`, or the first one after it, begins; None at the end."""
+    for segment in segments.from_offset(offset):
+        start = segment.index.position_for(max(offset - segment.base_offset, 0))
+        if segment.end_offset <= offset:
+            continue
+        for found in scan(segment.file, start, segment.size_bytes):
+            if isinstance(found, FoundBatch) and found.header.last_offset >= offset:
+                return Place(segment, found.position)
+    return None
+
+
+def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
+    """Whole batches below `upper_offset` from a place on, within its segment.
+
+    At most `max_bytes`, but with `at_least_one` the first batch whatever its size. None: none fits.
+    """
+    segment, position = place
+    available = segment.size_bytes - position
+    chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
+    if len(chunk) < HEADER_BYTES:
+        return None
+    first_offset, length = _BASE_AND_LENGTH.unpack_from(chunk)
+    size = length + _OVERHEAD
+    if first_offset >= upper_offset or (size > max_bytes and not at_least_one):
+        return None
+    if size > len(chunk):
+        chunk = segment.file.pread(size, position)
+    if len(chunk) == available and segment.end_offset <= upper_offset:
+        return LogSlice(chunk, segment.end_offset)
+    return _whole_batches(chunk, upper_offset, max(max_bytes, size), _skip(place, chunk, upper_offset))
+
+
+def _skip(place: Place, chunk: bytes, upper_offset: int) -> int:
+    """A batch start inside the chunk, known from the index, so that fewer headers need be walked."""
+    segment, position = place
+    if segment.end_offset > upper_offset:
+        return 0
+    return max(segment.index.position_before(position + len(chunk)) - position, 0)
+
+
+def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) -> LogSlice | None:
+    end, next_offset, limit = start, None, min(len(chunk), max_bytes)
+    if start >= limit:
+        end = 0
+    while end + HEADER_BYTES <= limit:
+        base_offset, length = _BASE_AND_LENGTH.unpack_from(chunk, end)
+        if end + length + _OVERHEAD > limit or base_offset >= upper_offset:
+            break
+        (delta,) = _LAST_DELTA.unpack_from(chunk, end + _LAST_DELTA_POSITION)
+        next_offset = base_offset + delta + 1
+        end += length + _OVERHEAD
+    if next_offset is None:
+        return _whole_batches(chunk, upper_offset, max_bytes, 0) if start else None
+    return LogSlice(chunk if end == len(chunk) else chunk[:end], next_offset)
+
+
+def find_timestamp(segments: Segments, timestamp_ms: int, start_offset: int) -> FoundTime | None:
+    """The first record at or after `start_offset` whose timestamp is at least `timestamp_ms`."""
+    for segment in segments:
+        if segment.max_timestamp_ms < timestamp_ms or segment.end_offset <= start_offset:
+            continue
+        relative = segment.times.offset_before(timestamp_ms)
+        position = segment.index.position_for(relative)
+        for found in scan(segment.file, position, segment.size_bytes):
+            if isinstance(found, BadBatch):
+                break
+            header = found.header
+            if header.max_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
+                continue
+            record = _first_record_at(found, timestamp_ms, start_offset)
+            if record is not None:
+                return record
+    return None
+
+
+def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
+    for record in decode_records(found.bytes()):
+        if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
+            return FoundTime(record.timestamp_ms, record.offset)
+    return None
+
+
+def find_max_timestamp(segments: Segments, start_offset: int) -> FoundTime | None:
+    """The record with the largest timestamp, the first of them if several; None in an empty log."""
+    newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
+    if newest.max_timestamp_ms < 0:
+        return None
+    return find_timestamp(segments, newest.max_timestamp_ms, start_offset)

@@ -1,0 +1,260 @@
+"""One segment: a run of batches in a file, named by the first offset it may hold, and its indexes.
+
+Source: Kafka's LogSegment.
+"""
+
+from __future__ import annotations
+
+from oncelog.errors import StorageError
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
+from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
+from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.wire.batch import BatchHeader
+
+LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
+MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """Kafka's names: the offset as 20 decimal digits."""
+    return f"{offset:020d}{suffix}"
+
+
+class Segment:
+    """Batches of offsets from `base_offset` to below `end_offset`, in `size_bytes` bytes of file.
+
+    `max_timestamp_ms` and `max_timestamp_offset` (last offset of its batch) are -1 in an empty one;
+    `first_timestamp_ms` is that of the first batch, None without one. `transactions_from` after a
+    rebuild: aborted transactions ending at or after it must be noted again; None when nothing was lost.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: str, base_offset: int, file: File, size_bytes: int, now_ms: int
+    ) -> None:
+        self._disk = disk
+        self._stem = f"{directory}/{base_offset:020d}"
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.file = file
+        self.size_bytes = size_bytes
+        self.created_ms = now_ms
+        self.first_timestamp_ms: int | None = None
+        self.max_timestamp_ms = self.max_timestamp_offset = -1
+        self.index = OffsetIndex(disk, self._stem + INDEX_SUFFIX)
+        self.times = TimeIndex(disk, self._stem + TIME_SUFFIX)
+        self.transactions = TransactionIndex(disk, self._stem + TXN_SUFFIX)
+        self.transactions_from: int | None = None
+        self._unindexed_bytes = 0
+        self._needs_cut = False
+
+    @classmethod
+    def create(cls, disk: Disk, directory: str, base_offset: int, now_ms: int) -> Segment:
+        """A new empty segment; what a failed attempt left under its name is cut away."""
+        file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}", create=True)
+        file.truncate(0)
+        segment = cls(disk, directory, base_offset, file, 0, now_ms)
+        for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
+            remove_if_exists(disk, segment._stem + suffix)
+        for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
+            disk.open(segment._stem + suffix, create=True).close()
+        return segment
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str, base_offset: int, now_ms: int) -> Segment:
+        """The log file alone; call `load_indexes` or `rebuild` before use."""
+        file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}")
+        return cls(disk, directory, base_offset, file, file.size(), now_ms)
+
+    @property
+    def log_path(self) -> str:
+        return self._stem + LOG_SUFFIX
+
+    def load_indexes(self, index_interval_bytes: int) -> None:
+        """Read the index files and the few batches after the last entry.
+
+        Raises StorageError when a file is missing or does not fit; then `rebuild`.
+        """
+        self.index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
+        self.times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
+        self.transactions = TransactionIndex.load(self._disk, self._stem + TXN_SUFFIX, self.base_offset)
+        if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
+            raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
+
+    def rebuild(self, trusted_offset: int, index_interval_bytes: int) -> BadBatch | None:
+        """Check every batch from `trusted_offset` on and index it again; cut the file at the first bad one.
+
+        Nothing below `trusted_offset` (already on disk for sure) is read again, as far as the index
+        reaches; an offset at or below the base trusts nothing. Afterwards `transactions_from` is set.
+        Returns what was cut.
+        """
+        self._load_trusted(trusted_offset)
+        bad = self._walk_from_index(index_interval_bytes, verify=True)
+        if bad is not None:
+            self.cut(bad.position)
+        return bad
+
+    def _load_trusted(self, trusted_offset: int) -> None:
+        self.index, self.times = self._trusted_indexes(trusted_offset)
+        self.index.cut_file()
+        last = self.index.last()
+        self.times.cut_below(last[0] + 1 if last is not None else 0)
+        self.transactions_from = max(trusted_offset, self.base_offset)
+        try:
+            path = self.transactions.path
+            self.transactions = TransactionIndex.load(self._disk, path, self.base_offset)
+        except StorageError:
+            self.transactions_from = self.base_offset
+        self.transactions.cut_below(self.transactions_from)
+
+    def _trusted_indexes(self, trusted_offset: int) -> tuple[OffsetIndex, TimeIndex]:
+        try:
+            if trusted_offset > self.base_offset:
+                index = OffsetIndex.load(self._disk, self.index.path, self.size_bytes)
+                times = TimeIndex.load(self._disk, self.times.path)
+                index.cut(index.count_below(trusted_offset - self.base_offset))
+                self._check_last_entry(index)
+                return index, times
+        except StorageError:
+            pass  # an unreadable index is made again from the log
+        return OffsetIndex(self._disk, self.index.path), TimeIndex(self._disk, self.times.path)
+
+    def _check_last_entry(self, index: OffsetIndex) -> None:
+        last = index.last()
+        if last is None:
+            return
+        found = next(scan(self.file, last[1], self.size_bytes), None)
+        if not isinstance(found, FoundBatch) or found.header.last_offset != self.base_offset + last[0]:
+            raise StorageError(f"{self._describe(last[1])}: the index points at no batch")
+
+    def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
+        """Note the batches from the last index entry on, as appending them did."""
+        self.first_timestamp_ms = self._read_first_timestamp()
+        self.max_timestamp_ms = self.max_timestamp_offset = -1
+        self.end_offset, self._unindexed_bytes = self.base_offset, 0
+        if (last_time := self.times.last()) is not None:
+            self.max_timestamp_ms = last_time[0]
+            self.max_timestamp_offset = self.base_offset + last_time[1]
+        last = self.index.last()
+        for found in scan(self.file, last[1] if last else 0, self.size_bytes, verify=verify):
+            if isinstance(found, BadBatch):
+                return found
+            header = found.header
+            is_growing = self.end_offset <= header.base_offset <= header.last_offset
+            if not is_growing or not self.fits(header.last_offset):
+                return BadBatch(found.position, f"offset {header.base_offset} comes after {self.end_offset}")
+            if last is not None and found.position == last[1]:
+                self._note_first_indexed(header)
+            else:
+                self._note(found.position, header, index_interval_bytes)
+        return None
+
+    def _note_first_indexed(self, header: BatchHeader) -> None:
+        """The batch that the last index entry names: its entry is there already."""
+        self.end_offset = header.last_offset + 1
+        self._unindexed_bytes = header.size_bytes
+        if header.max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms, self.max_timestamp_offset = header.max_timestamp_ms, header.last_offset
+
+    def _read_first_timestamp(self) -> int | None:
+        found = next(scan(self.file, 0, self.size_bytes), None)
+        if not isinstance(found, FoundBatch) or found.header.max_timestamp_ms < 0:
+            return None
+        return found.header.max_timestamp_ms
+
+    def fits(self, last_offset: int) -> bool:
+        """Whether an offset can be written relative to the base."""
+        return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    def is_full(self, header: BatchHeader, last_offset: int, config: LogConfig, now_ms: int) -> bool:
+        """Whether a batch that would end at `last_offset` needs a new segment (LogSegment.shouldRoll)."""
+        if self.size_bytes == 0:
+            return not self.fits(last_offset)
+        if self.first_timestamp_ms is not None:
+            age_ms = header.max_timestamp_ms - self.first_timestamp_ms
+        else:
+            age_ms = now_ms - self.created_ms
+        return (
+            self.size_bytes + header.size_bytes > config.segment_bytes
+            or age_ms > config.segment_ms
+            or len(self.index) >= config.segment_index_bytes // OffsetIndex.entry_bytes
+            or len(self.times) >= config.segment_index_bytes // TimeIndex.entry_bytes - 1
+            or not self.fits(last_offset)
+        )
+
+    def append(self, data: Buffer, header: BatchHeader, index_interval_bytes: int) -> int:
+        """Write a stamped batch and index it; its position. `header` has the stamped offset and time.
+
+        On OSError the segment is as it was: the file is cut back now or, failing that, before the next
+        append.
+        """
+        if self._needs_cut:
+            self.file.truncate(self.size_bytes)
+            self._needs_cut = False
+        position = self.size_bytes
+        try:
+            self.file.pwrite(data, position)
+        except OSError:
+            self._needs_cut = True
+            try:
+                self.file.truncate(position)
+                self._needs_cut = False
+            except OSError:
+                pass  # the next append tries again before it writes
+            raise
+        self.size_bytes = position + len(data)
+        if self.first_timestamp_ms is None and header.max_timestamp_ms >= 0 and position == 0:
+            self.first_timestamp_ms = header.max_timestamp_ms
+        self._note(position, header, index_interval_bytes)
+        return position
+
+    def _note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
+        last_offset = header.base_offset + header.last_offset_delta
+        if header.max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms, self.max_timestamp_offset = header.max_timestamp_ms, last_offset
+        if self._unindexed_bytes > index_interval_bytes:
+            self.index.append(last_offset - self.base_offset, position)
+            self._note_time()
+            self._unindexed_bytes = 0
+        self._unindexed_bytes += header.batch_length + 12
+        self.end_offset = last_offset + 1
+
+    def _note_time(self) -> None:
+        if self.max_timestamp_ms >= 0:
+            self.times.append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
+
+    def finish(self) -> None:
+        """The last time entry, and every entry into its file: at a roll or on closing."""
+        self._note_time()
+        self.index.write_pending()
+        self.times.write_pending()
+        self.transactions.write_pending()
+
+    def sync(self, *, is_active: bool) -> None:
+        """fdatasync. Indexes of the active segment wait until it is finished: they can be rebuilt.
+
+        Aborted transactions cannot be rebuilt below the recovery point, so they go with the log.
+        """
+        if self.transactions.is_pending:
+            self.transactions.write_pending(sync=True)
+        self.file.sync()
+        if not is_active:
+            self.index.write_pending(sync=True)
+            self.times.write_pending(sync=True)
+
+    def cut(self, position: int) -> None:
+        """Drop everything from a position on (a torn tail)."""
+        self.file.truncate(position)
+        self.size_bytes = position
+
+    def close(self) -> None:
+        self.file.close()
+
+    def remove(self) -> None:
+        """Close and delete every file. The log goes first: indexes without a log are swept at start."""
+        self.file.close()
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
+            remove_if_exists(self._disk, self._stem + suffix)
+
+    def _describe(self, position: int) -> str:
+        return f"{self._disk.describe(self.log_path)} at position {position}"

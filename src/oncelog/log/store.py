@@ -1,0 +1,291 @@
+"""The files of one partition and its offsets: opening, writing, syncing, deleting.
+
+What may be written is decided in `oncelog.log.partition`, which builds on this.
+Source: Kafka's UnifiedLog, LocalLog.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from oncelog.errors import KafkaStorageError, StorageError
+from oncelog.log.checkpoint import read_partition_metadata, write_partition_metadata
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import Disk
+from oncelog.log.epochs import LeaderEpochs
+from oncelog.log.reading import Place
+from oncelog.log.recovery import OpenAs, Recovered, recover
+from oncelog.log.segment import Segment
+from oncelog.log.validation import stamp_append_time
+from oncelog.rules.stability import last_stable_offset
+from oncelog.types import TimestampType, TopicPartition
+from oncelog.wire.batch import BatchHeader, stamp
+
+# Bytes appended since the last producer snapshot at which a checkpoint takes another one.
+_SNAPSHOT_EVERY_BYTES = 64 << 20
+
+
+class PartitionStore:
+    """Segments, offsets, leader epochs and producer snapshots of one directory.
+
+    Methods are called from one thread, except `flush`, which may run in another one meanwhile.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        topic_id: bytes | None,
+        recovered: Recovered,
+        epochs: LeaderEpochs,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.topic_partition = topic_partition
+        self.config = config
+        self.topic_id = topic_id
+        self.recovery_reports = recovered.reports
+        self._segments = recovered.segments
+        self._producers = recovered.producers
+        self._epochs = epochs
+        self._log_start_offset = recovered.log_start_offset
+        self._log_end_offset = recovered.segments.active.end_offset
+        self._recovery_point = recovered.log_start_offset
+        self._failure: str | None = None
+        self._places: dict[int, Place] = {}
+        self._unsnapshotted_bytes = 0
+        self._is_directory_dirty = True
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        *,
+        topic_id: bytes | None,
+        now_ms: int,
+        clean_shutdown: bool,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        leader_epoch: int = 0,
+    ) -> Self:
+        """Open or make the partition in `directory`. `topic_id` None takes the stored one.
+
+        `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
+        Raises StorageError naming file and position.
+        """
+        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms)
+        try:
+            if not disk.exists(directory):
+                disk.mkdir(directory)
+            topic_id = _settle_topic_id(disk, directory, topic_id)
+            recovered = recover(disk, directory, how)
+            end_offset = recovered.segments.active.end_offset
+            epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
+            partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs)
+            if clean_shutdown:
+                partition._recovery_point = end_offset
+            else:
+                partition._recovery_point = min(max(recovery_point, log_start_offset), end_offset)
+        except OSError as error:
+            raise StorageError(f"{disk.describe(directory)} cannot be opened: {error}") from error
+        return partition
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset the next record gets."""
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Readers see what is below; with one replica that is everything."""
+        return self._log_end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """read_committed readers see what is below."""
+        return last_stable_offset(
+            log_start_offset=self._log_start_offset,
+            high_watermark=self._log_end_offset,
+            open_first_offset=self._producers.open_first_offset,
+        )
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._epochs.latest or 0
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below survives a power loss."""
+        return self._recovery_point
+
+    @property
+    def unflushed_record_count(self) -> int:
+        """Offsets above the recovery point."""
+        return self._log_end_offset - self._recovery_point
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def directory(self) -> str:
+        """Relative to the data directory."""
+        return self._directory
+
+    @property
+    def producer_count(self) -> int:
+        """Producer ids remembered."""
+        return len(self._producers.table)
+
+    @property
+    def open_transaction_count(self) -> int:
+        return len(self._producers.open_transactions)
+
+    def _write(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
+        """Stamp and write a batch that may be stored; its base offset."""
+        if self._failure is not None:
+            raise KafkaStorageError(f"{self.topic_partition} is offline: {self._failure}")
+        base_offset = self._log_end_offset
+        if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
+            header = stamp_append_time(records, now_ms)
+        stamp(records, 0, base_offset, self.leader_epoch)
+        header = header._replace(base_offset=base_offset)
+        segment = self._segments.active
+        try:
+            if segment.is_full(header, base_offset + header.last_offset_delta, self.config, now_ms):
+                segment = self._roll(now_ms)
+            segment.append(records, header, self.config.index_interval_bytes)
+        except OSError as error:
+            raise KafkaStorageError(
+                f"{self._disk.describe(segment.log_path)} at position {segment.size_bytes},"
+                f" offset {base_offset}: {error}"
+            ) from error
+        self._log_end_offset = base_offset + header.last_offset_delta + 1
+        self._unsnapshotted_bytes += len(records)
+        return base_offset
+
+    def _roll(self, now_ms: int) -> Segment:
+        """Close the active segment and begin the next. On OSError nothing has changed."""
+        self._segments.active.finish()
+        self._producers.take_snapshot(self._log_end_offset)
+        segment = Segment.create(self._disk, self._directory, self._log_end_offset, now_ms)
+        self._segments.add(segment)
+        self._unsnapshotted_bytes = 0
+        self._is_directory_dirty = True
+        return segment
+
+    def _advance_log_start(self, offset: int, now_ms: int) -> None:
+        """Move the log start up, then delete the segments wholly below it."""
+        self._log_start_offset = max(self._log_start_offset, offset)
+        try:
+            if (
+                self._segments.active.end_offset <= self._log_start_offset
+                and self._segments.active.size_bytes
+            ):
+                self._roll(now_ms)
+            while len(self._segments) > 1 and self._segments.first.end_offset <= self._log_start_offset:
+                segment = self._segments.drop_first()
+                self._places.clear()
+                segment.remove()
+                self._producers.snapshots.remove(segment.base_offset)
+            self._epochs.cut_start(self._log_start_offset)
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}: deleting segments failed: {error}") from error
+
+    def flush(self) -> None:
+        """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
+
+        Raises KafkaStorageError; appends are then refused until the partition is opened again, since the
+        operating system may have dropped what it could not write.
+        """
+        end_offset = self._log_end_offset
+        segments = self._segments.from_offset(self._recovery_point)
+        try:
+            if self._is_directory_dirty:
+                self._disk.sync_directory(self._directory)
+                self._is_directory_dirty = False
+            for segment in segments:
+                segment.sync(is_active=segment is segments[-1])
+        except OSError as error:
+            self._failure = f"a sync failed ({error}); open the partition again once the disk works"
+            raise KafkaStorageError(f"{self.topic_partition}: {self._failure}") from error
+        self._recovery_point = max(self._recovery_point, end_offset)
+
+    def checkpoint_producers(self) -> None:
+        """Snapshot producer state if much was appended since the last one, so that recovery stays short."""
+        if self._unsnapshotted_bytes >= _SNAPSHOT_EVERY_BYTES:
+            self._snapshot_now(sync=False)
+
+    def _snapshot_now(self, *, sync: bool) -> None:
+        """At the log end. Snapshots between segments are dropped, but for this one."""
+        self._producers.take_snapshot(self._log_end_offset, sync=sync)
+        bases = [segment.base_offset for segment in self._segments]
+        self._producers.snapshots.keep([*bases, self._log_end_offset])
+        self._unsnapshotted_bytes = 0
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use other topic settings from now on."""
+        self.config = config
+
+    def close(self, now_ms: int) -> None:
+        """Snapshot, write indexes, sync, close the files. Raises KafkaStorageError, but closes them."""
+        try:
+            self._producers.table.expire(now_ms, self.config.producer_expiration_ms)
+            self._segments.active.finish()
+            self._snapshot_now(sync=True)
+            self.flush()
+            self._segments.active.sync(is_active=False)
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}: closing failed: {error}") from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files without writing anything, as a crash would."""
+        for segment in self._segments:
+            segment.close()
+
+    def delete(self) -> None:
+        """Close and remove the directory. Raises KafkaStorageError."""
+        self.abandon()
+        try:
+            self._disk.remove_tree(self._directory)
+        except OSError as error:
+            raise KafkaStorageError(f"{self._disk.describe(self._directory)}: {error}") from error
+
+
+def _settle_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
+    stored = read_partition_metadata(disk, directory)
+    if topic_id is None or topic_id == stored:
+        return stored
+    if stored is not None:
+        raise StorageError(f"{disk.describe(directory)} belongs to a topic of the same name with another id")
+    write_partition_metadata(disk, directory, topic_id)
+    return topic_id
+
+
+def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoch: int) -> LeaderEpochs:
+    end_offset = recovered.segments.active.end_offset
+    epochs = LeaderEpochs.open(disk, directory)
+    if epochs is None:
+        epochs = LeaderEpochs.empty(disk, directory)
+    for epoch, start_offset in recovered.leader_epochs:
+        epochs.assign(epoch, start_offset)
+    epochs.cut_end(end_offset)
+    epochs.cut_start(recovered.log_start_offset)
+    epochs.assign(leader_epoch, end_offset)
+    return epochs

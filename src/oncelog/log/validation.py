@@ -1,0 +1,114 @@
+"""What a client's batch must be before the log takes it: the checks of its header, in Kafka's order.
+
+Records are never looked into, compressed or not: the timestamps checked are the header's first and
+largest. Two settings ask for more and get it: a `compression.type` other than `producer` re-encodes the
+batch, and a compacted topic needs a key in every record; both decode.
+Source: Kafka's UnifiedLog.analyzeAndValidateRecords, LogValidator; reference order base offset 87, size
+10, CRC 2, counts 87, control 87, sequence 87, timestamps 32, segment size 18.
+"""
+
+from __future__ import annotations
+
+from oncelog.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    InvalidTimestamp,
+    MessageTooLarge,
+    RecordListTooLarge,
+)
+from oncelog.log.config import LogConfig
+from oncelog.types import TimestampType
+from oncelog.wire.batch import BatchHeader, build_batch, read_header, restamp_time, verify_crc
+from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
+
+_CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
+_NO_TIMESTAMP = -1
+
+
+def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+    """Refuse what may not be stored. Raises the BrokerError of the first check that fails."""
+    size = header.batch_length + 12
+    if header.base_offset != 0:
+        raise InvalidRecord(f"base offset {header.base_offset} in a batch from a client; it must be 0")
+    if size > config.max_message_bytes:
+        raise MessageTooLarge(f"the batch has {size} bytes, max.message.bytes is {config.max_message_bytes}")
+    if not verify_crc(records, 0, size):
+        raise CorruptMessage("the checksum of the batch is wrong")
+    count = header.records_count
+    if header.last_offset_delta < 0 or count <= 0 or count != header.last_offset_delta + 1:
+        raise InvalidRecord(f"{count} records, last offset delta {header.last_offset_delta}")
+    attributes = header.attributes
+    if attributes & _CONTROL_BIT:
+        raise InvalidRecord("a client may not write control batches")
+    if header.producer_id is not None and (header.base_sequence is None or header.producer_epoch is None):
+        raise InvalidRecord(f"producer id {header.producer_id} without an epoch and a base sequence")
+    if attributes & _LOG_APPEND_TIME_BIT:
+        raise _timestamp_error(0, "a producer may not set the timestamp type to LogAppendTime")
+    if config.timestamp_type is TimestampType.CREATE_TIME:
+        _check_time(header.base_timestamp_ms, 0, config, now_ms)
+        _check_time(header.max_timestamp_ms, header.last_offset_delta, config, now_ms)
+    if size > config.segment_bytes:
+        raise RecordListTooLarge(f"the batch has {size} bytes, segment.bytes is {config.segment_bytes}")
+
+
+def _check_time(timestamp_ms: int, index: int, config: LogConfig, now_ms: int) -> None:
+    if timestamp_ms == _NO_TIMESTAMP:
+        return
+    if timestamp_ms > now_ms + config.timestamp_after_max_ms:
+        ahead = f"{timestamp_ms} is {timestamp_ms - now_ms} ms ahead of the broker"
+        raise _timestamp_error(index, f"{ahead}; {config.timestamp_after_max_ms} are allowed")
+    if timestamp_ms < now_ms - config.timestamp_before_max_ms:
+        behind = f"{timestamp_ms} is {now_ms - timestamp_ms} ms behind the broker"
+        raise _timestamp_error(index, f"{behind}; {config.timestamp_before_max_ms} are allowed")
+
+
+def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
+    error = InvalidTimestamp(f"record {index}: {text}")
+    error.record_errors = ((index, text),)
+    return error
+
+
+def needs_decoding(header: BatchHeader, config: LogConfig) -> bool:
+    """Whether the topic's settings ask to look into the batch."""
+    if config.is_compacted:
+        return True
+    return config.compression is not None and config.compression != header.attributes & _CODEC_BITS
+
+
+def decode_and_check(records: memoryview, header: BatchHeader, config: LogConfig) -> memoryview:
+    """The batch as it is to be stored: re-encoded if its codec is not the topic's.
+
+    Raises InvalidRecord for a record that does not parse, or without a key on a compacted topic.
+    """
+    decoded = decode_records(records, verify=False)
+    if config.is_compacted:
+        _check_keys(decoded)
+    if config.compression is None or config.compression == header.attributes & _CODEC_BITS:
+        return records
+    return memoryview(_reencode(decoded, header, config))
+
+
+def _check_keys(decoded: list[DecodedRecord]) -> None:
+    missing = [index for index, record in enumerate(decoded) if record.key is None]
+    if missing:
+        error = InvalidRecord("a compacted topic takes no record without a key")
+        error.record_errors = tuple((index, "the record has no key") for index in missing)
+        raise error
+
+
+def _reencode(decoded: list[DecodedRecord], header: BatchHeader, config: LogConfig) -> bytearray:
+    assert config.compression is not None
+    return build_batch(
+        [NewRecord(record.timestamp_ms, record.key, record.value, record.headers) for record in decoded],
+        compression=config.compression,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
+    )
+
+
+def stamp_append_time(records: memoryview, now_ms: int) -> BatchHeader:
+    """Give a batch the broker's time, in place; its header as it is then."""
+    restamp_time(records, 0, TimestampType.LOG_APPEND_TIME, now_ms)
+    return read_header(records)
