@@ -1,0 +1,57 @@
+"""Kafka messaging exactly-once from Python: an embedded broker, clients, and the proof of it.
+
+    with oncelog.Broker() as broker, oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as p:
+        p.send("flights", b"EWR-IAH").result()
+
+Names load on first use: a producer does not import the broker, and `oncelog serve` no client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from oncelog import config, errors
+from oncelog.types import Header, Isolation, Record, RecordMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.edge.admin import Admin, NewTopic
+    from oncelog.edge.broker import Broker
+    from oncelog.edge.consumer import Consumer
+    from oncelog.edge.producer import Producer
+
+__all__ = [
+    "Admin",
+    "Broker",
+    "Consumer",
+    "Header",
+    "Isolation",
+    "NewTopic",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicPartition",
+    "config",
+    "errors",
+]
+
+_MODULE_OF = {
+    "Admin": "oncelog.edge.admin",
+    "NewTopic": "oncelog.edge.admin",
+    "Broker": "oncelog.edge.broker",
+    "Consumer": "oncelog.edge.consumer",
+    "Producer": "oncelog.edge.producer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

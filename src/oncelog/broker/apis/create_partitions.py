@@ -1,0 +1,64 @@
+"""CreatePartitions (key 37), versions 0-3: raise a topic's partition count.
+
+Errors: 3 unknown topic, 37 not above the present count, 39 an assignment that is not this node, 42 a
+topic named twice. validate_only creates nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from oncelog.broker.apis.create_topics import MAX_PARTITIONS
+from oncelog.errors import (
+    BrokerError,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    KafkaStorageError,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from oncelog.wire.messages import CreatePartitionsRequest, CreatePartitionsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 37
+
+_Asked = CreatePartitionsRequest.CreatePartitionsTopic
+_Result = CreatePartitionsResponse.CreatePartitionsTopicResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsResponse:
+    message: CreatePartitionsRequest = request.message
+    named = Counter(topic.name for topic in message.topics)
+    results = []
+    for asked in message.topics:
+        result = _Result(name=asked.name)
+        try:
+            if named[asked.name] > 1:
+                raise InvalidRequest(f"topic {asked.name!r} is named twice")
+            _grow(node, asked, message.validate_only, now_ms)
+        except BrokerError as error:
+            result.error_code, result.error_message = error.code, str(error)
+        except StorageError as error:
+            result.error_code, result.error_message = KafkaStorageError.code, str(error)
+        results.append(result)
+    return CreatePartitionsResponse(results=results)
+
+
+def _grow(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> None:
+    topic = node.topics.get(asked.name)
+    if topic is None:
+        raise UnknownTopicOrPartition()
+    present = len(topic.partitions)
+    if not present < asked.count <= MAX_PARTITIONS:
+        raise InvalidPartitions(f"topic {topic.name!r} has {present} partitions; {asked.count} is not more")
+    if asked.assignments is not None:
+        if len(asked.assignments) != asked.count - present:
+            raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
+        if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
+            raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    if not validate_only:
+        node.topics.add_partitions(topic, asked.count, now_ms)

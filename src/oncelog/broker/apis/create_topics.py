@@ -1,0 +1,116 @@
+"""CreateTopics (key 19), versions 2-7.
+
+-1 partitions or replication factor mean the defaults (accepted at every version). Errors: 17 name or
+collision, 36 exists, 37 partitions below 1, 38 a replication factor this single node cannot give,
+39 an assignment that is not this node, 40 configuration, 42 a topic named twice or both numbers and
+an assignment. validate_only (v1+) checks and creates nothing. v5+ tells the settings, v7 the topic id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oncelog.broker.config_text import topic_entries
+from oncelog.broker.names import check_no_collision, check_topic_name
+from oncelog.broker.topic_config import check_overrides
+from oncelog.errors import (
+    BrokerError,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidRequest,
+    KafkaStorageError,
+    StorageError,
+    TopicAlreadyExists,
+)
+from oncelog.wire.messages import NO_ID, CreateTopicsRequest, CreateTopicsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 19
+MAX_PARTITIONS = 100_000
+"""Of one topic; each costs files and memory, and a typing error should not cost the node."""
+
+_Asked = CreateTopicsRequest.CreatableTopic
+_Result = CreateTopicsResponse.CreatableTopicResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
+    message: CreateTopicsRequest = request.message
+    named = Counter(topic.name for topic in message.topics)
+    results = []
+    for asked in message.topics:
+        try:
+            if named[asked.name] > 1:
+                raise InvalidRequest(f"topic {asked.name!r} is named twice")
+            results.append(_create(node, asked, message.validate_only, now_ms))
+        except (BrokerError, StorageError) as error:
+            results.append(_error(asked, error))
+    return CreateTopicsResponse(topics=results)
+
+
+def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
+    code = error.code if isinstance(error, BrokerError) else KafkaStorageError.code
+    return _Result(name=asked.name, topic_id=NO_ID, error_code=code, error_message=str(error), configs=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    partition_count: int
+    overrides: dict[str, str]
+
+
+def _create(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> _Result:
+    plan = _plan(node, asked)
+    topic_id = NO_ID
+    if not validate_only:
+        topic_id = node.topics.create(asked.name, plan.partition_count, plan.overrides, now_ms).topic_id
+    return _Result(
+        name=asked.name,
+        topic_id=topic_id,
+        num_partitions=plan.partition_count,
+        replication_factor=1,
+        configs=[
+            CreateTopicsResponse.CreatableTopicConfigs(
+                name=entry.name, value=entry.value, config_source=entry.source
+            )
+            for entry in topic_entries(node.settings, plan.overrides)
+        ],
+    )
+
+
+def _plan(node: Node, asked: _Asked) -> _Plan:
+    check_topic_name(asked.name)
+    if node.topics.get(asked.name) is not None:
+        raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
+    check_no_collision(asked.name, (topic.name for topic in node.topics.all()))
+    count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
+    overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})
+    return _Plan(count, overrides)
+
+
+def _partition_count(node: Node, asked: _Asked) -> int:
+    count = node.settings["num.partitions"] if asked.num_partitions == -1 else asked.num_partitions
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidPartitions(f"{count} partitions; allowed are 1 to {MAX_PARTITIONS}")
+    factor = asked.replication_factor
+    if factor not in (-1, 1) and not (factor > 1 and node.settings["oncelog.accept.any.replication.factor"]):
+        raise InvalidReplicationFactor(
+            f"replication factor {factor}: this is a single node and can give 1 (or set "
+            "oncelog.accept.any.replication.factor=true to have more taken for 1)"
+        )
+    return int(count)
+
+
+def _assigned_partitions(node: Node, asked: _Asked) -> int:
+    if asked.num_partitions != -1 or asked.replication_factor != -1:
+        raise InvalidRequest("give either an assignment or numbers of partitions and replicas, not both")
+    indexes = sorted(assignment.partition_index for assignment in asked.assignments)
+    if indexes != list(range(len(indexes))):
+        raise InvalidReplicaAssignment("the partitions of an assignment must be 0, 1, 2, ... without gaps")
+    if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
+        raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    return len(indexes)

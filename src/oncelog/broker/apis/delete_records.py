@@ -1,0 +1,62 @@
+"""DeleteRecords (key 21), versions 0-2: move a partition's log start up; -1 = to the high watermark.
+
+Errors: 3 unknown, 1 an offset above the high watermark or negative, 44 a compacted topic that is not
+also cleaned by deletion, 56 disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import (
+    BrokerError,
+    KafkaStorageError,
+    OffsetOutOfRange,
+    PolicyViolation,
+    StorageError,
+)
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import DeleteRecordsRequest, DeleteRecordsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 21
+TO_HIGH_WATERMARK = -1
+
+_Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DeleteRecordsResponse:
+    message: DeleteRecordsRequest = request.message
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsResponse.DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    _delete(node, TopicPartition(topic.name, asked.partition_index), asked.offset, now_ms)
+                    for asked in topic.partitions
+                ],
+            )
+            for topic in message.topics
+        ]
+    )
+
+
+def _delete(node: Node, at: TopicPartition, offset: int, now_ms: int) -> _Result:
+    result = _Result(partition_index=at.partition, low_watermark=-1)
+    try:
+        topic, partition = node.topics.partition(at)
+        if topic.settings["cleanup.policy"] == "compact":
+            raise PolicyViolation("records of a compacted topic are not deleted by offset")
+        target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
+        if not 0 <= target <= partition.high_watermark:
+            raise OffsetOutOfRange(f"offset {offset} is outside 0..{partition.high_watermark}")
+        result.low_watermark = partition.delete_records(target, now_ms)
+    except BrokerError as error:
+        result.error_code = error.code
+    except StorageError:
+        result.error_code = KafkaStorageError.code
+    else:
+        node.fetch_waits.changed(at, now_ms)
+    return result

@@ -1,0 +1,34 @@
+"""DescribeCluster (key 60), versions 0-2: this one broker, which is its own controller.
+
+Endpoint type 1 (brokers) is served, 2 (controllers) is MISMATCHED_ENDPOINT_TYPE, others
+UNSUPPORTED_ENDPOINT_TYPE. Operations are never listed (-2147483648).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import MismatchedEndpointType, UnsupportedEndpointType
+from oncelog.wire.messages import DescribeClusterRequest, DescribeClusterResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 60
+BROKERS, CONTROLLERS = 1, 2
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse:
+    message: DescribeClusterRequest = request.message
+    if message.endpoint_type != BROKERS:
+        mismatch = message.endpoint_type == CONTROLLERS
+        return DescribeClusterResponse(
+            error_code=(MismatchedEndpointType if mismatch else UnsupportedEndpointType).code,
+            error_message="this is a broker; ask with endpoint type 1",
+            endpoint_type=message.endpoint_type,
+            cluster_id=node.cluster_id,
+        )
+    broker = DescribeClusterResponse.DescribeClusterBroker(
+        broker_id=node.node_id, host=node.address.host, port=node.address.port
+    )
+    return DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])

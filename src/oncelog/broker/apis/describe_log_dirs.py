@@ -1,0 +1,49 @@
+"""DescribeLogDirs (key 35), versions 1-4: the data directory and the size of each partition.
+
+topics null = all. Unknown partitions are left out, as Kafka leaves them out. Sizes are bytes of
+segment files; v4 tells the size and free space of the volume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 35
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeLogDirsResponse:
+    message: DescribeLogDirsRequest = request.message
+    wanted = None if message.topics is None else {t.topic: set(t.partitions) for t in message.topics}
+    total_bytes, usable_bytes = node.log_manager.disk.volume()
+    return DescribeLogDirsResponse(
+        results=[
+            DescribeLogDirsResponse.DescribeLogDirsResult(
+                log_dir=node.log_manager.directory,
+                topics=list(_topics(node, wanted)),
+                total_bytes=total_bytes,
+                usable_bytes=usable_bytes,
+            )
+        ]
+    )
+
+
+def _topics(
+    node: Node, wanted: dict[str, set[int]] | None
+) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsTopic]:
+    for topic in node.topics.all():
+        chosen = None if wanted is None else wanted.get(topic.name, set())
+        partitions = [
+            DescribeLogDirsResponse.DescribeLogDirsPartition(
+                partition_index=index, partition_size=partition.size_bytes
+            )
+            for index, partition in enumerate(topic.partitions)
+            if chosen is None or index in chosen
+        ]
+        if partitions:
+            yield DescribeLogDirsResponse.DescribeLogDirsTopic(name=topic.name, partitions=partitions)

@@ -1,0 +1,166 @@
+"""Fetch (key 1), versions 4-17: whole stored batches from an offset on, waiting for them if asked.
+
+Sessions (v7+): see oncelog.broker.sessions. Topic ids from v13 on; an unknown one is 100.
+Partitions are filled in request order until max_bytes; the first that has data gives at least one
+whole batch however small the limits. isolation_level 1 stops at the last stable offset and lists
+aborted transactions (empty, not null). Errors per partition: 3 / 100 unknown, 74 / 75 leader epoch,
+1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the answer waits
+until appends bring them or max_wait_ms is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.sessions import FetchContext, Target, error_response
+from oncelog.broker.topics import Topic
+from oncelog.broker.waiting import Deferred, FetchWait
+from oncelog.errors import (
+    BrokerError,
+    KafkaStorageError,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from oncelog.log.partition import Partition
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 1
+
+_Result = FetchResponse.PartitionData
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: FetchRequest = request.message
+    try:
+        context = node.sessions.open(message, request.header.api_version, now_ms)
+    except BrokerError as error:
+        return error_response(error)
+    fetch = _Fetch(node, message, context)
+    results = list(fetch.read())
+    missing_bytes = fetch.missing_bytes(results)
+    if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
+        return fetch.response(results)
+    deferred = Deferred(holds_later_requests=True)
+    node.fetch_waits.add(
+        FetchWait(
+            deferred,
+            fetch.partitions(),
+            missing_bytes,
+            now_ms + message.max_wait_ms,
+            lambda now_ms: fetch.response(list(fetch.read())),
+        )
+    )
+    return deferred
+
+
+class _Fetch:
+    """One fetch: may be read twice, when it is asked and when what it waited for is there."""
+
+    __slots__ = ("context", "max_bytes", "message", "node")
+
+    def __init__(self, node: Node, message: FetchRequest, context: FetchContext) -> None:
+        self.node, self.message, self.context = node, message, context
+        self.max_bytes = min(message.max_bytes, node.settings["fetch.max.bytes"])
+
+    def read(self) -> Iterator[tuple[Target, _Result]]:
+        left_bytes, has_data = self.max_bytes, False
+        for target in self.context.targets:
+            result = self._read_one(target, left_bytes, at_least_one=not has_data)
+            size_bytes = len(result.records or b"")
+            left_bytes -= size_bytes
+            has_data = has_data or size_bytes > 0
+            yield target, result
+
+    def missing_bytes(self, results: list[tuple[Target, _Result]]) -> int:
+        """How much more must come before an answer is due; 0 or less: answer now."""
+        if any(result.error_code or result.diverging_epoch for _, result in results):
+            return 0
+        have_bytes = sum(len(result.records or b"") for _, result in results)
+        wanted_bytes: int = min(self.message.min_bytes, self.max_bytes)
+        return wanted_bytes - have_bytes
+
+    def partitions(self) -> list[TopicPartition]:
+        found = ((self._topic(t), t.asked.partition) for t in self.context.targets)
+        return [TopicPartition(topic.name, partition) for topic, partition in found if topic]
+
+    def response(self, results: list[tuple[Target, _Result]]) -> FetchResponse:
+        topics: list[FetchResponse.FetchableTopicResponse] = []
+        for (name, topic_id, _), result in ((t.key, r) for t, r in self.context.select(results)):
+            # Consecutive partitions of one topic share a struct; the request's order is kept.
+            if not topics or (topics[-1].topic, topics[-1].topic_id) != (name, topic_id):
+                topics.append(
+                    FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=[])
+                )
+            topics[-1].partitions.append(result)
+        return FetchResponse(session_id=self.context.session_id, responses=topics)
+
+    def _topic(self, target: Target) -> Topic | None:
+        name, topic_id, _ = target.key
+        return self.node.topics.get(name) if topic_id == NO_ID else self.node.topics.by_id(topic_id)
+
+    def _read_one(self, target: Target, left_bytes: int, *, at_least_one: bool) -> _Result:
+        asked = target.asked
+        result = _Result(partition_index=asked.partition, high_watermark=-1, records=b"")
+        result.aborted_transactions = None
+        try:
+            self._fill(result, target, left_bytes, at_least_one)
+        except BrokerError as error:
+            result.error_code, result.records = error.code, b""
+        except StorageError:
+            result.error_code, result.records = KafkaStorageError.code, b""
+        return result
+
+    def _fill(self, result: _Result, target: Target, left_bytes: int, at_least_one: bool) -> None:
+        asked = target.asked
+        partition = self._partition(target)
+        check_leader_epoch(partition, asked.current_leader_epoch)
+        is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
+        upper_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
+        if not partition.log_start_offset <= asked.fetch_offset <= partition.high_watermark:
+            raise OffsetOutOfRange(
+                f"offset {asked.fetch_offset} is outside "
+                f"{partition.log_start_offset}..{partition.high_watermark}"
+            )
+        result.high_watermark = partition.high_watermark
+        result.last_stable_offset = partition.last_stable_offset
+        result.log_start_offset = partition.log_start_offset
+        if is_committed_only:
+            result.aborted_transactions = []
+        if self._diverges(result, partition, asked):
+            return
+        max_bytes = min(asked.partition_max_bytes, left_bytes)
+        if asked.fetch_offset < upper_offset and (max_bytes > 0 or at_least_one):
+            result.records = partition.read(
+                asked.fetch_offset,
+                max(max_bytes, 0),
+                upper_offset=upper_offset,
+                at_least_one=at_least_one,
+            ).records
+
+    def _partition(self, target: Target) -> Partition:
+        topic = self._topic(target)
+        if topic is None:
+            _, topic_id, _ = target.key
+            raise UnknownTopicOrPartition() if topic_id == NO_ID else UnknownTopicId()
+        return topic.partition(target.asked.partition)
+
+    @staticmethod
+    def _diverges(result: _Result, partition: Partition, asked: FetchRequest.FetchPartition) -> bool:
+        """Whether the reader's last epoch ended elsewhere than it read: it must cut back (KIP-595)."""
+        if asked.last_fetched_epoch < 0:
+            return False
+        epoch, end_offset = partition.end_offset_for_epoch(asked.last_fetched_epoch)
+        if epoch is None or end_offset is None:
+            raise OffsetOutOfRange(f"no epoch up to {asked.last_fetched_epoch} is known here")
+        if epoch == asked.last_fetched_epoch and end_offset >= asked.fetch_offset:
+            return False
+        result.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)
+        return True

@@ -1,0 +1,74 @@
+"""IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic.
+
+Operations: 0 set, 1 delete (back to the default), 2 append to and 3 subtract from a list
+(cleanup.policy is the only one). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
+operation on what is no list, 42 not a topic, an unknown operation, or a key named twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from oncelog.broker.altering import alter
+from oncelog.errors import InvalidConfig, InvalidRequest
+from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 44
+SET, DELETE, APPEND, SUBTRACT = range(4)
+_LIST_KEYS = ("cleanup.policy",)
+
+_Asked = IncrementalAlterConfigsRequest.AlterConfigsResource
+_Config = IncrementalAlterConfigsRequest.AlterableConfig
+
+
+def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
+    message: IncrementalAlterConfigsRequest = request.message
+    return IncrementalAlterConfigsResponse(
+        responses=[_alter(node, asked, message.validate_only) for asked in message.resources]
+    )
+
+
+def _alter(
+    node: Node, asked: _Asked, validate_only: bool
+) -> IncrementalAlterConfigsResponse.AlterConfigsResourceResponse:
+    def changed(present: Mapping[str, str]) -> Mapping[str, str | None]:
+        names = [config.name for config in asked.configs]
+        if len(set(names)) < len(names):
+            raise InvalidRequest("a setting is named twice")
+        result: dict[str, str | None] = dict(present)
+        effective = node.topics.settings_of(asked.resource_name)
+        for config in asked.configs:
+            _apply(result, config, str(effective.get(config.name, "")))
+        return result
+
+    code, text = alter(node, asked.resource_type, asked.resource_name, changed, validate_only)
+    return IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+        error_code=code,
+        error_message=text,
+        resource_type=asked.resource_type,
+        resource_name=asked.resource_name,
+    )
+
+
+def _apply(result: dict[str, str | None], config: _Config, effective: str) -> None:
+    operation = config.config_operation
+    if operation == SET:
+        result[config.name] = config.value
+    elif operation == DELETE:
+        result.pop(config.name, None)
+    elif operation in (APPEND, SUBTRACT):
+        if config.name not in _LIST_KEYS:
+            raise InvalidConfig(f"{config.name} is not a list; set it instead")
+        present = [part for part in effective.split(",") if part]
+        named = [part for part in (config.value or "").split(",") if part]
+        if operation == APPEND:
+            kept = present + [part for part in named if part not in present]
+        else:
+            kept = [part for part in present if part not in named]
+        result[config.name] = ",".join(kept)
+    else:
+        raise InvalidRequest(f"operation {operation} is not known; 0 to 3 are")

@@ -1,0 +1,85 @@
+"""ListOffsets (key 2), versions 1-10: the offset for a time.
+
+Timestamps: -1 latest (last stable offset with isolation_level 1), -2 earliest, -3 the record with the
+largest timestamp (v7+), -4 earliest on local disk (v8+, here the log start), -5 latest tiered (v9+,
+none here); 0 and above: the first record not older, -1/-1 when there is none. Errors: 3 unknown,
+42 a partition named twice, 35 a special timestamp unknown at this version, 74 / 75 leader epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.errors import BrokerError, InvalidRequest, UnsupportedVersion
+from oncelog.log.partition import Partition
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 2
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+FIRST_VERSION_OF = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ListOffsetsResponse:
+    message: ListOffsetsRequest = request.message
+    named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
+    repeated = {at for at, times in named.items() if times > 1}
+    version = request.header.api_version
+    is_committed_only = message.isolation_level == Isolation.READ_COMMITTED
+
+    def answer(name: str, asked: _Asked) -> _Result:
+        if (name, asked.partition_index) in repeated:
+            return _error(asked, InvalidRequest("the partition is named twice"))
+        return _answer(node, TopicPartition(name, asked.partition_index), asked, version, is_committed_only)
+
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsResponse.ListOffsetsTopicResponse(
+                name=topic.name, partitions=[answer(topic.name, asked) for asked in topic.partitions]
+            )
+            for topic in message.topics
+        ]
+    )
+
+
+_Asked = ListOffsetsRequest.ListOffsetsPartition
+_Result = ListOffsetsResponse.ListOffsetsPartitionResponse
+
+
+def _answer(node: Node, at: TopicPartition, asked: _Asked, version: int, is_committed_only: bool) -> _Result:
+    try:
+        if asked.timestamp < 0 and version < FIRST_VERSION_OF.get(asked.timestamp, version + 1):
+            raise UnsupportedVersion(f"timestamp {asked.timestamp} has no meaning at version {version}")
+        _, partition = node.topics.partition(at)
+        check_leader_epoch(partition, asked.current_leader_epoch)
+        timestamp, offset = _look_up(partition, asked.timestamp, is_committed_only)
+    except BrokerError as error:
+        return _error(asked, error)
+    epoch = partition.leader_epoch if offset >= 0 else -1
+    return _Result(
+        partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+    )
+
+
+def _error(asked: _Asked, error: BrokerError) -> _Result:
+    return _Result(partition_index=asked.partition_index, error_code=error.code)
+
+
+def _look_up(partition: Partition, timestamp: int, is_committed_only: bool) -> tuple[int, int]:
+    end_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
+    if timestamp == LATEST:
+        return -1, end_offset
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, partition.log_start_offset
+    if timestamp == LATEST_TIERED:
+        return -1, -1
+    if timestamp == MAX_TIMESTAMP:
+        found = partition.max_timestamp_offset()
+    else:
+        found = partition.offset_for_timestamp(timestamp)
+    return found if found is not None and found[1] < end_offset else (-1, -1)

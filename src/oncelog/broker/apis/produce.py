@@ -1,0 +1,246 @@
+"""Produce (key 0): advertised 0-12, served 3-12.
+
+0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Topic ids
+come with version 13, which is not offered.
+
+Checks in order (reference/record-batches.md 5): transactional batches without a transactional id 53
+(whole request), topic 3, exactly one batch of magic 2 87, zstd before v7 76, acks 21, transactional
+48 (transactions are not served yet), min.insync.replicas 19; the log does the rest. acks=0: no
+response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from oncelog.broker.events import AppendEvent, Verdict
+from oncelog.broker.flushing import FlushWait
+from oncelog.broker.waiting import Deferred, Disconnect
+from oncelog.errors import (
+    BrokerError,
+    CorruptMessage,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    InvalidRequiredAcks,
+    InvalidTxnState,
+    KafkaStorageError,
+    NotEnoughReplicas,
+    OutOfOrderSequenceNumber,
+    TransactionalIdAuthorizationFailed,
+    UnsupportedCompressionType,
+)
+from oncelog.log.partition import Appended, Partition
+from oncelog.types import Compression, Origin, TopicPartition
+from oncelog.wire.batch import read_header
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
+from oncelog.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 0
+FIRST_ZSTD_VERSION = 7
+
+_SIZE = struct.Struct(">i")
+_LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
+_SIZE_OVERHEAD, _LEAST_SIZE = 12, 61
+_TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
+
+_PartitionResult = ProduceResponse.PartitionProduceResponse
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: ProduceRequest = request.message
+    work = _Produce(node, request, message, now_ms)
+    lacks_id = message.transactional_id is None and any(
+        _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
+    )
+    responses = [
+        ProduceResponse.TopicProduceResponse(
+            name=topic.name,
+            partition_responses=[work.partition(topic.name, part, lacks_id) for part in topic.partition_data],
+        )
+        for topic in message.topic_data
+    ]
+    return work.answer(ProduceResponse(responses=responses))
+
+
+class _Produce:
+    """One request under way: what was appended, what still waits for the disk."""
+
+    __slots__ = ("deferred", "first_error", "message", "node", "now_ms", "request", "response", "waiting")
+
+    def __init__(self, node: Node, request: Request, message: ProduceRequest, now_ms: int) -> None:
+        self.node, self.request, self.message, self.now_ms = node, request, message, now_ms
+        self.waiting = 0
+        self.first_error: BrokerError | None = None
+        self.deferred: Deferred | None = None
+        self.response: ProduceResponse | None = None
+
+    def partition(
+        self, topic: str, part: ProduceRequest.PartitionProduceData, lacks_id: bool
+    ) -> _PartitionResult:
+        result = _PartitionResult(index=part.index, base_offset=-1)
+        at = TopicPartition(topic, part.index)
+        try:
+            if lacks_id:
+                raise TransactionalIdAuthorizationFailed("transactional batches need a transactional id")
+            self._append(at, part.records, result)
+        except BrokerError as error:
+            self._refuse(at, part.records, result, error)
+        return result
+
+    def _append(self, at: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
+        topic, partition = self.node.topics.partition(at)
+        batch = only_batch(records, self.request.header.api_version)
+        if self.message.acks not in (-1, 0, 1):
+            raise InvalidRequiredAcks(f"acks={self.message.acks}")
+        if _is_transactional(batch):
+            raise InvalidTxnState("no transaction is open: this broker does not serve transactions yet")
+        if self.message.acks == -1 and topic.min_insync_replicas > 1:
+            raise NotEnoughReplicas(
+                f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
+            )
+        appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
+        result.base_offset = appended.base_offset
+        result.log_start_offset = appended.log_start_offset
+        if appended.log_append_time_ms is not None:
+            result.log_append_time_ms = appended.log_append_time_ms
+        self._count(at, batch, appended)
+        self._wait_for_disk(partition, topic.flush_messages, appended, result)
+
+    def _count(self, at: TopicPartition, batch: memoryview, appended: Appended) -> None:
+        metrics = self.node.metrics
+        if appended.is_duplicate:
+            metrics.duplicates_acknowledged += 1
+        else:
+            metrics.batches_stored += 1
+            metrics.records_stored += appended.last_offset - appended.base_offset + 1
+            self.node.note_append(at, len(batch))
+        if self.node.on_append is not None:
+            verdict: Verdict = "duplicate" if appended.is_duplicate else "stored"
+            self._tell(at, batch, verdict, appended.base_offset, None)
+
+    def _wait_for_disk(
+        self, partition: Partition, flush_messages: int, appended: Appended, result: _PartitionResult
+    ) -> None:
+        if partition.unflushed_record_count < flush_messages:
+            return
+        # A retry of a batch that is not on disk yet waits as the batch itself does.
+        if appended.last_offset < partition.recovery_point:
+            return
+        self.waiting += 1
+
+        def on_flushed(error: Exception | None) -> None:
+            if error is not None:
+                result.error_code, result.base_offset = KafkaStorageError.code, -1
+                result.error_message = f"the batch could not be flushed: {error}"
+            self.waiting -= 1
+            if not self.waiting and self.deferred is not None:
+                self.deferred.resolve(self.response)
+
+        self.node.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
+
+    def _refuse(
+        self,
+        at: TopicPartition,
+        records: Buffer | None,
+        result: _PartitionResult,
+        error: BrokerError,
+    ) -> None:
+        result.error_code, result.error_message = error.code, str(error)
+        result.record_errors = [
+            ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
+            for index, text in getattr(error, "record_errors", ())
+        ]
+        self.first_error = self.first_error or error
+        metrics = self.node.metrics
+        metrics.append_errors[error.kafka_name] += 1
+        if isinstance(error, OutOfOrderSequenceNumber):
+            metrics.out_of_order_refused += 1
+        elif isinstance(error, InvalidProducerEpoch):
+            metrics.fenced_refused += 1
+        if self.node.on_append is not None:
+            self._tell(at, records, "refused", None, error)
+
+    def _tell(
+        self,
+        at: TopicPartition,
+        records: Buffer | None,
+        verdict: Verdict,
+        base_offset: int | None,
+        error: BrokerError | None,
+    ) -> None:
+        assert self.node.on_append is not None
+        try:
+            header = read_header(records) if records else None
+        except Exception:
+            header = None  # a refused batch may be anything; its event then has no producer fields
+        self.node.on_append(
+            AppendEvent(
+                time_ms=self.now_ms,
+                connection_id=self.request.connection_id,
+                client_id=self.request.header.client_id,
+                topic=at.topic,
+                partition=at.partition,
+                verdict=verdict,
+                producer_id=header.producer_id if header else None,
+                producer_epoch=header.producer_epoch if header else None,
+                base_sequence=header.base_sequence if header else None,
+                last_sequence=header.last_sequence if header else None,
+                record_count=header.records_count if header else 0,
+                base_offset=base_offset,
+                error_code=error.code if error else 0,
+                reason=str(error) if error else "",
+            )
+        )
+
+    def answer(self, response: ProduceResponse) -> Answer:
+        if self.message.acks == 0:
+            if self.first_error is not None:
+                return Disconnect(f"a Produce with acks=0 failed: {self.first_error}")
+            return None
+        if not self.waiting:
+            return response
+        self.response = response
+        self.deferred = Deferred(holds_later_requests=False)
+        return self.deferred
+
+
+def only_batch(records: Buffer | None, version: int) -> memoryview:
+    """The one batch a partition's records must be, without trailing garbage.
+
+    Raises InvalidRecord (none, several, old format), CorruptMessage, UnsupportedCompressionType.
+    """
+    if not records or len(records) < _SIZE_OVERHEAD:
+        raise InvalidRecord("a Produce request needs one record batch for every partition it names")
+    size_bytes = _size_at(records, 0)
+    if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
+        raise CorruptMessage(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
+    if records[_MAGIC_POSITION] != 2:
+        raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not served; use magic 2")
+    if size_bytes < _LEAST_SIZE:
+        raise CorruptMessage(f"a record batch has at least {_LEAST_SIZE} bytes, this one {size_bytes}")
+    rest = len(records) - size_bytes
+    if rest >= _SIZE_OVERHEAD and _size_at(records, size_bytes) <= rest:
+        raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")
+    if version < FIRST_ZSTD_VERSION and records[_ATTRIBUTES_POSITION] & _CODEC_BITS == Compression.ZSTD:
+        raise UnsupportedCompressionType(f"zstd needs Produce version {FIRST_ZSTD_VERSION} or higher")
+    return memoryview(records)[:size_bytes]
+
+
+def _size_at(records: Buffer, position: int) -> int:
+    size_bytes = int(_SIZE.unpack_from(records, position + _LENGTH_POSITION)[0]) + _SIZE_OVERHEAD
+    if size_bytes < _SIZE_OVERHEAD + 14:
+        raise CorruptMessage(f"a batch length of {size_bytes - _SIZE_OVERHEAD} is below the least possible")
+    return size_bytes
+
+
+def _is_transactional(records: Buffer | None) -> bool:
+    return (
+        records is not None
+        and len(records) > _ATTRIBUTES_POSITION
+        and records[_MAGIC_POSITION] == 2
+        and bool(records[_ATTRIBUTES_POSITION] & _TRANSACTIONAL_BIT)
+    )

@@ -1,0 +1,98 @@
+"""Settings as the config APIs show them: values as text, where they come from, their type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
+from oncelog.config import BROKER, INT32_MAX, TOPIC, Setting, Settings, SettingValue
+
+
+class Source(IntEnum):
+    """DescribeConfigs' config_source. Source: AK DescribeConfigsResponse.ConfigSource."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to. Source: AK ConfigResource.Type."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One of the places a value may come from, the winning one first."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One setting as it stands. `value` None: unset. `wire_type` is DescribeConfigs' config_type."""
+
+    name: str
+    value: str | None
+    source: Source
+    synonyms: tuple[Synonym, ...]
+    wire_type: int
+    doc: str
+
+
+def to_text(value: SettingValue) -> str | None:
+    """Kafka's spelling: true/false, lists with commas; None stays None."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(value)
+    return None if value is None else str(value)
+
+
+def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
+    """Every topic setting, each with its synonyms: the topic's own, the broker's, the default."""
+    settings = topic_settings(broker, overrides)
+    for row in TOPIC.settings:
+        synonyms = []
+        if row.key in overrides:
+            synonyms.append(Synonym(row.key, to_text(settings[row.key]), Source.TOPIC))
+        broker_key = BROKER_DEFAULT_OF.get(row.key)
+        if broker_key is not None:
+            synonyms += _broker_synonyms(broker, broker_key)
+        else:
+            synonyms.append(Synonym(row.key, to_text(row.default), Source.DEFAULT))
+        yield _entry(row, settings[row.key], synonyms)
+
+
+def broker_entries(broker: Settings) -> Iterator[ConfigEntry]:
+    """Every broker setting; all are read-only while the broker runs."""
+    for row in BROKER.settings:
+        yield _entry(row, broker[row.key], _broker_synonyms(broker, row.key))
+
+
+def _broker_synonyms(broker: Settings, key: str) -> list[Synonym]:
+    row = BROKER.get(key)
+    default = Synonym(key, to_text(row.default if row else None), Source.DEFAULT)
+    if not broker.is_user_set(key):
+        return [default]
+    return [Synonym(key, to_text(broker[key]), Source.STATIC_BROKER), default]
+
+
+def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> ConfigEntry:
+    return ConfigEntry(row.key, to_text(value), synonyms[0].source, tuple(synonyms), _wire_type(row), row.doc)
+
+
+def _wire_type(row: Setting) -> int:
+    """Source: AK DescribeConfigsResponse.ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list."""
+    if row.kind == "int":
+        fits = isinstance(row.default, int) and row.default <= INT32_MAX and not row.key.endswith(".ms")
+        return 3 if fits else 5
+    if row.key.endswith("cleanup.policy"):
+        return 7
+    return {"bool": 1, "str": 2, "float": 6, "list": 7}[row.kind]

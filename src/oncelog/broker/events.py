@@ -1,0 +1,31 @@
+"""What a node did with a batch, as a value: for `oncelog explain`, the web page and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["stored", "duplicate", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEvent:
+    """One Produce verdict. Producer fields are None for a batch without a producer id.
+
+    `base_offset` is None when refused. `error_code` is 0 unless refused; `reason` its text.
+    """
+
+    time_ms: int
+    connection_id: int
+    client_id: str | None
+    topic: str
+    partition: int
+    verdict: Verdict
+    producer_id: int | None
+    producer_epoch: int | None
+    base_sequence: int | None
+    last_sequence: int | None
+    record_count: int
+    base_offset: int | None
+    error_code: int
+    reason: str

@@ -1,0 +1,48 @@
+"""Group commit as data: appends that may be answered only when the disk has them.
+
+The edge takes the partitions to flush, runs one fdatasync each in a thread while more appends
+gather behind it, and reports back; everything that the flush covered is answered together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oncelog.log.partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class FlushWait:
+    """`on_flushed(None)` once the partition is on disk past `last_offset`, else with what failed."""
+
+    last_offset: int
+    on_flushed: Callable[[Exception | None], None]
+
+
+class Flushes:
+    """Who waits for which partition's disk."""
+
+    def __init__(self) -> None:
+        self._waits: dict[Partition, deque[FlushWait]] = {}
+        self._running: set[Partition] = set()
+
+    def add(self, partition: Partition, wait: FlushWait) -> None:
+        """Ask for a flush of the partition that covers `wait.last_offset`."""
+        self._waits.setdefault(partition, deque()).append(wait)
+
+    def take(self) -> list[Partition]:
+        """Partitions whose flush should start now; each must come back through `finished`."""
+        due = [partition for partition in self._waits if partition not in self._running]
+        self._running.update(due)
+        return due
+
+    def finished(self, partition: Partition, error: Exception | None) -> None:
+        """A flush of `partition` ended. A failure fails every append that waits for this partition."""
+        self._running.discard(partition)
+        waits = self._waits.get(partition, deque())
+        while waits and (error is not None or waits[0].last_offset < partition.recovery_point):
+            waits.popleft().on_flushed(error)
+        if not waits:
+            self._waits.pop(partition, None)

@@ -1,0 +1,144 @@
+"""What the node counts (row I22's broker half). Names are the ones Prometheus gets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Time from a request's last byte to its answer's first, seconds, in cumulative buckets."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))
+    sum_seconds: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters since the start of the process; gauges are asked for when they are read."""
+
+    duplicates_acknowledged: int = 0
+    out_of_order_refused: int = 0
+    fenced_refused: int = 0
+    batches_stored: int = 0
+    records_stored: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    connections_opened: int = 0
+    connections_closed_for_cause: int = 0
+    producer_ids_given: int = 0
+    producers_expired: int = 0
+    transactions_timed_out: int = 0
+    append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    latencies: dict[str, Histogram] = field(default_factory=dict)
+
+    def observe(self, api_name: str, seconds: float) -> None:
+        """Count one answered request of an API and its time."""
+        histogram = self.latencies.get(api_name)
+        if histogram is None:
+            histogram = self.latencies[api_name] = Histogram()
+        histogram.observe(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric family in Prometheus' sense: samples are (suffix, labels, value)."""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[tuple[str, tuple[tuple[str, str], ...], float], ...]
+
+
+_COUNTERS = (
+    ("duplicates_acknowledged", "Batches that were stored already and acknowledged again, not stored."),
+    ("out_of_order_refused", "Batches refused with OUT_OF_ORDER_SEQUENCE_NUMBER."),
+    ("fenced_refused", "Batches refused because a newer epoch of their producer id has written."),
+    ("batches_stored", "Batches appended."),
+    ("records_stored", "Records appended."),
+    ("bytes_received", "Bytes read from connections."),
+    ("bytes_sent", "Bytes handed to connections."),
+    ("connections_opened", "Connections accepted."),
+    (
+        "connections_closed_for_cause",
+        "Connections ended by the broker: bad bytes, too large, idle, failed acks=0.",
+    ),
+    ("producer_ids_given", "Producer ids handed out by InitProducerId."),
+    ("producers_expired", "Producer states forgotten after producer.id.expiration.ms."),
+    ("transactions_timed_out", "Transactions the coordinator aborted after their timeout."),
+)
+
+
+def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
+    """Every family, counters first. `gauges` come from the node (pids active, partitions, ...)."""
+    for attribute, text in _COUNTERS:
+        value = float(getattr(metrics, attribute))
+        yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
+    errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
+    yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
+    for name, value in gauges.items():
+        yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))
+    samples = [
+        sample for api, h in sorted(metrics.latencies.items()) for sample in _histogram_samples(api, h)
+    ]
+    yield Family(
+        "oncelog_request_duration_seconds", "histogram", "Requests answered, by API.", tuple(samples)
+    )
+
+
+GAUGES = {
+    "producer_ids_active": "Producer ids with state, summed over partitions.",
+    "partitions": "Partitions on this node.",
+    "connections": "Open connections.",
+    "fetches_waiting": "Long-poll fetches waiting for data.",
+    "transactions_open": "Transactions with data not yet committed or aborted.",
+}
+
+
+def _histogram_samples(
+    api: str, histogram: Histogram
+) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+    running = 0
+    bounds = (*map(str, LATENCY_BUCKETS_SECONDS), "+Inf")
+    for bound, count in zip(bounds, histogram.counts, strict=True):
+        running += count
+        yield "_bucket", (("api", api), ("le", bound)), float(running)
+    yield "_sum", (("api", api),), histogram.sum_seconds
+    yield "_count", (("api", api),), float(running)
+
+
+def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
+    """The text exposition format, version 0.0.4."""
+    lines = []
+    for family in families(metrics, gauges):
+        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+        for suffix, labels, value in family.samples:
+            shown = ",".join(f'{key}="{text}"' for key, text in labels)
+            lines.append(
+                f"{family.name}{suffix}{{{shown}}} {value:g}" if shown else f"{family.name} {value:g}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
+    """Flat, for `Broker.metrics()`: requests by API are `requests.<Api>` and `request_seconds.<Api>`."""
+    flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
+    flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
+    flat.update(gauges)
+    for api, histogram in metrics.latencies.items():
+        flat[f"requests.{api}"] = float(histogram.count)
+        flat[f"request_seconds.{api}"] = histogram.sum_seconds
+    return flat

@@ -1,0 +1,158 @@
+"""The node: one request in, one answer out, and what time brings.
+
+`handle` decides, through the file of the request's API; `settle` wakes the fetches that appends
+fed; `tick` does what is due. No socket, thread or clock: the edge hands in `now_ms` (milliseconds
+since the epoch, never going back) and carries answers, flushes and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from oncelog.broker.apis import api_versions
+from oncelog.broker.events import AppendEvent
+from oncelog.broker.flushing import Flushes
+from oncelog.broker.metrics import Metrics
+from oncelog.broker.producer_ids import ProducerIds
+from oncelog.broker.registry import HANDLERS, OFFERED
+from oncelog.broker.sessions import FetchSessions
+from oncelog.broker.topics import Topics
+from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
+from oncelog.config import Settings
+from oncelog.log.manager import LogManager
+from oncelog.types import BrokerAddress, TopicPartition
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.messages import Message
+
+Answer = Message | Deferred | Disconnect | None
+"""None: this request has no response (acks=0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A decoded request. `records` fields are views of the receive buffer, valid while it is handled."""
+
+    connection_id: int
+    header: RequestHeader
+    message: Any
+
+
+class Node:
+    """One broker. `on_append` gets every Produce verdict when set; None costs nothing."""
+
+    def __init__(
+        self,
+        log_manager: LogManager,
+        settings: Settings,
+        *,
+        new_uuid: Callable[[], bytes],
+        now_ms: int,
+        on_append: Callable[[AppendEvent], None] | None = None,
+    ) -> None:
+        self.log_manager = log_manager
+        self.settings = settings
+        self.on_append = on_append
+        self.offered = OFFERED
+        self.node_id: int = settings["node.id"]
+        self.cluster_id = log_manager.cluster_id
+        self.address = BrokerAddress(self.node_id, "127.0.0.1", 0)
+        self.metrics = Metrics()
+        self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
+        self.producer_ids = ProducerIds(log_manager.disk)
+        self.sessions = FetchSessions(
+            settings["max.incremental.fetch.session.cache.slots"],
+            first_id=int.from_bytes(new_uuid()[:3], "big") + 1,
+        )
+        self.fetch_waits = FetchWaits()
+        self.flushes = Flushes()
+        self.connection_count = 0
+        self._appended: dict[TopicPartition, int] = {}
+        self._jobs = _periodic_jobs(settings, now_ms)
+
+    def advertise(self, host: str, port: int) -> None:
+        """What Metadata tells clients to connect to, once the listener is known."""
+        self.address = BrokerAddress(self.node_id, host, port)
+
+    def refuse(self, header: RequestHeader) -> Message | Disconnect | None:
+        """None when the version is served. ApiVersions gets its version 0 answer; else the end, as Kafka."""
+        api = OFFERED.get(header.api_key)
+        if api is not None and api.first_version <= header.api_version <= api.max_version:
+            return None
+        if header.api_key == api_versions.KEY:
+            return api_versions.unsupported()
+        name = api.name if api else f"API key {header.api_key}"
+        return Disconnect(f"{name} version {header.api_version} is not served")
+
+    def handle(self, request: Request, now_ms: int) -> Answer:
+        """Carry the request out. Its header must have passed `refuse`."""
+        answer: Answer = HANDLERS[request.header.api_key](self, request, now_ms)
+        return answer
+
+    def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
+        """Data arrived; fetches that wait for it are woken by the next `settle`."""
+        self._appended[partition] = self._appended.get(partition, 0) + size_bytes
+
+    def settle(self, now_ms: int) -> None:
+        """After a round of requests: answer the fetches their appends completed."""
+        while self._appended:
+            appended, self._appended = self._appended, {}
+            for partition, size_bytes in appended.items():
+                self.fetch_waits.appended(partition, size_bytes, now_ms)
+
+    def next_wakeup_ms(self) -> int:
+        """When `tick` has something to do at the latest."""
+        next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
+        deadline_ms = self.fetch_waits.next_deadline_ms
+        return next_job_ms if deadline_ms is None else min(next_job_ms, deadline_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """What is due: fetches at their max_wait_ms, retention, expiry, checkpoints."""
+        self.fetch_waits.expire(now_ms)
+        for index, (due_ms, every_ms, job) in enumerate(self._jobs):
+            if due_ms <= now_ms:
+                self._jobs[index] = (now_ms + every_ms, every_ms, job)
+                job(self, now_ms)
+
+    def gauges(self) -> dict[str, float]:
+        """What metrics ask for when they are read."""
+        partitions = list(self.topics.all_partitions())
+        return {
+            "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
+            "partitions": float(len(partitions)),
+            "connections": float(self.connection_count),
+            "fetches_waiting": float(len(self.fetch_waits)),
+            "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
+        }
+
+    def close(self, now_ms: int) -> None:
+        """Snapshots, synced files and the clean-shutdown marker."""
+        self.log_manager.close(now_ms)
+
+
+_Job = Callable[[Node, int], None]
+
+
+def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job]]:
+    """(due_ms, every_ms, job)."""
+    jobs: list[tuple[str, _Job]] = [
+        ("log.retention.check.interval.ms", _enforce_retention),
+        ("producer.id.expiration.check.interval.ms", _expire_producers),
+        ("log.flush.offset.checkpoint.interval.ms", _write_checkpoints),
+    ]
+    return [(now_ms + settings[key], settings[key], job) for key, job in jobs]
+
+
+def _enforce_retention(node: Node, now_ms: int) -> None:
+    for _, partition in node.topics.all_partitions():
+        partition.enforce_retention(now_ms)
+
+
+def _expire_producers(node: Node, now_ms: int) -> None:
+    for _, partition in node.topics.all_partitions():
+        node.metrics.producers_expired += partition.expire_producers(now_ms)
+
+
+def _write_checkpoints(node: Node, now_ms: int) -> None:
+    node.log_manager.write_checkpoints()

@@ -1,0 +1,55 @@
+"""Which file answers which API, and in which versions that is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.broker.apis import (
+    alter_configs,
+    api_versions,
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_log_dirs,
+    describe_producers,
+    fetch,
+    find_coordinator,
+    incremental_alter_configs,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+    produce,
+)
+from oncelog.wire.messages import API_BY_KEY, Api
+
+HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
+    module.KEY: module.handle
+    for module in (
+        produce,
+        fetch,
+        list_offsets,
+        metadata,
+        find_coordinator,
+        api_versions,
+        create_topics,
+        delete_topics,
+        delete_records,
+        init_producer_id,
+        offset_for_leader_epoch,
+        describe_configs,
+        alter_configs,
+        describe_log_dirs,
+        create_partitions,
+        incremental_alter_configs,
+        describe_cluster,
+        describe_producers,
+    )
+}
+"""API key -> handle(node, request, now_ms)."""
+
+OFFERED: dict[int, Api] = {key: API_BY_KEY[key] for key in sorted(HANDLERS)}

@@ -1,0 +1,50 @@
+"""A topic's settings: its own over the broker's defaults over the table's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oncelog.config import TOPIC, Settings
+from oncelog.errors import ConfigError, InvalidConfig
+
+BROKER_DEFAULT_OF = {
+    "cleanup.policy": "log.cleanup.policy",
+    "compression.type": "compression.type",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.insync.replicas": "min.insync.replicas",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "log.retention.ms",
+    "segment.bytes": "log.segment.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "segment.ms": "log.roll.ms",
+}
+"""Topic key -> the broker key that is its default."""
+
+
+def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
+    """What holds for a topic with these settings of its own. Raises InvalidConfig naming the key."""
+    defaults = {key: broker[broker_key] for key, broker_key in BROKER_DEFAULT_OF.items()}
+    try:
+        own = TOPIC.parse(overrides)
+    except ConfigError as error:
+        raise InvalidConfig(str(error)) from None
+    return own.replaced({key: value for key, value in defaults.items() if not own.is_user_set(key)})
+
+
+def check_overrides(broker: Settings, overrides: Mapping[str, str | None]) -> dict[str, str]:
+    """The overrides in the table's spelling. Raises InvalidConfig: unknown, malformed, null."""
+    for key, value in overrides.items():
+        if value is None:
+            raise InvalidConfig(f"{key}: a null value is not a setting")
+        if TOPIC.get(key) is None:
+            raise InvalidConfig(f"unknown topic setting {key!r}")
+    given = {key: str(value) for key, value in overrides.items()}
+    topic_settings(broker, given)
+    return given

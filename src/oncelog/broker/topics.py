@@ -1,0 +1,221 @@
+"""The topics of this node: names, ids, settings, partitions; durable before they are answered.
+
+`oncelog-topics.json` (written whole, to a temporary file, synced, renamed) is the truth about which
+topics there are; partition directories hold the data and, as in Kafka, the topic id in
+`partition.metadata`. Creation writes the file first: a crash after it makes missing directories at
+the next start. Deletion marks the topic first: a crash after it finishes the deletion. Directories
+that no entry names (a data directory of Apache Kafka) are taken over as topics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncelog.broker.names import check_no_collision, check_topic_name
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.topic_config import topic_settings
+from oncelog.config import Settings
+from oncelog.errors import StorageError, TopicAlreadyExists, UnknownTopicOrPartition
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import LogConfig, Partition
+from oncelog.types import TopicPartition
+
+FILE_NAME = "oncelog-topics.json"
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+
+@dataclass(eq=False, slots=True)
+class Topic:
+    """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults."""
+
+    name: str
+    topic_id: bytes
+    overrides: dict[str, str]
+    settings: Settings
+    partitions: list[Partition] = field(default_factory=list)
+    min_insync_replicas: int = 1
+    flush_messages: int = 1
+    is_deleting: bool = False
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+    def partition(self, index: int) -> Partition:
+        """Raises UnknownTopicOrPartition."""
+        if not 0 <= index < len(self.partitions):
+            raise UnknownTopicOrPartition(
+                f"topic {self.name!r} has partitions 0..{len(self.partitions) - 1}, not {index}"
+            )
+        return self.partitions[index]
+
+    def configure(self, broker: Settings, overrides: dict[str, str]) -> None:
+        """Take over settings of its own, and what the request path reads of them."""
+        self.overrides = overrides
+        self.settings = topic_settings(broker, overrides)
+        self.min_insync_replicas = self.settings["min.insync.replicas"]
+        self.flush_messages = self.settings["flush.messages"]
+
+
+class Topics:
+    """Every topic, found by name and by id."""
+
+    def __init__(
+        self, log_manager: LogManager, settings: Settings, *, new_uuid: Callable[[], bytes], now_ms: int
+    ) -> None:
+        self._logs = log_manager
+        self._settings = settings
+        self._new_uuid = new_uuid
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self._load(now_ms)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        return self._by_id.get(bytes(topic_id))
+
+    def all(self) -> Iterator[Topic]:
+        return iter(self._by_name.values())
+
+    def all_partitions(self) -> Iterator[tuple[TopicPartition, Partition]]:
+        for topic in self._by_name.values():
+            for index, partition in enumerate(topic.partitions):
+                yield TopicPartition(topic.name, index), partition
+
+    def partition(self, at: TopicPartition) -> tuple[Topic, Partition]:
+        """Raises UnknownTopicOrPartition."""
+        topic = self._by_name.get(at.topic)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {at.topic!r}")
+        return topic, topic.partition(at.partition)
+
+    def settings_of(self, name: str) -> Mapping[str, object]:
+        """What holds for a topic; empty for one that is not there."""
+        topic = self._by_name.get(name)
+        return topic.settings if topic else {}
+
+    def create(self, name: str, partition_count: int, overrides: dict[str, str], now_ms: int) -> Topic:
+        """Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, StorageError."""
+        check_topic_name(name)
+        if name in self._by_name:
+            raise TopicAlreadyExists(f"topic {name!r} is already there")
+        check_no_collision(name, self._by_name)
+        topic = self._new_topic(name, self._new_uuid(), overrides)
+        self._by_name[name] = topic
+        try:
+            self._save({name: partition_count})
+            self._open_partitions(topic, partition_count, now_ms)
+        except Exception:
+            del self._by_name[name]
+            raise
+        self._by_id[topic.topic_id] = topic
+        return topic
+
+    def delete(self, topic: Topic, now_ms: int) -> None:
+        """Its data, producers and settings are gone when this returns. Raises StorageError."""
+        topic.is_deleting = True
+        try:
+            self._save({})
+        except Exception:
+            topic.is_deleting = False
+            raise
+        del self._by_name[topic.name]
+        self._by_id.pop(topic.topic_id, None)
+        self._remove_directories(topic, now_ms)
+        self._save({})
+
+    def add_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
+        """Raise the partition count to `count`. Raises StorageError."""
+        self._save({topic.name: count})
+        self._open_partitions(topic, count, now_ms)
+
+    def alter(self, topic: Topic, overrides: dict[str, str]) -> None:
+        """Replace the topic's own settings; `overrides` are checked. Raises StorageError."""
+        before = topic.overrides
+        topic.configure(self._settings, overrides)
+        try:
+            self._save({})
+        except Exception:
+            topic.configure(self._settings, before)
+            raise
+        config = self._log_config(topic)
+        for partition in topic.partitions:
+            partition.reconfigure(config)
+
+    def _new_topic(self, name: str, topic_id: bytes, overrides: dict[str, str]) -> Topic:
+        topic = Topic(name, topic_id, overrides, topic_settings(self._settings, overrides))
+        topic.configure(self._settings, overrides)
+        return topic
+
+    def _log_config(self, topic: Topic) -> LogConfig:
+        return LogConfig.from_settings(topic.settings, self._settings["producer.id.expiration.ms"])
+
+    def _open_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
+        config = self._log_config(topic)
+        for index in range(len(topic.partitions), count):
+            at = TopicPartition(topic.name, index)
+            topic.partitions.append(self._logs.open_partition(at, config, topic.topic_id, now_ms))
+
+    def _remove_directories(self, topic: Topic, now_ms: int) -> None:
+        for index in range(len(topic.partitions)):
+            self._logs.delete_partition(TopicPartition(topic.name, index), now_ms)
+
+    def _load(self, now_ms: int) -> None:
+        entries = _parse(read_state(self._logs.disk, FILE_NAME))
+        found = self._logs.partition_directories()
+        for name, entry in entries.items():
+            topic = self._new_topic(name, bytes.fromhex(entry["topic_id"]), entry["settings"])
+            self._open_partitions(topic, entry["partitions"], now_ms)
+            if entry["is_deleting"]:
+                self._remove_directories(topic, now_ms)
+            else:
+                self._by_name[name] = topic
+                self._by_id[topic.topic_id] = topic
+        self._adopt({at: topic_id for at, topic_id in found.items() if at.topic not in entries}, now_ms)
+        self._save({})
+
+    def _adopt(self, found: Mapping[TopicPartition, bytes | None], now_ms: int) -> None:
+        """Topics whose directories nobody named: another broker's data directory."""
+        counts: dict[str, int] = {}
+        for at in found:
+            counts[at.topic] = max(counts.get(at.topic, 0), at.partition + 1)
+        for name, count in counts.items():
+            topic_id = found.get(TopicPartition(name, 0)) or self._new_uuid()
+            topic = self._new_topic(name, topic_id, {})
+            self._open_partitions(topic, count, now_ms)
+            self._by_name[name] = topic
+            self._by_id[topic_id] = topic
+
+    def _save(self, counts: Mapping[str, int]) -> None:
+        """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
+        topics = [
+            {
+                "name": topic.name,
+                "topic_id": topic.topic_id.hex(),
+                "partitions": counts.get(topic.name, len(topic.partitions)),
+                "settings": topic.overrides,
+                "is_deleting": topic.is_deleting,
+            }
+            for topic in self._by_name.values()
+        ]
+        write_state(self._logs.disk, FILE_NAME, json.dumps({"version": 1, "topics": topics}, indent=1))
+
+
+def _parse(text: str | None) -> dict[str, dict[str, Any]]:
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
+        return {entry["name"]: entry for entry in content["topics"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error

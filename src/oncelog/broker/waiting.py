@@ -1,0 +1,131 @@
+"""Answers that come later, as data: a long-poll fetch, an append that waits for the disk.
+
+Nothing here blocks or sleeps. Who holds a `Deferred` is told once; `FetchWaits` knows which
+of them an append may complete and when each must be answered at the latest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from oncelog.types import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Instead of an answer: end the connection, and why. Kafka's way with a failed acks=0 append."""
+
+    reason: str
+
+
+class Deferred:
+    """One answer to come.
+
+    `holds_later_requests`: requests behind it on its connection are not begun before it is
+    answered (a fetch); otherwise they are carried out and only their answers wait (an append).
+    """
+
+    __slots__ = ("_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done")
+
+    def __init__(self, *, holds_later_requests: bool) -> None:
+        self.holds_later_requests = holds_later_requests
+        self.is_done = False
+        self.is_cancelled = False
+        self._answer: Any = None
+        self._listener: Callable[[Any], None] | None = None
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        """Call `listener` with the answer, at once when it is there. One listener only."""
+        if self.is_done:
+            listener(self._answer)
+        else:
+            self._listener = listener
+
+    def resolve(self, answer: Any) -> None:
+        """Give the answer: a response message, None (no response) or Disconnect. Later calls do nothing."""
+        if self.is_done or self.is_cancelled:
+            return
+        self.is_done, self._answer = True, answer
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            listener(answer)
+
+    def cancel(self) -> None:
+        """Nobody waits any more: the connection is gone."""
+        self.is_cancelled = True
+        self._listener = None
+
+
+@dataclass(eq=False, slots=True)
+class FetchWait:
+    """A fetch that did not find `min_bytes`. `missing_bytes` shrinks with every append it waits for."""
+
+    deferred: Deferred
+    partitions: Collection[TopicPartition]
+    missing_bytes: int
+    deadline_ms: int
+    answer: Callable[[int], Any] = field(repr=False)
+    """Read again and build the response; called once, with the time."""
+
+
+class FetchWaits:
+    """The waiting fetches, found by partition and by deadline."""
+
+    def __init__(self) -> None:
+        self._by_partition: dict[TopicPartition, list[FetchWait]] = {}
+        self._deadlines: list[tuple[int, int, FetchWait]] = []
+        self._serial = count()
+
+    def __len__(self) -> int:
+        return sum(1 for _, _, wait in self._deadlines if _is_open(wait))
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` has something to do; None when nothing waits."""
+        while self._deadlines and not _is_open(self._deadlines[0][2]):
+            self._forget(heapq.heappop(self._deadlines)[2])
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def add(self, wait: FetchWait) -> None:
+        """Wait for appends to the wait's partitions, until its deadline."""
+        for partition in wait.partitions:
+            self._by_partition.setdefault(partition, []).append(wait)
+        heapq.heappush(self._deadlines, (wait.deadline_ms, next(self._serial), wait))
+
+    def appended(self, partition: TopicPartition, size_bytes: int, now_ms: int) -> None:
+        """`size_bytes` were stored in the partition: answer the fetches that now have enough."""
+        for wait in self._by_partition.get(partition, ())[:]:
+            wait.missing_bytes -= size_bytes
+            if wait.missing_bytes <= 0 or not _is_open(wait):
+                self._complete(wait, now_ms)
+
+    def changed(self, partition: TopicPartition, now_ms: int) -> None:
+        """The partition went away or lost its head: whoever waits for it is answered now."""
+        for wait in self._by_partition.get(partition, ())[:]:
+            self._complete(wait, now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Answer every fetch whose max_wait_ms has passed, with what there is."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._complete(heapq.heappop(self._deadlines)[2], now_ms)
+
+    def _complete(self, wait: FetchWait, now_ms: int) -> None:
+        self._forget(wait)
+        if _is_open(wait):
+            wait.deferred.resolve(wait.answer(now_ms))
+
+    def _forget(self, wait: FetchWait) -> None:
+        for partition in wait.partitions:
+            waits = self._by_partition.get(partition)
+            if waits and wait in waits:
+                waits.remove(wait)
+                if not waits:
+                    del self._by_partition[partition]
+
+
+def _is_open(wait: FetchWait) -> bool:
+    return not (wait.deferred.is_done or wait.deferred.is_cancelled)

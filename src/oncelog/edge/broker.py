@@ -1,0 +1,234 @@
+"""A whole broker: the node on the real disk, the real clock and a real socket.
+
+`Broker` runs it in a thread of this process; `run_foreground` is `oncelog serve`. Both refuse a data
+directory that another process holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oncelog.broker.events import AppendEvent
+from oncelog.broker.metrics import to_dict
+from oncelog.broker.node import Node
+from oncelog.config import BROKER, Settings
+from oncelog.edge.clock import Clock
+from oncelog.edge.disk import RealDisk
+from oncelog.edge.event_log import log_event
+from oncelog.edge.loop import LoopThread, new_event_loop
+from oncelog.edge.metrics_server import MetricsServer
+from oncelog.edge.server import Server
+from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.log.manager import LogManager
+
+START_SECONDS = STOP_SECONDS = 60.0
+
+
+class _Running:
+    """A node with its servers, on the loop that called `start`."""
+
+    def __init__(self, node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> None:
+        self.node, self.clock = node, clock
+        self.server = Server(node, clock)
+        self.metrics_server = MetricsServer(node) if metrics_port is not None else None
+        self._host, self._port, self._metrics_port = host, port, metrics_port
+
+    async def start(self) -> None:
+        """Listen. Raises StorageError when the address cannot be bound; the log is then closed again."""
+        try:
+            await self.server.start(self._host, self._port)
+            if self.metrics_server is not None:
+                await self.metrics_server.start(self._host, self._metrics_port or 0)
+        except OSError as error:
+            await self.stop()
+            raise StorageError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+        self.node.advertise(*_advertised(self.node.settings, self._host, self.server.port))
+        log_event(
+            "info",
+            "listening",
+            host=self._host,
+            port=self.server.port,
+            topics=len(self.node.topics),
+        )
+
+    async def stop(self) -> None:
+        """Connections end, then the log is closed with snapshots and the clean-shutdown marker."""
+        if self.metrics_server is not None:
+            await self.metrics_server.stop()
+        await self.server.stop()
+        self.node.close(self.clock.now_ms())
+        log_event("info", "stopped", port=self.server.port)
+
+
+def _advertised(settings: Settings, host: str, port: int) -> tuple[str, int]:
+    given = settings["advertised.listeners"]
+    if given:
+        return parse_address(given.removeprefix("PLAINTEXT://"), "advertised.listeners")
+    # Clients cannot connect to "every interface"; Kafka advertises the host's name then, too.
+    return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
+
+
+def parse_address(text: str, what: str) -> tuple[str, int]:
+    """`HOST:PORT`, IPv6 hosts in brackets. Raises ConfigError naming `what`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{what}={text!r}: expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def open_node(
+    data_dir: Path, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
+) -> Node:
+    """Lock the directory, recover what is in it. Raises StorageError, also when it is in use."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        disk = RealDisk(data_dir)
+    except OSError as error:
+        raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
+    now_ms = clock.now_ms()
+    manager = LogManager.open(disk, node_id=settings["node.id"], new_uuid=_new_uuid, now_ms=now_ms)
+    try:
+        return Node(manager, settings, new_uuid=_new_uuid, now_ms=now_ms, on_append=on_append)
+    except BaseException:
+        manager.release()
+        raise
+
+
+def _new_uuid() -> bytes:
+    return uuid.uuid4().bytes
+
+
+class Broker:
+    """A broker inside this process, in a thread of its own; a context manager.
+
+    `data_dir` None: a temporary directory, removed on `stop`. `port` 0: a free one, kept over
+    `stop` and `start`. `config` takes Kafka's broker keys. `on_append` is called in the broker's
+    thread with every Produce verdict. Raises ConfigError at once, StorageError from `start`.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        config: Mapping[str, object] | None = None,
+        *,
+        metrics_port: int | None = None,
+        on_append: Callable[[AppendEvent], None] | None = None,
+    ) -> None:
+        self._settings = BROKER.parse(config or {})
+        self._is_temporary = data_dir is None
+        self.data_dir = Path(data_dir if data_dir is not None else tempfile.mkdtemp(prefix="oncelog-"))
+        self.host = host
+        self._port = port
+        self._asked_metrics_port = metrics_port
+        self._on_append = on_append
+        self._running: _Running | None = None
+        self._thread: LoopThread | None = None
+
+    def start(self) -> Self:
+        """Open the data directory and listen. Raises StorageError, MisuseError when it runs already."""
+        if self._running is not None:
+            raise MisuseError("the broker is running; stop it before starting it again")
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        clock = Clock()
+        node = open_node(self.data_dir, self._settings, clock, self._on_append)
+        thread = LoopThread("oncelog-broker")
+        try:
+            running = thread.run(
+                _start(node, clock, self.host, self._port, self._asked_metrics_port), START_SECONDS
+            )
+        except BaseException:
+            thread.stop()
+            raise
+        self._running, self._thread, self._port = running, thread, running.server.port
+        return self
+
+    def stop(self) -> None:
+        """Clean stop; may be called twice."""
+        if self._running is not None and self._thread is not None:
+            running, self._running = self._running, None
+            try:
+                self._thread.run(running.stop(), STOP_SECONDS)
+            finally:
+                self._thread.stop()
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self if self._running is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; 0 before the first start when a free one was asked for."""
+        return self._port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the Prometheus endpoint; None without one."""
+        server = self._running.metrics_server if self._running else None
+        return server.port if server else None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients take as bootstrap.servers."""
+        return f"{self.host}:{self._port}"
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since `start` and present gauges, see docs/metrics. Raises MisuseError when stopped."""
+        if self._running is None or self._thread is None:
+            raise MisuseError("the broker is not running; metrics are there between start and stop")
+        return self._thread.run(_metrics(self._running.node), START_SECONDS)
+
+
+async def _start(node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> _Running:
+    running = _Running(node, clock, host, port, metrics_port)
+    await running.start()
+    return running
+
+
+async def _metrics(node: Node) -> dict[str, float]:
+    return to_dict(node.metrics, node.gauges())
+
+
+def run_foreground(
+    data_dir: Path,
+    host: str,
+    port: int,
+    settings: Settings,
+    *,
+    metrics_port: int | None = None,
+    on_ready: Callable[[str, int, int | None], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT. `on_ready(host, port, metrics_port)` is called once it listens."""
+    clock = Clock()
+    node = open_node(data_dir, settings, clock)
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        running = await _start(node, clock, host, port, metrics_port)
+        on_ready(host, running.server.port, running.metrics_server.port if running.metrics_server else None)
+        await stopped.wait()
+        await running.stop()
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(serve())
+    finally:
+        loop.close()

@@ -1,0 +1,244 @@
+"""One client's connection to the broker: frames in, answers out in their order, bounds kept.
+
+A request is begun as soon as nothing before it on the connection holds it back (a waiting fetch
+does, an append that waits for the disk does not); the rest queue up as bytes. Reading stops while
+too many requests or bytes are pending in either direction, and goes on below that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from oncelog.broker.node import Request
+from oncelog.broker.waiting import Deferred, Disconnect
+from oncelog.edge.event_log import log_event
+from oncelog.errors import OncelogError, PeerError
+from oncelog.wire.frames import FrameReader, RequestHeader, decode_request_header, encode_response
+
+if TYPE_CHECKING:
+    from oncelog.edge.server import Server
+
+
+SMALL_ANSWER_BYTES = 16_384
+
+
+class _Slot:
+    """The place of one answer in the connection's order."""
+
+    __slots__ = ("deferred", "is_done", "payload")
+
+    def __init__(self, deferred: Deferred | None) -> None:
+        self.deferred = deferred
+        self.is_done = False
+        self.payload: bytes | None = None
+
+    @property
+    def holds_later_requests(self) -> bool:
+        return not self.is_done and self.deferred is not None and self.deferred.holds_later_requests
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Server side of one TCP connection. Bytes arrive in the server's one shared buffer."""
+
+    def __init__(self, server: Server, connection_id: int) -> None:
+        self.server, self.node, self.connection_id = server, server.node, connection_id
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+        self.active_ms = server.clock.now_ms()
+        self.is_closing = False
+        self._reader = FrameReader(server.max_request_bytes)
+        self._slots: deque[_Slot] = deque()
+        self._queue: deque[bytearray] = deque()
+        self._queued_bytes = 0
+        self._out: list[bytes] = []
+        self._holds = 0
+        self._is_write_paused = self._is_read_paused = False
+        self._is_beginning = False
+
+    # --- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if name else "unknown"
+        self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
+        self.server.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.server.receive_view
+
+    def buffer_updated(self, size_bytes: int) -> None:
+        if self.is_closing:
+            return
+        self.active_ms = self.server.clock.now_ms()
+        self.node.metrics.bytes_received += size_bytes
+        try:
+            frames = self._reader.feed(self.server.receive_view[:size_bytes])
+        except PeerError as error:
+            self.close(f"{error} (see socket.request.max.bytes)")
+            return
+        for frame in frames:
+            if self._holds or self._queue or self._is_write_paused:
+                # The shared buffer is overwritten by the next read, so what waits is copied.
+                self._queue.append(bytearray(frame))
+                self._queued_bytes += len(frame)
+            else:
+                self._begin(frame)
+        self._write_out()
+        self._pace_reading()
+        self.server.after_round()
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self.active_ms = self.server.clock.now_ms()
+        self._begin_queued()
+        self.server.after_round()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closing = True
+        for slot in self._slots:
+            if slot.deferred is not None:
+                slot.deferred.cancel()
+        self._slots.clear()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self.server.lost(self)
+
+    # --- requests
+
+    def _begin(self, frame: memoryview | bytearray) -> None:
+        if self.is_closing:
+            return
+        started = time.perf_counter()
+        try:
+            header = decode_request_header(frame)
+            answer: Any = self.node.refuse(header)
+            if answer is not None:
+                self._take_answer(header._replace(api_version=0), answer, started)
+                return
+            message = self.node.offered[header.api_key].request.decode(
+                header.api_version, frame, header.body_position
+            )
+            request = Request(self.connection_id, header, message)
+            answer = self.node.handle(request, self.server.clock.now_ms())
+            self._take_answer(header, answer, started)
+        except PeerError as error:
+            self.close(f"a request that cannot be read: {error}")
+        except OncelogError as error:
+            self.close(f"a request that cannot be answered: {error}")
+        except Exception as error:
+            # A bug of ours costs this client its connection, never the others their broker.
+            log_event("error", "request failed", peer=self.peer, error=repr(error), exc_info=error)
+            self.close(f"an internal error: {error!r}")
+
+    def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
+        if isinstance(answer, Deferred):
+            slot = _Slot(answer)
+            self._slots.append(slot)
+            self._holds += answer.holds_later_requests
+            answer.listen(lambda late: self._late(slot, header, late, started))
+        elif self._slots:
+            slot = _Slot(None)
+            self._slots.append(slot)
+            self._fill(slot, header, answer, started)
+        else:
+            self._put(self._encode(header, answer, started))
+
+    def _late(self, slot: _Slot, header: RequestHeader, answer: Any, started: float) -> None:
+        self._holds -= slot.holds_later_requests
+        try:
+            self._fill(slot, header, answer, started)
+        except Exception as error:
+            log_event("error", "late answer failed", peer=self.peer, error=repr(error), exc_info=error)
+            self.close(f"an internal error: {error!r}")
+            return
+        self._begin_queued()
+
+    def _fill(self, slot: _Slot, header: RequestHeader, answer: Any, started: float) -> None:
+        slot.payload = self._encode(header, answer, started)
+        slot.is_done = True
+        while self._slots and self._slots[0].is_done:
+            self._put(self._slots.popleft().payload)
+
+    def _put(self, payload: bytes | None) -> None:
+        """Small answers of a round leave in one write; a large one at once, so that its weight is felt."""
+        if payload is not None:
+            self._out.append(payload)
+            if len(payload) > SMALL_ANSWER_BYTES:
+                self._write_out()
+
+    def _encode(self, header: RequestHeader, answer: Any, started: float) -> bytes | None:
+        if isinstance(answer, Disconnect):
+            self.close(answer.reason)
+            return None
+        payload = None
+        if answer is not None:
+            payload = encode_response(answer, header.api_version, header.correlation_id)
+        self.node.metrics.observe(self.node.offered[header.api_key].name, time.perf_counter() - started)
+        return payload
+
+    def _begin_queued(self) -> None:
+        """Go on with requests that waited. Not re-entered, so that many of them need no deep stack."""
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        try:
+            while self._queue and not (self._holds or self._is_write_paused or self.is_closing):
+                frame = self._queue.popleft()
+                self._queued_bytes -= len(frame)
+                self._begin(frame)
+                self._write_out()
+            self._write_out()
+        finally:
+            self._is_beginning = False
+        self._pace_reading()
+
+    # --- bytes out, bounds, the end
+
+    def _write_out(self) -> None:
+        if not self._out or self.transport is None:
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self.node.metrics.bytes_sent += len(data)
+        self.transport.write(data)
+
+    def _pace_reading(self) -> None:
+        if self.transport is None or self.is_closing:
+            return
+        is_full = (
+            self._is_write_paused
+            or len(self._queue) + len(self._slots) >= self.server.max_pending_requests
+            or self._queued_bytes >= self.server.max_pending_bytes
+        )
+        if is_full != self._is_read_paused:
+            self._is_read_paused = is_full
+            if is_full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is owed that is not the client's fault."""
+        return bool(self._slots)
+
+    def close(self, reason: str, *, at_once: bool = False) -> None:
+        """End the connection for cause; what was answered before still leaves unless `at_once`."""
+        if self.is_closing and not at_once:
+            return
+        self.is_closing = True
+        self.node.metrics.connections_closed_for_cause += 1
+        log_event("warning", "connection closed", peer=self.peer, reason=reason)
+        if self.transport is not None:
+            self._write_out()
+            self.transport.abort() if at_once else self.transport.close()

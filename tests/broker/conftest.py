@@ -1,0 +1,30 @@
+"""One broker for the tests of a file; every test takes topics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helpers_broker import RawClient
+
+from oncelog.edge.broker import Broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[RawClient]:
+    with RawClient(broker.bootstrap_servers) as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(client: RawClient, request: pytest.FixtureRequest) -> str:
+    """A fresh topic of one partition, named after the test."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:200]
+    client.create_topic(name)
+    return name
