@@ -1,0 +1,104 @@
+"""`oncelog proxy`: the fault proxy by itself, in front of any Kafka broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Any
+
+import click
+
+from oncelog.faults.events import Fate, WireEvent
+from oncelog.faults.proxy import Proxy, parse_address
+from oncelog.faults.rules import parse_rule
+from oncelog.faults.wording import event_line
+
+
+@click.command("proxy")
+@click.option(
+    "--listen", default="127.0.0.1:9192", show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
+)
+@click.option(
+    "--upstream", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT",
+    help="A broker; the others of its cluster get ports of their own as they are named.",
+)  # fmt: skip
+@click.option("--rule", "rules", multiple=True, metavar="RULE", help="A fault; may be given several times.")
+@click.option("--seed", default=0, show_default=True, help="Decides which matches a probability strikes.")
+@click.option(
+    "--advertise",
+    metavar="HOST",
+    help="The name clients are told for the proxy's ports; default: the one of --listen.",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "jsonl", "none"]), default="table", show_default=True
+)
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show every request, not only producing and what a rule struck."
+)
+def command(
+    listen: str,
+    upstream: str,
+    rules: tuple[str, ...],
+    seed: int,
+    advertise: str | None,
+    output: str,
+    show_all: bool,
+) -> None:
+    """Stand between clients and a broker and lose, delay, repeat or cut.
+
+    \b
+    A rule is `[request|response] [API] ACTION [option=value ...]`:
+      drop       lose it; the connection stays open, silent behind it
+      cut        lose it with its connection (default: the response, after the broker handled it)
+      delay      wait delay_ms; later messages wait too
+      hold       let later requests overtake it: release_after=N, delay_ms=N
+      duplicate  send the request twice; the copy later with delay_ms or release_after
+      fail       answer Produce with error=NAME; a request then never reaches the broker
+      throttle   rate_bytes_s=N
+    Options for all: nth=N (the first match to strike), count=N, probability=P (with --seed).
+
+    \b
+    Examples:
+      oncelog proxy --rule 'response Produce cut nth=2'
+      oncelog proxy --rule 'Produce cut probability=0.05' --rule 'Fetch delay delay_ms=50' --seed 7
+      oncelog proxy --rule 'Produce hold nth=2 release_after=1' -o jsonl
+    """
+    host, port = parse_address(listen)
+    show = _printer(output, show_all)
+    proxy = Proxy(
+        upstream, rules=[parse_rule(text) for text in rules], seed=seed, host=host, port=port,
+        advertised_host=advertise, on_event=show,
+    )  # fmt: skip
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        proxy.start()
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {listen}: {error.strerror or error}") from error
+    with proxy:
+        click.echo(f"listening on {proxy.bootstrap_servers}", err=True)
+        stop.wait()
+    click.echo(_summary(proxy.events), err=True)
+
+
+def _printer(output: str, show_all: bool) -> Any:
+    if output == "none":
+        return None
+
+    def show(event: WireEvent) -> None:
+        if (
+            not show_all
+            and event.fate is Fate.PASSED
+            and event.api in API_NAMES - {"Produce", "InitProducerId"}
+        ):
+            return
+        click.echo(json.dumps(event.to_dict()) if output == "jsonl" else event_line(event))
+
+    return show
+
+
+def _summary(events: list[WireEvent]) -> str:
+    struck = sum(event.fate is not Fate.PASSED for event in events)
+    return f"{len(events)} messages, {struck} of them with a fate other than passed"
