@@ -22,6 +22,7 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 
 _ZERO, _NULL = b"\x00", b"\x01"
 """Varints of 0 and -1."""
+_NULL_SIZE = 1
 _MIN_RECORD_BYTES = 7
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
@@ -165,27 +166,40 @@ def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
     append, make, varint = records.append, DecodedRecord._make, read_varint
     position, end = 0, len(data)
     for _ in range(header.records_count):
-        # Nearly every number is one byte; the calls are for the others.
+        # Nearly every number has one or two bytes; the calls are for the others.
         size = data[position]
-        if size > 127:
-            size, position = varint(data, position)
-        else:
+        if size < 128:
             size, position = size >> 1 ^ -(size & 1), position + 1
+        elif (second := data[position + 1]) < 128:
+            size, position = ((size & 127) >> 1 | second << 6) ^ -(size & 1), position + 2
+        else:
+            size, position = varint(data, position)
         stop = position + size
         if size < 0 or stop > end:
             raise _bad_record(base_offset, len(records))
-        delta, position = varint(data, position + 1)  # after the attributes, which say nothing
+        delta = data[position + 1]  # after the attributes, which say nothing
+        if delta > 127:
+            delta, position = varint(data, position + 1)
+        else:
+            delta, position = delta >> 1 ^ -(delta & 1), position + 2
         index = data[position]
-        if index > 127:
-            index, position = varint(data, position)
-        else:
+        if index < 128:
             index, position = index >> 1 ^ -(index & 1), position + 1
-        key, position = _bytes(data, position)
-        size = data[position]
-        if size > 127:
-            size, position = varint(data, position)
+        elif (second := data[position + 1]) < 128:
+            index, position = ((index & 127) >> 1 | second << 6) ^ -(index & 1), position + 2
         else:
+            index, position = varint(data, position)
+        if data[position] == _NULL_SIZE:
+            key, position = None, position + 1
+        else:
+            key, position = _bytes(data, position)
+        size = data[position]
+        if size < 128:
             size, position = size >> 1 ^ -(size & 1), position + 1
+        elif (second := data[position + 1]) < 128:
+            size, position = ((size & 127) >> 1 | second << 6) ^ -(size & 1), position + 2
+        else:
+            size, position = varint(data, position)
         value = None if size == -1 else data[position : position + size]
         if size > 0:
             position += size
