@@ -10,7 +10,7 @@ from typing import Any, Self
 from oncelog.client.consumer import ConsumerCore, FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
 from oncelog.client.offsets import OffsetAt, OffsetSpec
-from oncelog.config import CONSUMER, Settings
+from oncelog.config import CONSUMER, INT32_MAX, Settings
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
@@ -129,12 +129,12 @@ class AsyncConsumer:
     # Records
 
     async def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
-        """Records that wait, or come within `timeout` seconds; at most max.poll.records. Empty if none.
+        """Records that wait, or come within `timeout` seconds; at most max.poll.records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and what made partitions
         unreachable for longer than request.timeout.ms; polling may go on after any of them.
         """
-        limit = max_records or self._settings["max.poll.records"]
+        limit = min(max_records or INT32_MAX, self._settings["max.poll.records"])
         return await self._poll(timeout, lambda now_ms: self._core.take(limit, now_ms)) or []
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:

@@ -1,0 +1,201 @@
+"""`oncelog consume`: print records as they come."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, only_settings_of
+
+_POLL_SECONDS = 0.5
+_FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """When to stop: after so many records, so long without one, or at the end as it stood at the start."""
+
+    max_messages: int | None
+    timeout_ms: int | None
+    until_end: bool
+
+
+@click.command("consume")
+@click.argument("topic")
+@click.option("--from-beginning", is_flag=True, help="Start at the first record (default: new ones only).")
+@click.option("--offset", type=click.IntRange(min=0), help="Start here; needs --partition.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition (default: all).")
+@click.option("-n", "--max-messages", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("--timeout-ms", type=click.IntRange(min=1), help="Stop after this long without a record.")
+@click.option("--until-end", is_flag=True, help="Stop at what is the end now.")
+@click.option(
+    "--isolation-level",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    help="Whether records of open and aborted transactions are shown.  [default: read_committed]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(_FORMATS),
+    default="value",
+    show_default=True,
+    help="value prints the values alone, one per line; wide adds key, time and headers.",
+)
+@bootstrap_options
+def command(
+    topic: str,
+    from_beginning: bool,
+    offset: int | None,
+    partition: int | None,
+    max_messages: int | None,
+    timeout_ms: int | None,
+    until_end: bool,
+    isolation_level: str | None,
+    output: str,
+    client_config: dict[str, Any],
+) -> None:
+    """Print the records of a topic until interrupted, or until one of the limits.
+
+    \b
+    Examples:
+      oncelog consume flights --from-beginning --max-messages 10
+      oncelog consume flights -p 0 --offset 42 -o jsonl --until-end
+    Exit code 4: --timeout-ms passed before --max-messages records came.
+    """
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition")
+    if offset is not None and from_beginning:
+        raise click.UsageError("--offset and --from-beginning exclude each other")
+    limits = _Limits(max_messages, timeout_ms, until_end)
+    with _consumer(client_config, isolation_level) as consumer:
+        _place(consumer, topic, partition, offset, from_beginning)
+        count = _print(_records(consumer, limits), output)
+    click.echo(f"{count} records", err=True)
+    if max_messages is not None and count < max_messages and not until_end:
+        from oncelog.cli.main import EXIT_TIMEOUT
+
+        sys.exit(EXIT_TIMEOUT)
+
+
+def _consumer(client_config: dict[str, Any], isolation_level: str | None) -> Any:
+    from oncelog.config import CONSUMER
+    from oncelog.edge.consumer import Consumer
+
+    config = only_settings_of(CONSUMER, client_config)
+    if isolation_level:
+        config["isolation.level"] = isolation_level
+    return Consumer(config)
+
+
+def _place(
+    consumer: Any, topic: str, partition: int | None, offset: int | None, from_beginning: bool
+) -> None:
+    from oncelog.types import TopicPartition
+
+    if partition is not None:
+        tps = [TopicPartition(topic, partition)]
+    else:
+        tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+    consumer.assign(tps)
+    if offset is not None:
+        consumer.seek(tps[0], offset)
+    elif from_beginning:
+        consumer.seek_to_beginning()
+
+
+def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
+    """Records as polls give them, until a limit is met; Ctrl-C is the ordinary end."""
+    ends = consumer.end_offsets(consumer.assignment()) if limits.until_end else {}
+    count = 0
+    quiet_seconds = 0.0
+    try:
+        while limits.max_messages is None or count < limits.max_messages:
+            if ends and all(consumer.position(tp) >= end for tp, end in ends.items()):
+                return
+            wait = _POLL_SECONDS
+            if limits.timeout_ms is not None:
+                wait = min(wait, limits.timeout_ms / 1000 - quiet_seconds)
+            room = None if limits.max_messages is None else limits.max_messages - count
+            rows = consumer.poll(wait, max_records=room)
+            rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
+            quiet_seconds = 0.0 if rows else quiet_seconds + wait
+            if limits.timeout_ms is not None and quiet_seconds >= limits.timeout_ms / 1000:
+                return
+            count += len(rows)
+            yield rows
+    except KeyboardInterrupt:
+        return
+
+
+def _print(polls: Iterator[list[Any]], output: str) -> int:
+    """Print as they come; gives how many. A reader that closes the pipe is an ordinary end."""
+    count = 0
+    try:
+        if output == "table" or output == "wide":
+            click.echo(_table_line(["PARTITION", "OFFSET", "TIME", "KEY", "VALUE"], output == "wide"))
+        for rows in polls:
+            for index, record in enumerate(rows, start=count):
+                sys.stdout.write(_text_of(record, output, index))
+            count += len(rows)
+            sys.stdout.flush()
+        if output == "json":
+            sys.stdout.write("\n]\n" if count else "[]\n")
+        elif output == "yaml" and not count:
+            sys.stdout.write("[]\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What Python flushes at its end would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return count
+
+
+def _text_of(record: Any, output: str, index: int) -> str:
+    if output == "value":
+        return _plain(record.value) + "\n"
+    row = record_row(record)
+    if output == "json":
+        return ("[\n  " if index == 0 else ",\n  ") + json.dumps(row)
+    if output == "jsonl":
+        return json.dumps(row) + "\n"
+    if output == "yaml":
+        lines = [f"{key}: {json.dumps(value)}" for key, value in row.items()]
+        return "- " + "\n  ".join(lines) + "\n"
+    cells = [str(row["partition"]), str(row["offset"]), str(row["timestamp_ms"]), _plain(record.key)]
+    return _table_line([*cells, _plain(record.value)], output == "wide") + "\n"
+
+
+def _table_line(cells: list[str], wide: bool) -> str:
+    partition, offset, time_ms, key, value = cells
+    middle = f"{time_ms:<13}  {key:<12}  " if wide else ""
+    return f"{partition:>9}  {offset:>10}  {middle}{value}"
+
+
+def record_row(record: Any) -> dict[str, Any]:
+    """A record for JSON: bytes as text, or under `..._base64` when they are not UTF-8."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        **_bytes_field("key", record.key),
+        **_bytes_field("value", record.value),
+        "headers": [{"key": name, **_bytes_field("value", value)} for name, value in record.headers],
+    }
+
+
+def _bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+
+
+def _plain(data: bytes | None) -> str:
+    return "-" if data is None else data.decode(errors="replace")

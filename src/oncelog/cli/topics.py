@@ -1,0 +1,195 @@
+"""`oncelog topics`: list, describe, create, alter and delete topics of any Kafka cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, parse_properties
+
+ALIASES = {"ls": "list"}
+
+
+class _AliasGroup(click.Group):
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return super().get_command(ctx, ALIASES.get(name, name))
+
+
+@click.group("topics", cls=_AliasGroup)
+def command() -> None:
+    """List, describe, create, alter and delete topics.
+
+    \b
+    Examples:
+      oncelog topics create flights --partitions 3 --config retention.ms=86400000
+      oncelog topics describe flights -o wide
+      oncelog topics delete flights            (says what would go)
+      oncelog topics delete flights --yes      (does it)
+    """
+
+
+def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.config import ADMIN
+    from oncelog.edge.admin import Admin
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
+@command.command("list")
+@click.option("--internal", is_flag=True, help="Also topics that the broker keeps for itself.")
+@bootstrap_options
+@output_option
+def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> None:
+    """The topics of the cluster (alias: ls)."""
+    with _admin(client_config) as admin:
+        topics = admin.list_topics(include_internal=internal)
+    rows = [
+        {"topic": t.name, "partitions": t.partition_count, "topic_id": t.topic_id, "internal": t.is_internal}
+        for t in topics
+    ]
+    emit(rows, output, columns=["topic", "partitions"], wide=["topic_id", "internal"])
+
+
+@command.command("describe")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--configs", is_flag=True, help="The settings of the topics instead of their partitions.")
+@click.option("--all-configs", is_flag=True, help="The same with those that stand at their default.")
+@bootstrap_options
+@output_option
+def describe(
+    topics: tuple[str, ...], configs: bool, all_configs: bool, output: str, client_config: dict[str, Any]
+) -> None:
+    """Partitions with leaders, replicas and offsets; or settings."""
+    with _admin(client_config) as admin:
+        if configs or all_configs:
+            emit(
+                _config_rows(admin, topics, all_configs), output, columns=["topic", "name", "value", "source"]
+            )
+        else:
+            rows = _partition_rows(admin, topics)
+            columns = ["topic", "partition", "leader", "start_offset", "end_offset"]
+            emit(rows, output, columns=columns, wide=["leader_epoch", "replicas", "in_sync_replicas"])
+
+
+def _config_rows(admin: Any, topics: tuple[str, ...], with_defaults: bool) -> list[dict[str, Any]]:
+    from oncelog.edge.admin import ConfigResource
+
+    described = admin.describe_configs([ConfigResource("topic", name) for name in topics])
+    return [
+        {"topic": resource.name, "name": entry.name, "value": entry.value, "source": entry.source}
+        for resource, description in described.items()
+        for entry in sorted(description.entries.values(), key=lambda entry: entry.name)
+        if with_defaults or not entry.is_default
+    ]
+
+
+def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]:
+    from oncelog.types import TopicPartition
+
+    parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
+    tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
+    # A partition without its leader is shown with what is known of it.
+    first = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
+    last = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
+    rows = []
+    for part in parts:
+        tp = TopicPartition(part.topic, part.partition)
+        rows.append(
+            {
+                "topic": part.topic,
+                "partition": part.partition,
+                "leader": part.leader,
+                "start_offset": first[tp].offset if tp in first else None,
+                "end_offset": last[tp].offset if tp in last else None,
+                "leader_epoch": part.leader_epoch,
+                "replicas": list(part.replicas),
+                "in_sync_replicas": list(part.in_sync_replicas),
+            }
+        )
+    return rows
+
+
+@command.command("create")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("-p", "--partitions", type=int, help="How many; default: the broker's num.partitions.")
+@click.option("--replication-factor", type=int, help="Default: the broker's default.replication.factor.")
+@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic setting.")
+@click.option("--if-not-exists", is_flag=True, help="Topics that are there already are no error.")
+@bootstrap_options
+def create(
+    topics: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    client_config: dict[str, Any],
+) -> None:
+    """Create topics."""
+    from oncelog.client.admin import raise_first
+    from oncelog.edge.admin import NewTopic
+    from oncelog.errors import TopicAlreadyExists
+
+    wanted = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
+    with _admin(client_config) as admin:
+        created = admin.create_topics(wanted, raise_errors=False)
+    for topic in created.values():
+        if topic.error is None:
+            click.echo(f"created {topic.name}")
+        elif if_not_exists and isinstance(topic.error, TopicAlreadyExists):
+            click.echo(f"{topic.name} is there already", err=True)
+    raise_first(
+        topic
+        for topic in created.values()
+        if not (if_not_exists and isinstance(topic.error, TopicAlreadyExists))
+    )
+
+
+@command.command("alter")
+@click.argument("topic")
+@click.option("-p", "--partitions", type=int, help="Grow to this many partitions.")
+@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic setting.")
+@click.option(
+    "--delete-config", "deleted", multiple=True, metavar="KEY", help="Take one back to its default."
+)
+@bootstrap_options
+def alter(
+    topic: str,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    client_config: dict[str, Any],
+) -> None:
+    """Add partitions to a topic, or change its settings."""
+    from oncelog.edge.admin import ConfigResource
+
+    values: dict[str, str | None] = {**parse_properties(configs), **dict.fromkeys(deleted)}
+    if partitions is None and not values:
+        raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
+    with _admin(client_config) as admin:
+        if values:
+            admin.alter_configs({ConfigResource("topic", topic): values})
+            click.echo(f"altered {topic}: {', '.join(values)}")
+        if partitions is not None:
+            admin.create_partitions({topic: partitions})
+            click.echo(f"{topic} has {partitions} partitions")
+
+
+@command.command("delete")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--yes", is_flag=True, help="Do it; without this only what would be deleted is shown.")
+@bootstrap_options
+def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
+    """Delete topics with all their records. A dry run without --yes."""
+    with _admin(client_config) as admin:
+        if yes:
+            admin.delete_topics(topics)
+            for name in topics:
+                click.echo(f"deleted {name}")
+            return
+        rows = _partition_rows(admin, topics)
+    for name in topics:
+        mine = [row for row in rows if row["topic"] == name]
+        offsets = sum((row["end_offset"] or 0) - (row["start_offset"] or 0) for row in mine)
+        click.echo(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
+    click.echo("nothing was deleted; add --yes to do it", err=True)
