@@ -5,39 +5,18 @@ Source: tests/tables/conformance_produce.txt, a row per request.
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from apache_kafka import ApacheKafka
 from raw_client import RawClient
+from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
-from oncelog.errors import ERROR_BY_CODE, CoordinatorLoadInProgress
-from oncelog.wire.batch import build_batch
-from oncelog.wire.messages import (
-    CreateTopicsRequest,
-    InitProducerIdRequest,
-    ProduceRequest,
-)
-from oncelog.wire.records import NewRecord
 
 TABLE = Path(__file__).parents[1] / "tables" / "conformance_produce.txt"
 NEVER_GIVEN_PRODUCER_ID = 2**40
-PRODUCE_VERSION, CREATE_TOPICS_VERSION, INIT_PRODUCER_ID_VERSION = 9, 5, 4
-topic_numbers = itertools.count()
-
-
-class Step(NamedTuple):
-    producer: str
-    epoch: int | None
-    sequence: int | None
-    count: int
-    error: str
-    offset: int | None
 
 
 def number(text: str) -> int | None:
@@ -74,43 +53,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[RawClient]:
         bootstrap_servers = kafka.bootstrap_servers
     with RawClient(bootstrap_servers) as connected:
         yield connected
-
-
-def create_topic(client: RawClient) -> str:
-    topic = f"scenario-{next(topic_numbers)}"
-    wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
-    answer = client.call(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
-    assert [each.error_code for each in answer.topics] == [0]
-    return topic
-
-
-def new_producer_id(client: RawClient) -> int:
-    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    for _ in range(100):  # a broker that has just started answers COORDINATOR_LOAD_IN_PROGRESS
-        answer = client.call(request, INIT_PRODUCER_ID_VERSION)
-        if answer.error_code != CoordinatorLoadInProgress.code:
-            break
-        time.sleep(0.1)
-    assert (answer.error_code, answer.producer_epoch) == (0, 0)
-    return answer.producer_id
-
-
-def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) -> tuple[str, int | None]:
-    """Send the step's batch; the answer as the table writes it."""
-    batch = build_batch(
-        [NewRecord(1_700_000_000_000 + i, b"k", b"v") for i in range(step.count)],
-        producer_id=producer_id,
-        producer_epoch=step.epoch,
-        base_sequence=step.sequence,
-    )
-    partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
-    data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
-    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    answer = client.call(request, PRODUCE_VERSION).responses[0].partition_responses[0]
-    if answer.error_code:
-        assert answer.base_offset == -1
-        return ERROR_BY_CODE[answer.error_code].kafka_name, None
-    return "0", answer.base_offset
 
 
 @pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I14", "I15", "I16")

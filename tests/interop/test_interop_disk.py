@@ -1,0 +1,74 @@
+"""Our directory under Apache Kafka's kafka-dump-log, and Apache Kafka's directory under our log.
+
+Source: Kafka's DumpLogSegments, which re-checks every index entry against the segment.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from apache_kafka import ApacheKafka
+from raw_client import RawClient
+from scenario_produce import Step, create_topic, new_producer_id, produce
+
+import oncelog
+
+BATCHES = 40
+
+
+def fill(client: RawClient) -> tuple[str, int]:
+    """A topic with sequences 0..2*BATCHES-1 of one producer id in batches of two."""
+    topic = create_topic(client)
+    producer_id = new_producer_id(client)
+    for index in range(BATCHES):
+        answer = produce(client, topic, producer_id, Step("A", 0, 2 * index, 2, "0", None))
+        assert answer == ("0", 2 * index)
+    return topic, producer_id
+
+
+def test_kafka_dump_log_reads_our_directory(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    config = {"log.segment.bytes": 1500, "log.index.interval.bytes": 200}
+    with oncelog.Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        topic, producer_id = fill(client)
+    directory = tmp_path / f"{topic}-0"
+    segments = sorted(directory.glob("*.log"))
+    assert len(segments) > 2
+    dump = apache_kafka.run_tool(
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--print-data-log",
+        "--files",
+        ",".join(
+            str(each) for each in [*segments, *directory.glob("*.index"), *directory.glob("*.timeindex")]
+        ),
+    )
+    assert dump.count(f"producerId: {producer_id} ") == BATCHES
+    assert dump.count("isvalid: true") == BATCHES
+    for complaint in ("Mismatches", "mismatch", "Found timestamp mismatch", "out of order", "isvalid: false"):
+        assert complaint not in dump
+    snapshots = sorted(directory.glob("*.snapshot"))
+    snapshot = apache_kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--files", str(snapshots[-1]))
+    assert f"producerId: {producer_id} producerEpoch: 0" in snapshot
+    assert f"lastSequence: {2 * BATCHES - 1}" in snapshot
+
+
+@pytest.mark.behaviour("I17")
+def test_our_broker_goes_on_from_apache_kafkas_partition(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    with RawClient(apache_kafka.bootstrap_servers) as client:
+        topic, producer_id = fill(client)
+    with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        ours = create_topic(client)
+    theirs = apache_kafka.directory / "data" / f"{topic}-0"
+    for each in (tmp_path / f"{ours}-0").iterdir():
+        if each.name != "partition.metadata":
+            each.unlink()
+    for each in theirs.iterdir():
+        if each.name != "partition.metadata":
+            shutil.copy(each, tmp_path / f"{ours}-0" / each.name)
+    (tmp_path / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        last = 2 * BATCHES - 2
+        again = produce(client, ours, producer_id, Step("A", 0, last, 2, "0", last))
+        following = produce(client, ours, producer_id, Step("A", 0, last + 2, 1, "0", last + 2))
+    assert (again, following) == (("0", last), ("0", last + 2))
