@@ -143,6 +143,15 @@ def test_a_count_that_the_bytes_cannot_hold_is_refused_at_once() -> None:
         columns(batch)
 
 
+def test_all_batches_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [NewRecord(NOW_MS, None, bytes(100_000))]
+    data = b"".join(build_batch(records, compression=Compression.ZSTD, base_offset=n) for n in range(5))
+    assert columns(data).num_rows == 5
+    monkeypatch.setattr("oncelog.wire.columns._MAX_TOTAL_BYTES", 400_000)
+    with pytest.raises(InvalidRecord, match="becomes over"):
+        columns(data)
+
+
 def table(records: list[NewRecord]) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
     lists = [[{"key": k, "value": v} for k, v in r.headers] or None for r in records]
     return (

@@ -157,3 +157,11 @@ def test_zstd_contexts_are_not_shared_by_threads() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_zstd_contexts_are_reused() -> None:
+    """A new one for each small batch costs two to three times the compression itself."""
+    decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))
+    made = (list(compression._zstd_compressors[5]), list(compression._zstd_decompressors))
+    decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))
+    assert (compression._zstd_compressors[5], compression._zstd_decompressors) == made

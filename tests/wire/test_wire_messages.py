@@ -161,6 +161,10 @@ def test_what_cannot_be_written_is_the_callers_mistake() -> None:
         ProduceRequest(topic_data=None).encode(9)  # type: ignore[arg-type]
     with pytest.raises(MisuseError):
         ProduceRequest(transactional_id="\ud800").encode(9)
+    for topic_id in (b"", b"x" * 15, b"x" * 17):
+        topic = ProduceRequest.TopicProduceData(topic_id=topic_id)
+        with pytest.raises(MisuseError, match="topic_id must be 16 bytes"):
+            ProduceRequest(topic_data=[topic]).encode(13)
     with pytest.raises(UnsupportedVersion, match="known are 3-13"):
         ProduceRequest().encode(2)
 

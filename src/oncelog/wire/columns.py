@@ -18,6 +18,7 @@ import pyarrow as pa
 from oncelog.errors import InvalidRecord, MisuseError
 from oncelog.types import Compression
 from oncelog.wire.arrow_encoder import arrow_to_batches
+from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, iter_batches
 from oncelog.wire.primitives import Buffer
 from oncelog.wire.records import check_count, parse_headers, payload_of, read_varint
@@ -101,7 +102,7 @@ class _Picked:
     def add(self, position: int, header: BatchHeader, verify: bool) -> None:
         self.headers.append(header)
         self.positions.append(position + HEADER_BYTES)
-        payload = payload_of(self.buffer, position, header, verify, self.budget)
+        payload = payload_of(self.buffer, position, header, verify, min(self.budget, MAX_DECOMPRESSED_BYTES))
         check_count(header, payload)
         self.payloads.append(payload)
         self.budget -= len(payload)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from oncelog.wire.primitives import UVARINT, encode_uvarint, fail_length, read_uvarint_rest
 from oncelog.wire.schema import FIXED, Field, Struct
@@ -37,6 +37,7 @@ class _Source:
             "pack": struct.pack,
             "unpack_from": struct.unpack_from,
             "write_tags": write_tags,
+            "bad_uuid": bad_uuid,
         }
 
     def add(self, *lines: str) -> None:
@@ -53,6 +54,11 @@ class _Source:
         name = self.name(stem)
         self.constants[name] = value
         return name
+
+
+def bad_uuid(name: str, value: bytes) -> NoReturn:
+    """Raise TypeError, which the message turns into a MisuseError."""
+    raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 
 def write_tags(append: Callable[[bytes], None], tags: list[tuple[int, list[bytes]]]) -> None:
@@ -118,6 +124,8 @@ class _EncoderMaker:
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
+            if field.kind == "uuid":  # struct would pad or cut another length without a word
+                self.source.add(f"if len({expression}) != 16: bad_uuid({field.name!r}, {expression})")
             self.run.append((FIXED[field.kind], expression))
         else:
             self.sized(field.kind, expression, nullable, append)
