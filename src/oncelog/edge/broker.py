@@ -139,7 +139,6 @@ class Broker:
         """Open the data directory and listen. Raises StorageError, MisuseError when it runs already."""
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         clock = Clock()
         node = open_node(self.data_dir, self._settings, clock, self._on_append)
         thread = LoopThread("oncelog-broker")

@@ -1,0 +1,151 @@
+"""Connections: bad bytes, bounds, slow and idle clients. Whatever one client does, others are served."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+
+import pytest
+from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
+
+from oncelog.edge.broker import Broker
+from oncelog.wire.frames import encode_request
+from oncelog.wire.messages import ApiVersionsRequest, FetchResponse
+
+
+def is_served(broker: Broker) -> bool:
+    with RawClient(broker.bootstrap_servers) as other:
+        return other.ask(ApiVersionsRequest(), 0).error_code == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">i", 2**31 - 1),
+        struct.pack(">i", -1),
+        struct.pack(">i", 104_857_601),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack(">i", 0),
+        struct.pack(">i", 3) + b"abc",
+        struct.pack(">ihhih", 10, 18, 0, 1, 500),
+        struct.pack(">ihhih", 10, 3, 9, 1, -1),
+        struct.pack(">ihhihb", 11, 3, 9, 1, -1, 0),
+    ],
+)
+def test_bytes_that_are_no_request_end_their_connection_only(
+    broker: Broker, client: RawClient, frame: bytes
+) -> None:
+    client.socket.sendall(frame)
+    assert client.is_closed()
+    assert is_served(broker)
+
+
+def test_random_bytes_in_every_api_never_take_the_broker_down(broker: Broker) -> None:
+    source = random.Random(20)
+    for key in (0, 1, 2, 3, 10, 18, 19, 20, 21, 22, 23, 32, 33, 35, 37, 44, 60, 61):
+        for version in (0, 4, 9):
+            with RawClient(broker.bootstrap_servers) as attacker:
+                body = struct.pack(">hhih", key, version, 1, -1) + source.randbytes(source.randrange(200))
+                attacker.socket.sendall(struct.pack(">i", len(body)) + body)
+                attacker.socket.shutdown(socket.SHUT_WR)
+                attacker.is_closed()
+    assert is_served(broker)
+
+
+def test_an_answer_before_garbage_still_leaves(client: RawClient) -> None:
+    good = encode_request(ApiVersionsRequest(), 0, 7, "x")
+    client.socket.sendall(good)
+    client.socket.sendall(struct.pack(">ihhih", 10, 3, 9, 1, -1))
+    frame = client.read_frame()
+    assert frame is not None and struct.unpack_from(">i", frame)[0] == 7
+    assert client.is_closed()
+
+
+def test_a_request_may_come_byte_by_byte(client: RawClient, topic: str) -> None:
+    frame = encode_request(produce_request(topic, batch(b"slow")), 9, 1, "x")
+    for byte in frame:
+        client.socket.sendall(bytes([byte]))
+    assert client.read_frame() is not None
+    assert client.values(topic) == [b"slow"]
+
+
+def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    frame = encode_request(produce_request(topic, batch(b"cut")), 9, 1, "x")
+    with RawClient(broker.bootstrap_servers) as cut:
+        cut.socket.sendall(frame[:-1])
+    assert client.offset(topic) == 0
+    assert is_served(broker)
+
+
+def test_the_request_limit_is_a_setting() -> None:
+    config = {"socket.request.max.bytes": 2_000}
+    with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("small")
+        assert client.produce("small", batch(b"x" * 1_000)).error_code == 0
+        client.send(produce_request("small", batch(b"x" * 3_000)), 9)
+        assert client.is_closed()
+        assert broker.metrics()["connections_closed_for_cause"] == 1
+        assert is_served(broker)
+
+
+def test_a_large_request_and_small_ones_behind_it(client: RawClient) -> None:
+    client.create_topic("large", max_message_bytes=20_000_000)
+    first = client.send(produce_request("large", batch(b"L" * 9_000_000)), 9)
+    rest = [client.send(produce_request("large", batch(b"s")), 9) for _ in range(3)]
+    frames = [client.read_frame() for _ in range(4)]
+    assert [struct.unpack_from(">i", f or b"")[0] for f in frames] == [first, *rest]
+    assert client.offset("large") == 4
+
+
+def test_requests_behind_a_waiting_fetch_are_bounded_and_all_answered() -> None:
+    config = {"oncelog.connection.max.pending.requests": 5}
+    with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("queue")
+        sent = [client.send(fetch_request([("queue", 0, 0)], max_wait_ms=10_000), 12)]
+        sent += [client.send(produce_request("queue", batch(b"%d" % n)), 9) for n in range(50)]
+        with RawClient(broker.bootstrap_servers) as other:
+            other.produce("queue", batch(b"first"))
+        frames = [client.read_frame() for _ in sent]
+        assert [struct.unpack_from(">i", f or b"")[0] for f in frames] == sent
+        assert client.values("queue")[:2] == [b"first", b"0"]
+
+
+def test_a_slow_reader_is_not_read_from_and_not_lost() -> None:
+    """It asks for 60 MB without reading; the broker holds a bounded part and serves others meanwhile."""
+    config = {"oncelog.connection.max.pending.bytes": 1_000_000}
+    with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as slow:
+        slow.create_topic("bulk", max_message_bytes=2_000_000)
+        slow.produce("bulk", batch(b"x" * 1_000_000))
+        count = 60
+        for _ in range(count):
+            slow.send(fetch_request([("bulk", 0, 0)], partition_max_bytes=2_000_000), 12)
+        wait_until(lambda: broker.metrics().get("requests.Fetch", 0) >= 1)
+        assert is_served(broker)
+        assert broker.metrics()["requests.Fetch"] < count, "the rest waits until the client reads"
+        for _ in range(count):
+            _, response = slow.receive(FetchResponse, 12)
+            assert len(split_batches(response.responses[0].partitions[0].records)) == 1
+        assert broker.metrics()["requests.Fetch"] == count
+
+
+def test_an_idle_connection_is_closed() -> None:
+    with Broker(config={"connections.max.idle.ms": 50}) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            assert client.is_closed()
+        assert is_served(broker)
+
+
+def test_connections_above_the_limit_are_refused() -> None:
+    with Broker(config={"max.connections": 2}) as broker:
+        first, second = RawClient(broker.bootstrap_servers), RawClient(broker.bootstrap_servers)
+        assert first.ask(ApiVersionsRequest(), 0).error_code == 0
+        assert second.ask(ApiVersionsRequest(), 0).error_code == 0
+        with RawClient(broker.bootstrap_servers) as third:
+            assert third.is_closed()
+        first.socket.close()
+        second.socket.close()
+        wait_until(lambda: broker.metrics()["connections"] == 0)
+        assert is_served(broker)

@@ -1,0 +1,138 @@
+"""The disk under the broker: acknowledgements that wait for it, a full one, one that cannot sync."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient, batch, produce_request, wait_until
+
+from oncelog import errors
+from oncelog.edge.broker import Broker
+from oncelog.edge.disk import RealDisk, RealFile
+from oncelog.errors import StorageError
+from oncelog.wire.messages import CreateTopicsRequest
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """fdatasync of segment files waits for this event (open at first)."""
+    opened, real = threading.Event(), RealFile.sync
+    opened.set()
+
+    def sync(self: RealFile) -> None:
+        opened.wait(20)
+        real(self)
+
+    monkeypatch.setattr(RealFile, "sync", sync)
+    return opened
+
+
+def test_an_append_is_acknowledged_only_when_it_is_synced(gate: threading.Event) -> None:
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("synced", flush_messages=1)
+        gate.clear()
+        sent = [
+            client.send(produce_request("synced", batch(b"%d" % n, pid=1, sequence=n)), 9) for n in range(3)
+        ]
+        with RawClient(broker.bootstrap_servers) as other:
+            wait_until(lambda: other.offset("synced") == 3)
+            # A retry from another connection is a duplicate, but it is not safe yet either.
+            retry_id = other.send(produce_request("synced", batch(b"0", pid=1, sequence=0)), 9)
+            for connection in (client, other):
+                connection.socket.settimeout(0.1)
+                with pytest.raises(TimeoutError):
+                    connection.socket.recv(1)
+                connection.socket.settimeout(20)
+            gate.set()
+            frame = other.read_frame()
+            assert frame is not None and int.from_bytes(frame[:4], "big") == retry_id
+        frames = [client.read_frame() for _ in sent]
+        assert [int.from_bytes((f or b"")[:4], "big") for f in frames] == sent
+
+
+def test_many_waiting_appends_share_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[int] = []
+    real = RealFile.sync
+
+    def sync(self: RealFile) -> None:
+        syncs.append(1)
+        real(self)
+
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("group-commit", flush_messages=1)
+        monkeypatch.setattr(RealFile, "sync", sync)
+        sent = [client.send(produce_request("group-commit", batch(b"%d" % n)), 9) for n in range(200)]
+        assert all(client.read_frame() for _ in sent)
+        assert 1 <= len(syncs) < 200
+
+
+def test_a_failing_sync_is_a_storage_error_and_the_broker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("failing", flush_messages=1)
+        client.create_topic("healthy")
+        assert client.produce("failing", batch(b"ok")).error_code == 0
+
+        def fail(self: RealFile) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(RealFile, "sync", fail)
+            lost = client.produce("failing", batch(b"lost"))
+            assert (lost.error_code, lost.base_offset) == (errors.KafkaStorageError.code, -1)
+        assert client.produce("failing", batch(b"later")).error_code == errors.KafkaStorageError.code
+        assert client.produce("healthy", batch(b"fine")).error_code == 0
+
+
+def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RealFile.pwrite
+
+    def full(self: RealFile, data: Any, position: int) -> None:
+        # As a disk that fills up in the middle of the write: a part arrives.
+        real(self, memoryview(data)[: len(data) // 2], position)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_room(self: RealDisk, path: str, data: bytes, *, sync: bool = True) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("filling")
+        pid = client.new_producer_id()
+        assert client.produce("filling", batch(b"0", pid=pid, sequence=0)).error_code == 0
+        with monkeypatch.context() as filled:
+            filled.setattr(RealFile, "pwrite", full)
+            filled.setattr(RealDisk, "replace", no_room)
+            refused = client.produce("filling", batch(b"1", pid=pid, sequence=1))
+            assert refused.error_code == errors.KafkaStorageError.code
+            assert refused.error_message and "No space left" in refused.error_message
+            asked = CreateTopicsRequest.CreatableTopic(name="other", num_partitions=1, replication_factor=1)
+            (failed,) = client.ask(CreateTopicsRequest(topics=[asked]), 7).topics
+            assert failed.error_code == errors.KafkaStorageError.code
+            assert client.values("filling") == [b"0"]
+        again = client.produce("filling", batch(b"1", pid=pid, sequence=1))
+        assert (again.error_code, again.base_offset) == (0, 1)
+        assert client.create_topic("other").error_code == 0
+        assert client.values("filling") == [b"0", b"1"]
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert client.values("filling") == [b"0", b"1"]
+
+
+def test_a_directory_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StorageError, match="taken"):
+        Broker(tmp_path / "taken").start()
+
+
+def test_an_unreadable_producer_id_file_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "oncelog-producer-ids.json").write_text("{")
+    with pytest.raises(StorageError, match="oncelog-producer-ids"):
+        Broker(tmp_path).start()
+    (tmp_path / "oncelog-producer-ids.json").write_text('{"version": 1, "next_producer_id": 5000}')
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert client.new_producer_id() == 5000
