@@ -106,6 +106,13 @@ def _open_segments(
             replay_from = min(replay_from or segment.transactions_from, segment.transactions_from)
         if bad is not None:
             reports.append(f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}")
+        is_lost = next_base is not None and segment.end_offset < next_base and not how.is_clean
+        if is_lost:
+            # A power loss can take the end of a segment and leave the next one.
+            reports.append(
+                f"offsets {segment.end_offset} to {next_base} are lost, and with them what follows"
+            )
+        if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], how.now_ms)
             break
     return segments, replay_from

@@ -82,8 +82,12 @@ class PartitionStore:
         try:
             if not disk.exists(directory):
                 disk.mkdir(directory)
-            topic_id = _settle_topic_id(disk, directory, topic_id)
+            stored_id = _check_topic_id(disk, directory, topic_id)
             recovered = recover(disk, directory, how)
+            if topic_id is not None and stored_id is None:
+                # After the first segment, so that one sync of the directory covers both.
+                write_partition_metadata(disk, directory, topic_id)
+            topic_id = topic_id or stored_id
             end_offset = recovered.segments.active.end_offset
             epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs)
@@ -268,14 +272,11 @@ class PartitionStore:
             raise KafkaStorageError(f"{self._disk.describe(self._directory)}: {error}") from error
 
 
-def _settle_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
+def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
     stored = read_partition_metadata(disk, directory)
-    if topic_id is None or topic_id == stored:
-        return stored
-    if stored is not None:
+    if topic_id is not None and stored is not None and topic_id != stored:
         raise StorageError(f"{disk.describe(directory)} belongs to a topic of the same name with another id")
-    write_partition_metadata(disk, directory, topic_id)
-    return topic_id
+    return stored
 
 
 def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoch: int) -> LeaderEpochs:

@@ -1,0 +1,71 @@
+"""Partitions and batches for the tests of the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncelog.config import TOPIC
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import Disk
+from oncelog.log.partition import Appended, Partition
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.control import encode_end_marker
+from oncelog.wire.records import NewRecord
+
+NOW_MS = 1_700_000_000_000
+TP = TopicPartition("orders", 0)
+TOPIC_ID = bytes(range(16))
+
+
+def config(expiration_ms: int = 86_400_000, **settings: Any) -> LogConfig:
+    """Topic settings by their names with underscores, the rest at their defaults."""
+    return LogConfig.from_settings(TOPIC.parse(settings), expiration_ms)
+
+
+def open_partition(disk: Disk | None = None, log_config: LogConfig | None = None, **how: Any) -> Partition:
+    how = {"topic_id": TOPIC_ID, "now_ms": NOW_MS, "clean_shutdown": False, **how}
+    return Partition.open(disk or MemoryDisk(), str(TP), TP, log_config or config(), **how)
+
+
+def batch(
+    sequence: int | None = None,
+    count: int = 1,
+    *,
+    pid: int | None = None,
+    epoch: int = 0,
+    value: bytes = b"v",
+    key: bytes | None = b"k",
+    timestamp_ms: int = NOW_MS,
+    **how: Any,
+) -> memoryview:
+    """A batch as a client sends it; numbered when `sequence` is given (pid 7 unless told)."""
+    if sequence is not None:
+        pid = 7 if pid is None else pid
+        how |= {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence}
+    records = [NewRecord(timestamp_ms + index, key, value) for index in range(count)]
+    return memoryview(build_batch(records, **how))
+
+
+def marker(pid: int, *, commit: bool, epoch: int = 0, coordinator_epoch: int = 0) -> memoryview:
+    return memoryview(encode_end_marker(pid, epoch, commit, coordinator_epoch, NOW_MS))
+
+
+def put(partition: Partition, data: memoryview, *, now_ms: int = NOW_MS) -> Appended:
+    return partition.append(data, origin=Origin.CLIENT, now_ms=now_ms)
+
+
+def put_marker(partition: Partition, data: memoryview, *, now_ms: int = NOW_MS) -> Appended:
+    return partition.append(data, origin=Origin.COORDINATOR, now_ms=now_ms)
+
+
+def read_all(partition: Partition, max_bytes: int = 1 << 20) -> bytes:
+    """Every stored byte, by as many reads as it takes."""
+    offset, parts = partition.log_start_offset, []
+    while offset < partition.log_end_offset:
+        found = partition.read(offset, max_bytes)
+        assert found.next_offset > offset, f"nothing can be read at offset {offset}"
+        parts.append(bytes(found.records))
+        offset = found.next_offset
+    return b"".join(parts)

@@ -1,0 +1,146 @@
+"""A crash at every byte: what was acknowledged is there, whole, once, and producers are remembered."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import Origin
+from oncelog.wire.batch import iter_batches
+
+CONFIG = config(segment_bytes=400, index_interval_bytes=100)
+
+
+class Story:
+    """Batches of two producers and a transaction, over several segments; what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[int, bytes]] = []
+        self.flushed_offset = 0
+        self.at_crash: bytes | None = None
+
+    def run(self, disk: MemoryDisk) -> None:
+        partition = open_partition(disk, CONFIG)
+        for number in range(6):
+            self._put(partition, batch(number * 2, 2, pid=1))
+            self._put(partition, batch(number, 1, pid=2, epoch=3, value=b"w" * 20))
+            if number == 2:
+                partition.flush()
+                self.flushed_offset = partition.recovery_point
+        self._put(partition, batch(0, 1, pid=3, is_transactional=True))
+        self._put(partition, marker(3, commit=False))
+        partition.close(NOW_MS)
+
+    def _put(self, partition: Partition, data: memoryview) -> None:
+        self.at_crash = bytes(data)
+        is_marker = bool(data[22] & 0x20)
+        appended = (put_marker if is_marker else put)(partition, data)
+        self.acknowledged.append((appended.base_offset, bytes(data)))
+        self.at_crash = None
+
+
+def _steps() -> int:
+    disk = MemoryDisk()
+    Story().run(disk)
+    return disk.steps
+
+
+def _crashed(step: int) -> tuple[Story, MemoryDisk]:
+    story, disk = Story(), MemoryDisk()
+    disk.crash_after = step
+    try:
+        story.run(disk)
+    except SimulatedCrash:
+        return story, disk
+    raise AssertionError("the story ended before the crash")
+
+
+def _stored(partition: Partition) -> list[tuple[int, bytes]]:
+    found, offset = [], 0
+    while offset < partition.log_end_offset:
+        data = partition.read(offset, 1 << 20)
+        for position, header in iter_batches(data.records):
+            found.append((header.base_offset, data.records[position : position + header.size_bytes]))
+        assert data.next_offset > offset, f"nothing can be read at offset {offset}"
+        offset = data.next_offset
+    return found
+
+
+def _retries_are_known(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
+    """Each producer's newest five are still duplicates, with the offset they had."""
+    for pid in (1, 2):
+        mine = [(o, d) for o, d in acknowledged if d[43:51] == pid.to_bytes(8, "big")][-5:]
+        for offset, data in mine:
+            again = bytearray(data)
+            again[:8] = bytes(8)
+            appended = partition.append(memoryview(again), origin=Origin.CLIENT, now_ms=NOW_MS)
+            assert (appended.is_duplicate, appended.base_offset) == (True, offset)
+
+
+@pytest.mark.behaviour("I17", "I20")
+def test_kill_at_every_byte() -> None:
+    total = _steps()
+    assert total > 2000
+    for step in range(total):
+        story, disk = _crashed(step)
+        partition = open_partition(disk.after_kill(), CONFIG, recovery_point=story.flushed_offset)
+        stored = _stored(partition)
+        count = len(story.acknowledged)
+        assert stored[:count] == story.acknowledged, f"step {step}"
+        # At most the batch in flight is there as well, whole.
+        assert [d[12:] for _, d in stored[count:]] in ([], [_as_stored(story.at_crash)]), f"step {step}"
+        _retries_are_known(partition, stored)
+        assert partition.last_stable_offset == _expected_stable(stored, partition)
+        assert len(partition.aborted_transactions(0, 1000)) == (1 if len(stored) == 14 else 0)
+        partition.abandon()
+
+
+def _as_stored(data: bytes | None) -> bytes:
+    """From the leader epoch on, as stamped."""
+    return bytes(4) + (data or b"")[16:]
+
+
+def _expected_stable(stored: list[tuple[int, bytes]], partition: Partition) -> int:
+    return stored[12][0] if len(stored) == 13 else partition.log_end_offset
+
+
+@pytest.mark.behaviour("I17")
+def test_power_loss_keeps_what_was_flushed() -> None:
+    total = _steps()
+    for step in range(0, total, 3):
+        story, disk = _crashed(step)
+        survivor = disk.after_power_loss(Random(step))
+        partition = open_partition(survivor, CONFIG, recovery_point=story.flushed_offset)
+        stored = _stored(partition)
+        sure = [item for item in story.acknowledged if item[0] < story.flushed_offset]
+        assert stored[: len(sure)] == sure, f"step {step}"
+        possible = [data[12:] for _, data in story.acknowledged] + [_as_stored(story.at_crash)]
+        assert [data[12:] for _, data in stored] == possible[: len(stored)], f"step {step}"
+        _retries_are_known(partition, stored)
+        partition.abandon()
+
+
+@pytest.mark.behaviour("I17")
+def test_recovery_may_crash_as_well() -> None:
+    story, crashed = _crashed(_steps() - 40)
+    disk = crashed.after_kill()
+    total = _recovery_steps(disk)
+    assert total > 5
+    for step in range(total):
+        again = disk.after_kill()
+        again.crash_after = step
+        with pytest.raises(SimulatedCrash):
+            open_partition(again, CONFIG)
+        partition = open_partition(again.after_kill(), CONFIG)
+        assert _stored(partition)[: len(story.acknowledged)] == story.acknowledged
+        partition.abandon()
+
+
+def _recovery_steps(disk: MemoryDisk) -> int:
+    copy = disk.after_kill()
+    open_partition(copy, CONFIG).abandon()
+    return copy.steps
