@@ -9,8 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from oncelog.config import ADMIN
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.errors import raise_for_code
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader, decode_request, encode_response
-from oncelog.wire.messages import API_BY_KEY, ApiVersionsResponse, MetadataResponse
+from oncelog.wire.messages import API_BY_KEY, ApiVersionsResponse, MetadataResponse, ProduceRequest
+from oncelog.wire.records import NewRecord
 
 Handler = Callable[[RequestHeader, Any], Any]
 """Gets header and message; gives a response message, raw bytes to write, None (no answer), or CUT."""
@@ -149,3 +155,33 @@ async def free_port() -> int:
     server.close()
     await server.wait_closed()
     return port
+
+
+def append(servers: str, tp: TopicPartition, *batches: bytes | bytearray) -> list[int]:
+    """Produce whole batches one request each, without a producer; gives their base offsets."""
+
+    async def run() -> list[int]:
+        cluster = ClusterConnection(ADMIN.parse({"bootstrap.servers": servers}))
+        offsets = []
+        try:
+            await cluster.start()
+            for records in batches:
+                part = ProduceRequest.PartitionProduceData(index=tp.partition, records=records)
+                topic = ProduceRequest.TopicProduceData(name=tp.topic, partition_data=[part])
+                request = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic])
+                response = await cluster.request(await cluster.leader(tp), request, max_version=12)
+                answer = response.responses[0].partition_responses[0]
+                raise_for_code(answer.error_code, str(answer.error_message))
+                offsets.append(answer.base_offset)
+        finally:
+            await cluster.close()
+        return offsets
+
+    return asyncio.run(run())
+
+
+def batch_of(*values: bytes | None, timestamp_ms: int = 1_700_000_000_000, **options: Any) -> bytearray:
+    """A batch of values without keys, their timestamps counting up."""
+    return build_batch(
+        [NewRecord(timestamp_ms + i, None, value) for i, value in enumerate(values)], **options
+    )

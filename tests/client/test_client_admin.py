@@ -1,0 +1,246 @@
+"""Admin calls without I/O, and against a broker that is old, unready or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from helpers_client import ScriptedBroker, api_versions, metadata, scripted_broker
+
+from oncelog.aio import Admin
+from oncelog.client.admin import config_text, raise_first, topic_id_text
+from oncelog.edge.admin import ConfigResource, NewTopic, TopicOutcome
+from oncelog.errors import (
+    BrokerError,
+    InvalidTopicException,
+    MisuseError,
+    NotController,
+    TimedOut,
+    TopicAlreadyExists,
+    UnsupportedVersion,
+)
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+    DescribeConfigsResponse,
+    DescribeProducersResponse,
+)
+
+T0 = TopicPartition("t", 0)
+Story = Callable[[ScriptedBroker, Admin], Coroutine[Any, Any, None]]
+
+
+def play(story: Story, limits: dict[int, tuple[int, int]] | None = None, **settings: object) -> None:
+    async def run() -> None:
+        async with scripted_broker() as broker:
+            broker.topics = {"t": 1}
+            if limits:
+                broker.handlers["ApiVersions"] = lambda header, message: api_versions(limits)
+            async with Admin(
+                {"bootstrap.servers": broker.bootstrap_servers, "retry.backoff.ms": 1}, **settings
+            ) as admin:
+                await story(broker, admin)
+
+    asyncio.run(run())
+
+
+def creates(*codes: int) -> Callable[[Any, Any], CreateTopicsResponse]:
+    """Answers each topic with the next of the codes, the last one for ever."""
+    left = list(codes)
+
+    def handler(header: Any, message: Any) -> CreateTopicsResponse:
+        code = left.pop(0) if len(left) > 1 else left[0]
+        row = CreateTopicsResponse.CreatableTopicResult
+        return CreateTopicsResponse(
+            topics=[row(name=topic.name, error_code=code) for topic in message.topics]
+        )
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (False, "false"), (5, "5"), (None, None), (["a", "b"], "a,b"), ("x", "x")],
+)
+def test_config_values_as_text(value: object, text: str | None) -> None:
+    assert config_text(value) == text
+
+
+def test_topic_ids_as_kafka_prints_them() -> None:
+    assert topic_id_text(bytes(range(16))) == "AAECAwQFBgcICQoLDA0ODw"
+    assert topic_id_text(bytes(16)) is None
+    assert topic_id_text(None) is None
+
+
+def test_the_first_error_is_raised_with_the_others_as_notes() -> None:
+    first, second = TopicAlreadyExists("a"), InvalidTopicException("b")
+    with pytest.raises(TopicAlreadyExists) as caught:
+        raise_first([TopicOutcome("ok"), TopicOutcome("a", first), TopicOutcome("b", second)])
+    assert caught.value.__notes__ == ["also: INVALID_TOPIC_EXCEPTION (17): b"]
+    raise_first([TopicOutcome("ok")])
+
+
+def test_retriable_errors_are_tried_again() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["CreateTopics"] = creates(NotController.code, NotController.code, 0)
+        created = await admin.create_topics([NewTopic("n", 1, 1)])
+        assert created["n"].error is None
+        assert [name for name, _ in broker.seen].count("CreateTopics") == 3
+
+    play(story)
+
+
+def test_only_what_failed_is_asked_again() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        asked: list[list[str]] = []
+
+        def handler(header: Any, message: Any) -> CreateTopicsResponse:
+            asked.append([topic.name for topic in message.topics])
+            row = CreateTopicsResponse.CreatableTopicResult
+            codes = {"a": 0, "b": 41 if len(asked) == 1 else 0, "c": 36}
+            return CreateTopicsResponse(
+                topics=[row(name=name, error_code=codes[name], error_message="said so") for name in asked[-1]]
+            )
+
+        broker.handlers["CreateTopics"] = handler
+        created = await admin.create_topics([NewTopic(n, 1, 1) for n in "abc"], raise_errors=False)
+        assert asked == [["a", "b", "c"], ["b"]]
+        assert created["a"].error is None and created["b"].error is None
+        assert isinstance(created["c"].error, TopicAlreadyExists)
+        assert "creating topic 'c': said so" in str(created["c"].error)
+
+    play(story)
+
+
+def test_retries_end_with_the_time() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["CreateTopics"] = creates(NotController.code)
+        with pytest.raises(NotController):
+            await admin.create_topics([NewTopic("n", 1, 1)])
+
+    play(story, request_timeout_ms=100)
+
+
+def test_no_answer_is_a_timeout_that_names_the_broker() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["CreateTopics"] = lambda header, message: None
+        with pytest.raises(TimedOut, match=rf"127\.0\.0\.1:{broker.port} did not answer CreateTopics"):
+            await admin.create_topics([NewTopic("n", 1, 1)])
+
+    play(story, request_timeout_ms=100)
+
+
+def test_an_item_that_the_answer_leaves_out_is_an_error() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["DeleteTopics"] = lambda header, message: DeleteTopicsResponse()
+        outcomes = await admin.delete_topics(["t"], raise_errors=False)
+        assert isinstance(outcomes["t"].error, BrokerError)
+
+    play(story)
+
+
+def test_topics_are_deleted_by_name_in_every_version() -> None:
+    for version in (1, 5, 6):
+
+        async def story(broker: ScriptedBroker, admin: Admin, version: int = version) -> None:
+            def handler(header: Any, message: Any) -> DeleteTopicsResponse:
+                names = [state.name for state in message.topics] or message.topic_names
+                row = DeleteTopicsResponse.DeletableTopicResult
+                return DeleteTopicsResponse(responses=[row(name=name) for name in names])
+
+            broker.handlers["DeleteTopics"] = handler
+            assert list(await admin.delete_topics(["x", "y"])) == ["x", "y"]
+            assert ("DeleteTopics", version) in broker.seen
+
+        play(story, {20: (1, version)})
+
+
+def test_defaults_of_the_broker_need_a_broker_that_has_them() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["CreateTopics"] = creates(0)
+        with pytest.raises(UnsupportedVersion, match="CreateTopics in versions 2-3; this needs one of 4-"):
+            await admin.create_topics([NewTopic("n")])
+        assert (await admin.create_topics([NewTopic("n", 2, 1)]))["n"].num_partitions is None
+
+    play(story, {19: (2, 3)})
+
+
+def test_altering_on_a_broker_without_incremental_changes_keeps_the_rest() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        resource = ConfigResource("topic", "t")
+        entry = DescribeConfigsResponse.DescribeConfigsResourceResult
+        broker.handlers["DescribeConfigs"] = lambda header, message: DescribeConfigsResponse(
+            results=[
+                DescribeConfigsResponse.DescribeConfigsResult(
+                    resource_type=2,
+                    resource_name="t",
+                    configs=[
+                        entry(name="kept", value="1", config_source=1),
+                        entry(name="removed", value="2", config_source=1),
+                        entry(name="default", value="3", config_source=5),
+                    ],
+                )
+            ]
+        )
+        row = AlterConfigsResponse.AlterConfigsResourceResponse
+        broker.handlers["AlterConfigs"] = lambda header, message: AlterConfigsResponse(
+            responses=[row(resource_type=2, resource_name="t")]
+        )
+        await admin.alter_configs({resource: {"new": 4, "removed": None}})
+        (request,) = [m for m in broker.messages if isinstance(m, AlterConfigsRequest)]
+        assert {c.name: c.value for c in request.resources[0].configs} == {"kept": "1", "new": "4"}
+
+    play(story, {44: (5, 6)})
+
+
+def test_broker_settings_are_asked_of_that_broker() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        with pytest.raises(MisuseError, match="named by its node id"):
+            await admin.describe_configs([ConfigResource("broker", "x")])
+
+    play(story)
+
+
+def test_producers_without_sequence_or_transaction_have_none() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        message = DescribeProducersResponse
+        states = [
+            message.ProducerState(producer_id=5, coordinator_epoch=-1),
+            message.ProducerState(
+                producer_id=4,
+                producer_epoch=2,
+                last_sequence=7,
+                last_timestamp=99,
+                current_txn_start_offset=3,
+            ),
+        ]
+        broker.handlers["DescribeProducers"] = lambda header, request: message(
+            topics=[
+                message.TopicResponse(
+                    name="t",
+                    partitions=[message.PartitionResponse(partition_index=0, active_producers=states)],
+                )
+            ]
+        )
+        first, second = (await admin.describe_producers([T0]))[T0].producers
+        assert (first.producer_id, first.producer_epoch, first.last_sequence) == (4, 2, 7)
+        assert (first.coordinator_epoch, first.current_txn_start_offset) == (0, 3)
+        assert (second.last_sequence, second.last_timestamp_ms) == (None, None)
+        assert (second.coordinator_epoch, second.current_txn_start_offset) == (None, None)
+
+    play(story)
+
+
+def test_describing_never_creates_a_topic() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        broker.handlers["Metadata"] = lambda header, message: metadata(broker.port, errors={"x": 3})
+        outcome = await admin.describe_topics(["x"], raise_errors=False)
+        assert outcome["x"].error is not None and outcome["x"].partitions == ()
+        assert broker.messages[-1].allow_auto_topic_creation is False
+
+    play(story)
