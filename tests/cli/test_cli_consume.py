@@ -1,0 +1,114 @@
+"""`oncelog consume` against our broker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers_cli import oncelog
+from helpers_client import append, batch_of
+
+from oncelog import Admin, Broker, NewTopic, TopicPartition
+from oncelog.cli.consume import record_row
+from oncelog.types import Record, TimestampType
+from oncelog.wire.batch import build_batch
+from oncelog.wire.records import NewRecord
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def servers(oncelog_broker: Broker) -> str:
+    with Admin({"bootstrap.servers": oncelog_broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic("t", 2)])
+    append(oncelog_broker.bootstrap_servers, T0, batch_of(b"a", b"b", b"c"))
+    append(oncelog_broker.bootstrap_servers, T1, batch_of(b"d"))
+    return oncelog_broker.bootstrap_servers
+
+
+def test_values_to_the_end(servers: str) -> None:
+    got = oncelog("consume", "t", "--from-beginning", "--until-end", servers=servers)
+    assert got.code == 0
+    assert sorted(got.out.split()) == ["a", "b", "c", "d"]
+    assert got.err == "4 records\n"
+
+
+def test_an_offset_of_a_partition(servers: str) -> None:
+    got = oncelog("consume", "t", "-p", "0", "--offset", "1", "--until-end", "-o", "jsonl", servers=servers)
+    rows = [json.loads(line) for line in got.out.splitlines()]
+    assert [(row["offset"], row["value"], row["key"]) for row in rows] == [(1, "b", None), (2, "c", None)]
+
+
+def test_max_messages(servers: str) -> None:
+    got = oncelog("consume", "t", "-p", "0", "--from-beginning", "-n", "2", servers=servers)
+    assert (got.code, got.out) == (0, "a\nb\n")
+
+
+def test_a_timeout_without_enough_messages_is_exit_code_4(servers: str) -> None:
+    limits = ["--from-beginning", "-n", "9", "--timeout-ms", "200"]
+    assert oncelog("consume", "t", *limits, servers=servers).code == 4
+    quiet = oncelog("consume", "t", "--timeout-ms", "100", servers=servers)
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "0 records\n")
+
+
+@pytest.mark.parametrize("output", ["json", "yaml", "table", "wide", "value", "jsonl"])
+def test_formats(servers: str, output: str) -> None:
+    got = oncelog("consume", "t", "-p", "0", "--from-beginning", "--until-end", "-o", output, servers=servers)
+    assert got.code == 0
+    if output == "json":
+        assert [row["value"] for row in json.loads(got.out)] == ["a", "b", "c"]
+    elif output == "yaml":
+        assert got.out.count("- topic: ") == 3 and '  value: "c"' in got.out
+    elif output in ("table", "wide"):
+        header, *rows = got.out.splitlines()
+        assert header.split()[:2] == ["PARTITION", "OFFSET"]
+        assert [row.split()[0:2] + row.split()[-1:] for row in rows] == [
+            ["0", str(i), v] for i, v in enumerate("abc")
+        ]
+        assert ("TIME" in header) == (output == "wide")
+    else:
+        assert len(got.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_nothing_is_still_a_document(servers: str, output: str) -> None:
+    got = oncelog("consume", "t", "--until-end", "-o", output, servers=servers)
+    assert (got.code, got.out) == (0, "[]\n")
+
+
+def test_bytes_headers_and_nulls(servers: str) -> None:
+    append(servers, T1, build_batch([NewRecord(5, b"\xff", None, (("h", b"x"), ("n", None)))]))
+    arguments = [
+        "-p",
+        "1",
+        "--offset",
+        "1",
+        "--until-end",
+        "-o",
+        "jsonl",
+        "--isolation-level",
+        "read_uncommitted",
+    ]
+    row = json.loads(oncelog("consume", "t", *arguments, servers=servers).out)
+    assert row["key_base64"] == "/w==" and row["value"] is None and row["timestamp_ms"] == 5
+    assert row["headers"] == [{"key": "h", "value": "x"}, {"key": "n", "value": None}]
+
+
+def test_wrong_usage_and_unknown_topics(servers: str) -> None:
+    assert oncelog("consume", "t", "--offset", "1", servers=servers).code == 2
+    assert oncelog("consume", "t", "-p", "0", "--offset", "1", "--from-beginning", servers=servers).code == 2
+    gone = oncelog("consume", "gone", "-X", "request.timeout.ms=100", servers=servers)
+    assert gone.code == 1 and "'gone' does not exist" in gone.err
+
+
+def test_a_record_as_a_row() -> None:
+    record = Record("t", 0, 7, 9, TimestampType.CREATE_TIME, b"k", b"\xfe", ())
+    assert record_row(record) == {
+        "topic": "t",
+        "partition": 0,
+        "offset": 7,
+        "timestamp_ms": 9,
+        "key": "k",
+        "value_base64": "/g==",
+        "headers": [],
+    }

@@ -1,0 +1,52 @@
+"""`oncelog producers` against our broker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers_cli import oncelog
+from helpers_client import append, batch_of
+
+from oncelog import Admin, Broker, NewTopic, TopicPartition
+
+
+@pytest.fixture
+def servers(oncelog_broker: Broker) -> str:
+    with Admin({"bootstrap.servers": oncelog_broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic("t", 2)])
+    for partition, producer_id in [(0, 7), (0, 8), (1, 7)]:
+        batch = batch_of(b"a", b"b", producer_id=producer_id, producer_epoch=1, base_sequence=0)
+        append(oncelog_broker.bootstrap_servers, TopicPartition("t", partition), batch)
+    return oncelog_broker.bootstrap_servers
+
+
+def test_list(servers: str) -> None:
+    rows = json.loads(oncelog("producers", "list", "t", "-o", "json", servers=servers).out)
+    assert [(r["partition"], r["producer_id"], r["epoch"], r["last_sequence"]) for r in rows] == [
+        (0, 7, 1, 1),
+        (0, 8, 1, 1),
+        (1, 7, 1, 1),
+    ]
+    assert rows[0]["last_time"].startswith("20") and rows[0]["last_time"].endswith("Z")
+    assert rows[0]["transaction_start_offset"] is None
+    table = oncelog("producers", "list", "t:1", servers=servers).out.splitlines()
+    assert table[0].split()[:4] == ["TOPIC", "PARTITION", "PRODUCER", "ID"]
+    assert len(table) == 2
+
+
+def test_describe_one(servers: str) -> None:
+    got = oncelog("producers", "describe", "t:0", "--producer-id", "8", "-o", "jsonl", servers=servers)
+    assert json.loads(got.out)["producer_id"] == 8
+    missing = oncelog("producers", "describe", "t:0", "--producer-id", "9", servers=servers)
+    assert missing.code == 1 and "does not remember producer id 9" in missing.err
+
+
+@pytest.mark.parametrize("where", ["t:", ":0", "t:x", ""])
+def test_places_that_cannot_be(where: str) -> None:
+    assert oncelog("producers", "list", where).code == 2
+
+
+def test_a_topic_that_is_not_there(servers: str) -> None:
+    gone = oncelog("producers", "list", "gone", servers=servers)
+    assert gone.code == 1 and "UnknownTopicOrPartition" in gone.err
