@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from oncelog.faults.events import Fate, WireEvent
+from oncelog.faults.diagram import DRAWN_APIS
+from oncelog.faults.events import Direction, Fate, WireEvent
 from oncelog.faults.proxy import Proxy, parse_address
 from oncelog.faults.rules import parse_rule
 from oncelog.faults.wording import event_line
@@ -88,11 +89,8 @@ def _printer(output: str, show_all: bool) -> Any:
         return None
 
     def show(event: WireEvent) -> None:
-        if (
-            not show_all
-            and event.fate is Fate.PASSED
-            and event.api in API_NAMES - {"Produce", "InitProducerId"}
-        ):
+        is_dull = event.fate is Fate.PASSED and event.direction is not Direction.NOTE
+        if is_dull and not show_all and event.api not in DRAWN_APIS:
             return
         click.echo(json.dumps(event.to_dict()) if output == "jsonl" else event_line(event))
 

@@ -69,9 +69,9 @@ class Rule:
     those by chance. `match` narrows by the decoded event. Raises ConfigError when they contradict.
     """
 
-    action: Action
+    action: Action | str
     api: str | None = None
-    direction: Direction | None = None
+    direction: Direction | str | None = None
     nth: int | None = None
     count: int | None = None
     probability: float | None = None

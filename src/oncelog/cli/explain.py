@@ -1,0 +1,129 @@
+"""`oncelog explain STORY`: play a fault story for real and draw what crossed the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from oncelog.faults.stories import Scene, Story
+
+EXIT_NOT_AS_TOLD = 1
+
+
+def _list_stories(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if not value:
+        return
+    from oncelog.faults.stories import STORIES
+
+    width = max(map(len, STORIES))
+    for name, story in STORIES.items():
+        click.echo(f"{name:<{width}}  {story.title}")
+    context.exit()
+
+
+@click.command("explain")
+@click.argument("name", metavar="STORY")
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_stories,
+    help="Name the stories and exit.",
+)  # fmt: skip
+@click.option(
+    "-b", "--bootstrap-server", envvar="ONCELOG_BOOTSTRAP_SERVER", metavar="HOST:PORT",
+    help="Play on this cluster (Apache Kafka, too) instead of a broker of its own.",
+)  # fmt: skip
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write the drawing there, too.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def command(
+    context: click.Context, name: str, bootstrap_server: str | None, svg: Path | None, output: str
+) -> None:
+    """Play STORY for real and draw what crossed the wire.
+
+    A producer, a broker and a network that loses, holds back or repeats chosen messages; then the
+    log is read back and counted. Exit code 1 when it did not end as told.
+
+    \b
+    Examples:
+      oncelog explain --list
+      oncelog explain lost-ack
+      oncelog explain reorder --svg reorder.svg
+      oncelog explain delivery -b kafka:9092
+    """
+    from oncelog.faults.stories import STORIES, play
+
+    if name not in STORIES:
+        raise click.BadParameter(f"{name!r}: expected one of {', '.join(STORIES)}", param_hint="STORY")
+    story = STORIES[name]
+    scenes = play(name, bootstrap_server)
+    is_as_told = all(check.is_true for scene in scenes for check in scene.checks)
+    if output == "json":
+        click.echo(json.dumps(_document(story, scenes, is_as_told), indent=2))
+    else:
+        click.echo(_text(story, scenes, is_as_told), nl=False)
+    if svg is not None:
+        svg.write_text(_drawing(story, scenes))
+    context.exit(0 if is_as_told else EXIT_NOT_AS_TOLD)
+
+
+def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[str, Any]:
+    return {
+        "story": story.name,
+        "title": story.title,
+        "told": story.told,
+        "as_told": is_as_told,
+        "scenes": [
+            {
+                "heading": scene.heading,
+                "counts": dataclasses.asdict(scene.counts),
+                "checks": [dataclasses.asdict(check) for check in scene.checks],
+                "events": [event.to_dict() for event in scene.events],
+            }
+            for scene in scenes
+        ],
+    }
+
+
+def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
+    from oncelog.faults.diagram import hidden_apis, plan
+    from oncelog.faults.text import draw_text
+
+    parts = [story.title, "═" * len(story.title), *textwrap.wrap(story.told, 96), ""]
+    for scene in scenes:
+        parts += [scene.heading, "─" * len(scene.heading), ""]
+        if scene.is_drawn:
+            parts.append(draw_text(plan(scene.events)))
+            hidden = ", ".join(f"{count} {api}" for api, count in hidden_apis(scene.events).items())
+            parts += [f"Not drawn: {hidden}.", ""] if hidden else []
+        parts += [*_verdict(scene), ""]
+    parts.append("It ended as told." if is_as_told else "It did NOT end as told.")
+    return "\n".join(parts) + "\n"
+
+
+def _verdict(scene: Scene) -> list[str]:
+    numbers = [
+        f"{value} {name}" for name, value in dataclasses.asdict(counts).items() if value or name != "failed"
+    ]
+    return [
+        "Records: " + ", ".join(numbers) + ".",
+        *(f"  {'✓' if check.is_true else '✗'} {check.text}" for check in scene.checks),
+    ]
+
+
+def _drawing(story: Story, scenes: Sequence[Scene]) -> str:
+    from oncelog.faults.diagram import Note, Step, plan
+    from oncelog.faults.svg import draw_svg
+
+    steps: list[Step] = []
+    for scene in scenes:
+        if len(scenes) > 1:
+            steps.append(Note(scene.heading))
+        steps += plan(scene.events) if scene.is_drawn else [Note(_verdict(scene)[0])]
+    lines = [line for scene in scenes for line in _verdict(scene)] if scenes[0].is_drawn else []
+    return draw_svg(steps, story.title, lines)

@@ -1,0 +1,69 @@
+"""`oncelog proxy` as a process: its ports, its lines, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from click.testing import CliRunner
+from helpers_faults import ScriptedBroker, TinyClient, produce
+
+from oncelog.cli.main import cli
+
+
+@contextmanager
+def proxy_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "oncelog.cli.main", "proxy", "--listen", "127.0.0.1:0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("listening on "), line + process.stderr.read()
+        yield process, line.split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_carries_strikes_and_tells() -> None:
+    with ScriptedBroker() as broker:
+        arguments = ("--upstream", broker.address, "--rule", "response Produce cut nth=1", "-o", "jsonl")
+        with proxy_process(*arguments) as (process, address):
+            with TinyClient(address) as client:
+                assert client.call(produce(0), 9) is None
+            with TinyClient(address) as client:
+                assert client.call(produce(0), 9) is not None
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    events = [json.loads(line) for line in output.splitlines()]
+    assert [event["fate"] for event in events] == ["passed", "cut", "passed", "passed"]
+    assert events[0]["batches"][0]["base_sequence"] == 0
+    assert "4 messages, 1 of them" in errors
+
+
+def test_a_table_line_per_message() -> None:
+    with ScriptedBroker() as broker, proxy_process("--upstream", broker.address) as (process, address):
+        with TinyClient(address) as client:
+            client.call(produce(3), 9)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert "→ Produce  t-0  pid 1000 epoch 0  seq 3" in output
+    assert "← Produce answer  t-0  ok  offset 0" in output
+
+
+def test_a_wrong_rule_says_what_is_wrong() -> None:
+    result = CliRunner().invoke(cli, ["proxy", "--rule", "response Produce explode"])
+    assert result.exit_code != 0
+    assert "'explode' is no direction" in str(result.exception)
+
+
+def test_a_taken_port_is_an_error() -> None:
+    with ScriptedBroker() as broker:
+        result = CliRunner().invoke(cli, ["proxy", "--listen", broker.address])
+    assert result.exit_code == 1
+    assert f"cannot listen on {broker.address}" in result.output

@@ -1,0 +1,114 @@
+"""Diagrams: which arrows events become, and that both drawings show them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+from oncelog.faults import BatchSummary, Direction, Fate, Outcome, WireEvent
+from oncelog.faults.diagram import Arrow, Lane, Note, Tone, hidden_apis, plan
+from oncelog.faults.svg import draw_svg
+from oncelog.faults.text import draw_text
+from oncelog.faults.wording import event_line
+
+
+def request(correlation: int, sequence: int, fate: Fate = Fate.PASSED, connection: int = 1) -> WireEvent:
+    batch = BatchSummary("t", 0, 7, 0, sequence, sequence + 2, 3, 200)
+    return WireEvent(
+        Direction.REQUEST, "Produce", 9, correlation, connection, batches=(batch,), acks=-1, fate=fate
+    )
+
+
+def answer(
+    correlation: int, offset: int | None, fate: Fate = Fate.PASSED, *, error: int = 0, connection: int = 1
+) -> WireEvent:
+    return WireEvent(
+        Direction.RESPONSE, "Produce", 9, correlation, connection,
+        outcomes=(Outcome("t", 0, error, offset),), fate=fate,
+    )  # fmt: skip
+
+
+LOST_ACK = [
+    request(1, 0),
+    answer(1, 0, Fate.CUT),
+    WireEvent(Direction.NOTE, "", detail="the producer connects again"),
+    request(2, 0, connection=2),
+    answer(2, 0, connection=2),
+]
+
+
+def test_a_retry_and_a_recognised_batch_are_named() -> None:
+    sent, lost, note, again, known = plan(LOST_ACK)
+    assert isinstance(sent, Arrow) and isinstance(lost, Arrow)
+    assert isinstance(again, Arrow) and isinstance(known, Arrow)
+    assert (sent.start, sent.end, sent.tone) == (Lane.PRODUCER, Lane.BROKER, Tone.PLAIN)
+    assert sent.text == "Produce  pid 7 epoch 0  seq 0–2"
+    assert (lost.end, lost.tone) == (Lane.NETWORK, Tone.LOST)
+    assert lost.remark == "stored at 0–2; answer lost, connection cut"
+    assert note == Note("the producer connects again")
+    assert (again.tone, again.text[-7:]) == (Tone.REPEAT, "(again)")
+    assert (known.tone, known.remark) == (Tone.REPEAT, "known: stored at 0 before")
+
+
+def test_a_refusal_and_an_answer_that_waits() -> None:
+    steps = plan([request(1, 3, Fate.HELD), request(2, 6), answer(2, None, Fate.QUEUED, error=45),
+                  request(1, 3, Fate.RELEASED), answer(1, 3), answer(2, None, Fate.RELEASED, error=45)])  # fmt: skip
+    arrows = [step for step in steps if isinstance(step, Arrow)]
+    assert [(a.start.value, a.end.value) for a in arrows] == [(0, 1), (0, 2), (2, 1), (1, 2), (2, 0), (1, 0)]
+    assert arrows[2].remark == "refused, not stored; answer waits its turn"
+    assert arrows[4].remark == "stored at 3–5"
+    assert (arrows[5].tone, arrows[5].remark) == (Tone.REFUSED, "")
+    assert "OUT_OF_ORDER_SEQUENCE_NUMBER" in arrows[5].text
+
+
+def test_partitions_are_named_only_where_there_are_several() -> None:
+    other = replace(request(2, 0), batches=(BatchSummary("t", 1, 7, 0, 0, 0, 1, 90),))
+    one, two = (step.text for step in plan([request(1, 0), other]) if isinstance(step, Arrow))
+    assert ("t-0" in one, "t-1" in two) == (True, True)
+
+
+def test_other_apis_are_counted_and_not_drawn() -> None:
+    metadata = WireEvent(Direction.REQUEST, "Metadata")
+    assert plan([metadata]) == []
+    assert hidden_apis([metadata, metadata, request(1, 0)]) == {"Metadata": 2}
+
+
+def test_the_text_shows_every_message_in_three_columns() -> None:
+    drawn = draw_text(plan(LOST_ACK))
+    lines = drawn.splitlines()
+    assert [word for word in lines[0].split()] == ["producer", "network", "broker"]
+    assert drawn.count("►") == 2
+    assert drawn.count("◄") == 2
+    assert drawn.count("✗") == 1
+    assert "stored at 0–2; answer lost, connection cut" in drawn
+    assert "┄ the producer connects again ┄" in drawn
+
+
+def test_the_svg_is_well_formed_and_holds_every_message() -> None:
+    steps = plan(LOST_ACK)
+    root = ElementTree.fromstring(draw_svg(steps, "A story <told>", ["stored once"]))
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    for step in steps:
+        assert step.text in texts
+    assert {"A story <told>", "stored once", "producer", "network", "broker"} <= set(texts)
+
+
+def test_a_line_of_the_proxy_says_what_happened() -> None:
+    line = event_line(replace(LOST_ACK[1], number=2, time_ms=1.5))
+    assert line.split() == [
+        "2",
+        "1.5",
+        "1",
+        "1",
+        "←",
+        "Produce",
+        "answer",
+        "t-0",
+        "ok",
+        "offset",
+        "0",
+        "[LOST,",
+        "connection",
+        "cut]",
+    ]
+    assert "# the producer connects again" in event_line(LOST_ACK[2])

@@ -1,0 +1,95 @@
+"""Every story, played for real on our broker; each ends as told, and some of its facts again by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.errors import MisuseError
+from oncelog.faults import Direction, Fate
+from oncelog.faults.stories import STORIES, Scene, play
+
+ROWS = {
+    "all-acked": ["I13", "I5"],
+    "lost-ack": ["I1", "I7", "I10"],
+    "lost-ack-without-idempotence": ["I1"],
+    "lost-acks": ["I13", "I7", "I10"],
+    "lost-batch": ["I13", "I11", "I9"],
+    "reorder": ["I9", "I10"],
+    "cache-miss": ["I12", "I13", "I3"],
+    "stale-epoch": ["I14", "I11"],
+    "unknown-producer": ["I15", "I16"],
+    "restart": ["I17", "I1"],
+    "two-sessions": ["I16", "I4"],
+    "delivery": ["I25"],
+}
+
+
+def as_told(scenes: list[Scene]) -> list[str]:
+    """What did not end as told."""
+    return [check.text for scene in scenes for check in scene.checks if not check.is_true]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.behaviour(*rows)) for name, rows in ROWS.items()]
+)
+def test_the_story_ends_as_told(name: str) -> None:
+    scenes = play(name)
+    assert as_told(scenes) == []
+    for scene in scenes:
+        assert scene.checks
+        assert scene.counts.sent > 0
+        assert any(event.batches for event in scene.events)
+
+
+def test_every_story_is_listed_and_told() -> None:
+    assert set(ROWS) == set(STORIES)
+    for story in STORIES.values():
+        assert story.title
+        assert story.told.endswith(".")
+
+
+@pytest.mark.behaviour("I1")
+def test_the_counts_of_the_lost_acknowledgement() -> None:
+    (on,) = play("lost-ack")
+    (off,) = play("lost-ack-without-idempotence")
+    assert (on.counts.stored, on.counts.lost, on.counts.doubled) == (3, 0, 0)
+    assert (off.counts.stored, off.counts.lost, off.counts.doubled) == (6, 0, 3)
+    assert on.log == [1, 2, 3]
+    assert off.log == [1, 2, 3, 1, 2, 3]
+    for scene in (on, off):
+        fates = [event.fate for event in scene.events if event.outcomes]
+        assert fates == [Fate.CUT, Fate.PASSED]
+
+
+@pytest.mark.behaviour("I25")
+def test_the_counts_of_the_three_semantics() -> None:
+    most, least, exactly = (scene.counts for scene in play("delivery"))
+    assert (most.lost > 0, most.doubled) == (True, 0)
+    assert (least.lost, least.doubled > 0) == (0, True)
+    assert (exactly.lost, exactly.doubled, exactly.stored) == (0, 0, exactly.sent)
+
+
+@pytest.mark.behaviour("I14")
+def test_the_late_batch_was_of_the_older_epoch() -> None:
+    (scene,) = play("stale-epoch")
+    late = [e for e in scene.events if e.fate is Fate.RELEASED and e.direction is Direction.REQUEST]
+    epochs = [batch.producer_epoch for event in scene.events for batch in event.batches]
+    assert [batch.producer_epoch for event in late for batch in event.batches] == [0]
+    assert max(epoch for epoch in epochs if epoch is not None) == 1
+
+
+def test_a_story_that_does_not_exist() -> None:
+    with pytest.raises(MisuseError, match="no story 'lost'; there are all-acked"):
+        play("lost")
+
+
+@pytest.mark.behaviour("I1", "I7", "I9", "I13", "I15")
+@pytest.mark.parametrize("name", [name for name in STORIES if name not in ("restart", "delivery")])
+def test_apache_kafka_plays_the_stories_the_same(apache_kafka: object, name: str) -> None:
+    scenes = play(name, apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
+    assert as_told(scenes) == []
+
+
+def test_a_given_cluster_is_not_killed() -> None:
+    with pytest.raises(MisuseError, match="leave --bootstrap-server out"):
+        play("restart", "127.0.0.1:1")
