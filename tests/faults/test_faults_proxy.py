@@ -276,3 +276,17 @@ def test_misuse_is_told(broker: ScriptedBroker) -> None:
         proxy.release()
     with pytest.raises(ConfigError, match="no HOST:PORT"):
         Proxy("localhost")
+
+
+def test_answers_behind_a_held_one_wait_and_are_lost_with_it(broker: ScriptedBroker) -> None:
+    rule = Rule(action="hold", api="Produce", direction="response", nth=1)
+    with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
+        for sequence in range(6):
+            client.send(produce(sequence), VERSION)
+        assert proxy.wait_until(seen(5, Fate.QUEUED, Direction.RESPONSE))
+        assert client.is_silent(0.05)
+        assert proxy.release(lose=True) == 1
+        assert client.receive() is None
+        found = fates(proxy.events, Direction.RESPONSE)
+        assert found == [Fate.HELD, *[Fate.QUEUED] * 5, Fate.CUT, *[Fate.LOST] * 5]
+    assert broker.sequences == list(range(6))

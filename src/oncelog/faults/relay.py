@@ -266,8 +266,18 @@ class Relay:
         if any(other.is_dropped for other in earlier):
             return  # it will be lost, which is told when it is
         if earlier and (self._is_blocked or any(not other.answer.done() for other in earlier)):
-            exchange.is_queued = True
-            self._record_answer(exchange, frame, Fate.QUEUED)
+            self._queue(exchange, frame)
+
+    def _queue(self, exchange: Exchange, frame: bytes) -> None:
+        exchange.is_queued = True
+        self._record_answer(exchange, frame, Fate.QUEUED)
+
+    def _queue_answers_behind(self, head: Exchange) -> None:
+        """Answers that came together with one that is now held wait from now on."""
+        for exchange in self._open:
+            frame = exchange.answer.result() if exchange.answer.done() else None
+            if exchange is not head and frame is not None and not exchange.is_queued:
+                self._queue(exchange, frame)
 
     def _record_answer(self, exchange: Exchange, frame: bytes, fate: Fate, detail: str = "") -> None:
         message = read_answer(exchange.header, frame)
@@ -335,6 +345,7 @@ class Relay:
 
         self.hub.log.record(event, Fate.HELD)
         self._is_blocked = True
+        self._queue_answers_behind(exchange)
         held = self._hold(event, rule, let_go)
         for _ in range(self._sent_count[event.api] - exchange.turn):
             held.count_down(event.api)  # later requests that went by before this answer came

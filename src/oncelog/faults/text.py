@@ -63,6 +63,9 @@ def _label(arrow: Arrow) -> list[str]:
 
 def _shaft(arrow: Arrow) -> str:
     line = list(_lanes())
+    if arrow.start is arrow.end:  # it waited there and is lost
+        line[_column(arrow.end)] = _LOST
+        return "".join(line)
     first, last = sorted((_column(arrow.start), _column(arrow.end)))
     stroke = _LINE.get(arrow.tone, "─")
     line[first + 1 : last] = stroke * (last - first - 1)
