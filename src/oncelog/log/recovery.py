@@ -102,11 +102,13 @@ def _open_segments(
         else:
             trusted = how.recovery_point
         bad = segment.rebuild(trusted, interval)
-        if segment.transactions_from is not None:
-            replay_from = min(replay_from or segment.transactions_from, segment.transactions_from)
+        if replay_from is None:
+            # Later segments lost no more than this one did.
+            replay_from = segment.transactions_from
         if bad is not None:
             reports.append(f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}")
-        is_lost = next_base is not None and segment.end_offset < next_base and not how.is_clean
+        is_unsynced = next_base is not None and not how.is_clean and next_base > how.recovery_point
+        is_lost = is_unsynced and segment.end_offset != next_base
         if is_lost:
             # A power loss can take the end of a segment and leave the next one.
             reports.append(

@@ -17,7 +17,7 @@ from oncelog.errors import (
     RecordListTooLarge,
 )
 from oncelog.log.config import LogConfig
-from oncelog.types import TimestampType
+from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import BatchHeader, build_batch, read_header, restamp_time, verify_crc
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
@@ -40,6 +40,8 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
     attributes = header.attributes
     if attributes & _CONTROL_BIT:
         raise InvalidRecord("a client may not write control batches")
+    if attributes & _CODEC_BITS > Compression.ZSTD:
+        raise InvalidRecord(f"compression codec {attributes & _CODEC_BITS} is unknown")
     if header.producer_id is not None and (header.base_sequence is None or header.producer_epoch is None):
         raise InvalidRecord(f"producer id {header.producer_id} without an epoch and a base sequence")
     if attributes & _LOG_APPEND_TIME_BIT:

@@ -1,0 +1,250 @@
+"""The files of a partition directory as rows for people; Apache Kafka's files as well as ours.
+
+Each reader yields rows and raises StorageError, naming the position, where the file stops making sense.
+Source: Kafka's DumpLogSegments.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oncelog.errors import BrokerError, StorageError
+from oncelog.log.disk import Disk
+from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX
+from oncelog.log.snapshot import (
+    FULL_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    Producers,
+    crc_of,
+    decode_full,
+    decode_snapshot,
+)
+from oncelog.wire.batch import BatchHeader, verify_crc
+from oncelog.wire.control import decode_control
+from oncelog.wire.records import decode_records
+
+Row = dict[str, Any]
+_OFFSET_ENTRY, _TIME_ENTRY = struct.Struct(">II"), struct.Struct(">qI")
+_TXN_ENTRY = struct.Struct(">hqqqq")
+_FULL_CRC = struct.Struct(">I")
+_FULL_CRC_POSITION = 6
+
+
+def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: bool = True) -> Iterator[Row]:
+    """Rows of one file, chosen by its suffix. `verify`: check index entries against the log beside them.
+
+    Raises StorageError for an unknown kind of file too.
+    """
+    if path.endswith(LOG_SUFFIX):
+        yield from dump_log(disk, path, print_records=print_records)
+        return
+    for suffix, dump in _DUMPS.items():
+        if path.endswith(suffix):
+            yield from dump(disk, path, verify)
+            return
+    known = ", ".join((LOG_SUFFIX, *_DUMPS))
+    raise StorageError(f"{disk.describe(path)}: not a file this command knows ({known})")
+
+
+def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[Row]:
+    """One row per batch, with `records` when asked."""
+    file = disk.open(path)
+    try:
+        for found in scan(file, 0, file.size()):
+            if isinstance(found, BadBatch):
+                raise StorageError(f"{disk.describe(path)} at position {found.position}: {found.reason}")
+            row = _batch_row(found)
+            if print_records:
+                row["records"] = _record_rows(disk, path, found)
+            yield row
+            if not row["is_valid"]:
+                raise StorageError(f"{disk.describe(path)} at position {found.position}: wrong checksum")
+    finally:
+        file.close()
+
+
+def _batch_row(found: FoundBatch) -> Row:
+    header: BatchHeader = found.header
+    return {
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "count": header.records_count,
+        "base_sequence": header.base_sequence,
+        "last_sequence": header.last_sequence,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "partition_leader_epoch": header.partition_leader_epoch,
+        "is_transactional": header.is_transactional,
+        "is_control": header.is_control,
+        "position": found.position,
+        "timestamp_type": header.timestamp_type.name,
+        "max_timestamp_ms": header.max_timestamp_ms,
+        "size_bytes": header.size_bytes,
+        "compression": header.compression.name.lower(),
+        "crc": header.crc,
+        "is_valid": verify_crc(found.data, found.data_position, header.size_bytes),
+    }
+
+
+def _record_rows(disk: Disk, path: str, found: FoundBatch) -> list[Row]:
+    try:
+        if found.header.is_control:
+            control = decode_control(found.bytes(), verify=False)
+            if control is None:
+                return []
+            kind = control.type.name if control.type is not None else "unknown"
+            return [
+                {"offset": control.offset, "control": kind, "coordinator_epoch": control.coordinator_epoch}
+            ]
+        return [
+            {
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                "key": _text(record.key),
+                "value": _text(record.value),
+                "headers": {name: _text(value) for name, value in record.headers},
+            }
+            for record in decode_records(found.bytes(), verify=False)
+        ]
+    except BrokerError as error:
+        raise StorageError(f"{disk.describe(path)} at position {found.position}: {error}") from error
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def _base_offset(disk: Disk, path: str) -> int:
+    stem = path.rsplit("/", 1)[-1].split(".", 1)[0]
+    if not stem.isdigit():
+        raise StorageError(f"{disk.describe(path)}: the name must begin with the segment's base offset")
+    return int(stem)
+
+
+def _entries(disk: Disk, path: str, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Position and fields; Kafka's preallocated zeros at the end of an active index are left out."""
+    data = disk.read(path)
+    whole = len(data) - len(data) % layout.size
+    filled = len(data.rstrip(b"\0"))
+    for position in range(0, whole, layout.size):
+        if position < filled:
+            yield position, layout.unpack_from(data, position)
+    if whole != len(data):
+        raise StorageError(
+            f"{disk.describe(path)} at position {whole}: {len(data) - whole} bytes of an entry"
+        )
+
+
+def _dump_index(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
+    base = _base_offset(disk, path)
+    log_path = path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX
+    log = disk.open(log_path) if verify and disk.exists(log_path) else None
+    previous = -1
+    try:
+        for position, (relative, log_position) in _entries(disk, path, _OFFSET_ENTRY):
+            yield {"offset": base + relative, "position": log_position}
+            if relative <= previous:
+                raise StorageError(f"{disk.describe(path)} at position {position}: offsets do not grow")
+            previous = relative
+            if log is None:
+                continue
+            found = next(scan(log, log_position, log.size()), None)
+            if not isinstance(found, FoundBatch) or found.header.last_offset != base + relative:
+                raise StorageError(
+                    f"{disk.describe(path)} at position {position}: no batch ending at offset"
+                    f" {base + relative} begins at position {log_position} of the log"
+                )
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _dump_times(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
+    base = _base_offset(disk, path)
+    log_path = path.removesuffix(TIME_SUFFIX) + LOG_SUFFIX
+    batches = _timestamps_of(disk, log_path) if verify and disk.exists(log_path) else None
+    previous = None
+    for position, (timestamp_ms, relative) in _entries(disk, path, _TIME_ENTRY):
+        yield {"timestamp_ms": timestamp_ms, "offset": base + relative}
+        if previous is not None and timestamp_ms <= previous:
+            raise StorageError(f"{disk.describe(path)} at position {position}: timestamps do not grow")
+        previous = timestamp_ms
+        if batches is not None and batches.get(base + relative) != timestamp_ms:
+            raise StorageError(
+                f"{disk.describe(path)} at position {position}: no batch ending at offset {base + relative}"
+                f" has the timestamp {timestamp_ms}"
+            )
+
+
+def _timestamps_of(disk: Disk, log_path: str) -> dict[int, int]:
+    log = disk.open(log_path)
+    try:
+        found = (item for item in scan(log, 0, log.size()) if isinstance(item, FoundBatch))
+        return {item.header.last_offset: item.header.max_timestamp_ms for item in found}
+    finally:
+        log.close()
+
+
+def _dump_transactions(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
+    for position, (version, *fields) in _entries(disk, path, _TXN_ENTRY):
+        if version != 0:
+            raise StorageError(f"{disk.describe(path)} at position {position}: version {version}")
+        yield dict(
+            zip(("producer_id", "first_offset", "last_offset", "last_stable_offset"), fields, strict=True)
+        )
+
+
+def _dump_snapshot(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
+    yield from _producer_rows(_decoded(disk, path, decode_snapshot), has_append_time=False)
+
+
+def _dump_full(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
+    def decode(data: bytes) -> Producers:
+        bound_to = _FULL_CRC.unpack_from(data, _FULL_CRC_POSITION)[0] if len(data) >= 10 else 0
+        snapshot = path.removesuffix(FULL_SUFFIX) + SNAPSHOT_SUFFIX
+        if verify and disk.exists(snapshot):
+            bound_to = crc_of(disk.read(snapshot))
+        return decode_full(data, bound_to)
+
+    yield from _producer_rows(_decoded(disk, path, decode), has_append_time=True)
+
+
+def _decoded(disk: Disk, path: str, decode: Callable[[bytes], Producers]) -> Producers:
+    try:
+        return decode(disk.read(path))
+    except (StorageError, struct.error) as error:
+        raise StorageError(f"{disk.describe(path)} at position 0: {error}") from error
+
+
+def _producer_rows(producers: Producers, *, has_append_time: bool) -> Iterator[Row]:
+    """A row per remembered batch, and one for a producer without any."""
+    for producer_id, entry in producers:
+        shared = {
+            "producer_id": producer_id,
+            "producer_epoch": entry.producer_epoch,
+            "coordinator_epoch": entry.coordinator_epoch,
+            "current_txn_first_offset": entry.current_txn_first_offset,
+            "last_timestamp_ms": entry.last_timestamp_ms,
+            "last_append_ms": entry.last_append_ms if has_append_time else None,
+        }
+        if not entry.batches:
+            yield shared | dict.fromkeys(("first_sequence", "last_sequence", "last_offset", "offset_delta"))
+        for batch in entry.batches:
+            yield shared | {
+                "first_sequence": batch.first_sequence,
+                "last_sequence": batch.last_sequence,
+                "last_offset": batch.last_offset,
+                "offset_delta": batch.offset_delta,
+            }
+
+
+_DUMPS: dict[str, Callable[[Disk, str, bool], Iterator[Row]]] = {
+    INDEX_SUFFIX: _dump_index,
+    TIME_SUFFIX: _dump_times,
+    TXN_SUFFIX: _dump_transactions,
+    SNAPSHOT_SUFFIX: _dump_snapshot,
+    FULL_SUFFIX: _dump_full,
+}

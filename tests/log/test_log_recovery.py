@@ -1,0 +1,241 @@
+"""Starting again: torn tails, lost indexes, bad snapshots, retries that straddle a restart, expiry."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_log import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
+
+from oncelog.errors import OutOfOrderSequenceNumber
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk
+
+SMALL = config(segment_bytes=400, index_interval_bytes=100)
+DAY_MS = 86_400_000
+
+
+def _names(disk: MemoryDisk, suffix: str) -> list[str]:
+    return [name for name in disk.list(str(TP)) if name.endswith(suffix)]
+
+
+def _filled(disk: MemoryDisk, count: int = 12) -> Partition:
+    partition = open_partition(disk, SMALL)
+    for number in range(count):
+        put(partition, batch(number, pid=1))
+    return partition
+
+
+def _corrupt(disk: MemoryDisk, name: str, position: int = -1) -> None:
+    file = disk.open(f"{TP}/{name}")
+    at = position % file.size()
+    file.pwrite(bytes([file.pread(1, at)[0] ^ 0xFF]), at)
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_a_retry_that_straddles_a_restart(clean: bool) -> None:
+    """All five, not only the newest: Kafka's snapshot alone would know one."""
+    disk = MemoryDisk()
+    partition = _filled(disk)
+    before = (partition.describe_producers(), read_all(partition))
+    if clean:
+        partition.close(NOW_MS)
+    partition = open_partition(disk.after_kill(), SMALL, clean_shutdown=clean)
+    assert (partition.describe_producers(), read_all(partition)) == before
+    for number in range(7, 12):
+        again = put(partition, batch(number, pid=1))
+        assert (again.is_duplicate, again.base_offset) == (True, number)
+    with pytest.raises(OutOfOrderSequenceNumber):
+        put(partition, batch(6, pid=1))
+    assert put(partition, batch(12, pid=1)).base_offset == 12
+    assert partition.recovery_reports == []
+
+
+@pytest.mark.behaviour("I20")
+def test_snapshots_are_taken_at_rolls_and_on_closing_only() -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk, 5)
+    assert _names(disk, ".snapshot") == []
+    put(partition, batch(5, pid=1))
+    assert partition.segment_count == 2
+    assert _names(disk, ".snapshot") == [f"{5:020d}.snapshot"]
+    partition.close(NOW_MS)
+    assert _names(disk, ".snapshot") == [f"{5:020d}.snapshot", f"{6:020d}.snapshot"]
+    assert _names(disk, ".producers") == [f"{5:020d}.producers", f"{6:020d}.producers"]
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("victims", [1, 2, 3])
+@pytest.mark.parametrize("suffix", [".snapshot", ".producers"])
+def test_corrupt_snapshots_give_way_to_older_ones(victims: int, suffix: str) -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk)
+    before = partition.describe_producers()
+    partition.close(NOW_MS)
+    names = _names(disk, suffix)
+    assert len(names) == 3
+    for name in names[-victims:]:
+        _corrupt(disk, name)
+    partition = open_partition(disk, SMALL, clean_shutdown=True)
+    assert partition.describe_producers() == before
+    assert put(partition, batch(8, pid=1)).is_duplicate
+
+
+@pytest.mark.behaviour("I17")
+def test_kafkas_snapshot_alone_is_enough_for_the_newest_batch() -> None:
+    disk = MemoryDisk()
+    _filled(disk).close(NOW_MS)
+    for name in _names(disk, ".producers"):
+        disk.remove(f"{TP}/{name}")
+    partition = open_partition(disk, SMALL, clean_shutdown=True)
+    assert put(partition, batch(11, pid=1)).is_duplicate
+    with pytest.raises(OutOfOrderSequenceNumber):
+        put(partition, batch(10, pid=1))
+
+
+@pytest.mark.behaviour("I17")
+def test_the_last_batch_torn_at_every_byte() -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk, 6)
+    size = len(batch(5, pid=1))
+    name = _names(disk, ".log")[-1]
+    total = disk.open(f"{TP}/{name}").size()
+    for missing in range(1, size + 1):
+        torn = disk.after_kill()
+        torn.open(f"{TP}/{name}").truncate(total - missing)
+        partition = open_partition(torn, SMALL)
+        assert partition.log_end_offset == 5
+        assert len(partition.recovery_reports) == (missing < size)
+        assert torn.open(f"{TP}/{name}").size() == total - size
+        # The lost batch was never acknowledged, or its retry comes: it is stored where it would have been.
+        assert put(partition, batch(4, pid=1)).is_duplicate
+        assert put(partition, batch(5, pid=1)).base_offset == 5
+
+
+def test_a_damaged_batch_cuts_the_log_there() -> None:
+    disk = MemoryDisk()
+    _filled(disk)
+    _corrupt(disk, _names(disk, ".log")[1])
+    partition = open_partition(disk.after_kill(), SMALL)
+    assert partition.log_end_offset == 9
+    assert "cut at position" in partition.recovery_reports[0]
+    assert "checksum" in partition.recovery_reports[0]
+    assert len(_names(disk.after_kill(), ".log")) == 3
+    assert put(partition, batch(9, pid=1)).base_offset == 9
+
+
+def test_recovery_reads_from_the_recovery_point_on() -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk)
+    partition.flush()
+    point = partition.recovery_point
+    assert point == 12
+    put(partition, batch(12, pid=1))
+    # Damage below the recovery point is not looked for: that was synced.
+    _corrupt(disk, _names(disk, ".log")[0])
+    partition = open_partition(disk.after_kill(), SMALL, recovery_point=point)
+    assert (partition.log_end_offset, partition.recovery_reports) == (13, [])
+    assert partition.recovery_point == 12
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+def test_indexes_are_made_again(suffix: str, clean: bool, damage: str) -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(6):
+        put(partition, batch(number, pid=1, timestamp_ms=NOW_MS + number, is_transactional=True))
+        put_marker(partition, marker(1, commit=bool(number % 2)))
+    expected = (partition.aborted_transactions(0, 99), partition.offset_for_timestamp(NOW_MS + 4))
+    assert len(expected[0]) == 3
+    partition.close(NOW_MS)
+    for name in _names(disk, suffix):
+        if damage == "missing" and suffix != ".txnindex":
+            disk.remove(f"{TP}/{name}")
+        elif disk.open(f"{TP}/{name}").size():
+            _corrupt(disk, name, 1)
+    partition = open_partition(disk, SMALL, clean_shutdown=clean)
+    assert (partition.aborted_transactions(0, 99), partition.offset_for_timestamp(NOW_MS + 4)) == expected
+    assert len(read_all(partition, 10)) == partition.size_bytes
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_open_transactions_survive(clean: bool) -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    put(partition, batch(0, pid=1))
+    put(partition, batch(0, pid=3, is_transactional=True))
+    for number in range(8):
+        put(partition, batch(number, pid=2, is_transactional=True))
+    if clean:
+        partition.close(NOW_MS)
+    partition = open_partition(disk.after_kill(), SMALL, clean_shutdown=clean)
+    assert (partition.last_stable_offset, partition.open_transaction_count) == (1, 2)
+    put_marker(partition, marker(3, commit=True))
+    assert partition.last_stable_offset == 2
+    put_marker(partition, marker(2, commit=False))
+    assert partition.last_stable_offset == partition.log_end_offset
+    assert [entry.first_offset for entry in partition.aborted_transactions(0, 99)] == [2]
+
+
+@pytest.mark.behaviour("I19")
+def test_idle_producers_expire_by_the_time_of_their_append() -> None:
+    """A back-fill of old records keeps its de-duplication; Kafka's would be gone at the next scan."""
+    partition = open_partition(log_config=config(expiration_ms=DAY_MS))
+    put(partition, batch(0, pid=1, timestamp_ms=1000))
+    put(partition, batch(0, pid=2, is_transactional=True))
+    assert partition.expire_producers(NOW_MS + DAY_MS - 1) == 0
+    assert put(partition, batch(0, pid=1, timestamp_ms=1000), now_ms=NOW_MS + 1).is_duplicate
+    assert partition.expire_producers(NOW_MS + DAY_MS) == 1
+    assert [state.producer_id for state in partition.describe_producers()] == [2]
+    assert put(partition, batch(5, pid=1), now_ms=NOW_MS + DAY_MS).base_offset == 2
+
+
+@pytest.mark.behaviour("I19", "I20")
+def test_expired_producers_are_not_loaded_and_not_written() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, pid=1), now_ms=NOW_MS)
+    put(partition, batch(0, pid=2), now_ms=NOW_MS + 10)
+    partition.close(NOW_MS + 20)
+    partition = open_partition(disk, clean_shutdown=True, now_ms=NOW_MS + DAY_MS)
+    assert [state.producer_id for state in partition.describe_producers()] == [2]
+    put(partition, batch(0, pid=3), now_ms=NOW_MS + DAY_MS)
+    partition.close(NOW_MS + DAY_MS + 10)
+    partition = open_partition(disk, clean_shutdown=True, now_ms=NOW_MS + DAY_MS)
+    assert [state.producer_id for state in partition.describe_producers()] == [3]
+
+
+def test_leftovers_are_swept() -> None:
+    disk = MemoryDisk()
+    _filled(disk, 2).close(NOW_MS)
+    for name in (f"{99:020d}.index", f"{0:020d}.log.deleted", "leader-epoch-checkpoint.tmp"):
+        disk.open(f"{TP}/{name}", create=True)
+    disk.replace(f"{TP}/{77:020d}.snapshot", b"stray")
+    disk.replace(f"{TP}/{1:020d}.producers", b"stray")
+    partition = open_partition(disk, SMALL, clean_shutdown=True)
+    assert partition.log_end_offset == 2
+    assert set(disk.list(str(TP))) == {
+        *(f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")),
+        *(f"{2:020d}{suffix}" for suffix in (".snapshot", ".producers")),
+        "leader-epoch-checkpoint",
+        "partition.metadata",
+    }
+
+
+def test_a_log_start_beyond_the_log_begins_anew_there() -> None:
+    disk = MemoryDisk()
+    _filled(disk, 3).close(NOW_MS)
+    partition = open_partition(disk, SMALL, log_start_offset=50)
+    assert (partition.log_start_offset, partition.log_end_offset) == (50, 50)
+    assert put(partition, batch()).base_offset == 50

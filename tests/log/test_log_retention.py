@@ -1,0 +1,117 @@
+"""Rolling, retention and DeleteRecords."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
+
+from oncelog.errors import OffsetOutOfRange
+from oncelog.sim.disk import MemoryDisk
+
+SIZE = len(batch())
+
+
+def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) -> object:
+    partition = open_partition(disk, config(segment_bytes=3 * SIZE, **settings))
+    for number in range(count):
+        put(partition, batch(timestamp_ms=NOW_MS + number))
+    return partition
+
+
+def test_a_segment_ends_when_it_is_full() -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk=disk)
+    assert [name for name in disk.list(str(TP)) if name.endswith(".log")] == [
+        f"{base:020d}.log" for base in (0, 3, 6)
+    ]
+    assert partition.size_bytes == 9 * SIZE
+
+
+def test_a_segment_ends_when_it_is_old() -> None:
+    partition = open_partition(log_config=config(segment_ms=1000))
+    for step in (0, 1000, 1001, 500, 2001, 2002):
+        put(partition, batch(timestamp_ms=NOW_MS + step))
+    assert partition.segment_count == 3
+
+
+def test_without_timestamps_age_is_counted_from_its_creation() -> None:
+    partition = open_partition(log_config=config(segment_ms=1000))
+    for step in (0, 1000, 1001):
+        put(partition, batch(timestamp_ms=-1), now_ms=NOW_MS + step)
+    assert partition.segment_count == 2
+
+
+def test_a_segment_ends_when_an_index_is_full() -> None:
+    partition = open_partition(log_config=config(segment_index_bytes=24, index_interval_bytes=0))
+    for _ in range(6):
+        put(partition, batch(timestamp_ms=-1))
+    assert partition.segment_count == 2
+
+
+def test_a_segment_ends_when_offsets_no_longer_fit() -> None:
+    partition = open_partition()
+    put(partition, batch())
+    partition._log_end_offset = 2**31
+    put(partition, batch())
+    assert partition.segment_count == 2
+    assert partition.read(2**31, 1000).next_offset == 2**31 + 1
+
+
+def test_retention_by_time() -> None:
+    partition = _filled(retention_ms=1000)
+    assert partition.enforce_retention(NOW_MS + 1002) == 0
+    assert partition.enforce_retention(NOW_MS + 1003) == 1
+    assert (partition.log_start_offset, partition.segment_count) == (3, 2)
+    with pytest.raises(OffsetOutOfRange):
+        partition.read(2, 100)
+    assert len(read_all(partition)) == 6 * SIZE
+    assert partition.enforce_retention(NOW_MS + 10_000) == 1
+    assert (partition.log_start_offset, partition.log_end_offset, partition.size_bytes) == (9, 9, 0)
+    assert put(partition, batch()).base_offset == 9
+
+
+def test_retention_by_size() -> None:
+    partition = _filled(retention_bytes=5 * SIZE)
+    assert partition.enforce_retention(NOW_MS) == 1
+    assert partition.log_start_offset == 3
+    assert partition.enforce_retention(NOW_MS) == 0
+
+
+def test_compacted_topics_are_not_cut_by_age() -> None:
+    partition = _filled(retention_ms=1, cleanup_policy="compact")
+    assert partition.enforce_retention(NOW_MS + 99_999) == 0
+    assert partition.log_start_offset == 0
+
+
+def test_delete_records() -> None:
+    disk = MemoryDisk()
+    partition = _filled(disk=disk)
+    assert partition.delete_records(4, NOW_MS) == 4
+    assert partition.segment_count == 2
+    assert partition.offset_for_timestamp(NOW_MS) == (NOW_MS + 4, 4)
+    assert partition.read(4, 1).next_offset == 5
+    assert partition.delete_records(2, NOW_MS) == 4
+    for offset in (-1, 10):
+        with pytest.raises(OffsetOutOfRange):
+            partition.delete_records(offset, NOW_MS)
+    assert partition.delete_records(None, NOW_MS) == 9
+    partition.close(NOW_MS)
+    again = open_partition(disk, clean_shutdown=True, log_start_offset=9)
+    assert (again.log_start_offset, again.log_end_offset) == (9, 9)
+
+
+@pytest.mark.behaviour("I7")
+def test_producers_are_remembered_though_their_records_are_deleted() -> None:
+    partition = open_partition()
+    put(partition, batch(0))
+    partition.delete_records(None, NOW_MS)
+    assert put(partition, batch(0)).is_duplicate
+    assert put(partition, batch(1)).base_offset == 1
+
+
+def test_settings_change_while_open() -> None:
+    partition = _filled(3)
+    partition.reconfigure(config(segment_bytes=100 * SIZE))
+    for _ in range(6):
+        put(partition, batch())
+    assert partition.segment_count == 1

@@ -1,0 +1,168 @@
+"""The producer table against a plain dict, its packing, and what it costs."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oncelog.rules import producers
+from oncelog.rules.append import (
+    Duplicate,
+    ProducedBatch,
+    ProducerEntry,
+    RememberedBatch,
+    Store,
+    decide_append,
+)
+from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry
+from oncelog.types import Origin
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+OFFSETS = st.integers(0, 2**63 - 1) | st.integers(0, 1000)
+TIMES = INT64 | st.integers(0, 10**13)
+BATCHES = st.builds(
+    RememberedBatch, st.none() | st.integers(0, 2**31 - 1), OFFSETS, st.integers(0, 2**31 - 1), TIMES
+)
+ENTRIES = st.builds(
+    ProducerEntry,
+    st.none() | st.integers(0, 32767),
+    st.none() | st.integers(0, 2**31 - 1),
+    TIMES,
+    TIMES,
+    st.none() | OFFSETS,
+    st.lists(BATCHES, max_size=5).map(tuple),
+)
+
+
+@settings(deadline=None)
+@given(ENTRIES)
+def test_packing_loses_nothing(entry: ProducerEntry) -> None:
+    assert unpack_entry(pack_entry(entry)) == entry
+
+
+def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> ProducerEntry:
+    known = tuple(RememberedBatch(n, pid * 7 + n, 0, append_ms + n) for n in range(batches))
+    return ProducerEntry(0, None, append_ms + batches, append_ms, None, known)
+
+
+@pytest.mark.behaviour("I19")
+@pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
+def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
+    """With the limit for five batches a million producer ids take 260 MB at most, with one 200 MB."""
+    count = 30_000
+    gc.collect()
+    tracemalloc.start()
+    table = ProducerTable()
+    for pid in range(count):
+        table.put(10_000_000 + pid, _entry(pid, batches))
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(table) == count
+    assert used / count < limit_bytes
+    assert table.get(10_000_000) == _entry(0, batches)
+    # What is idle is invisible to the garbage collector.
+    tracked = sum(len(generation) for generation in (table._hot, table._warm))
+    assert tracked <= 2 * producers.HOT_ENTRIES
+
+
+@pytest.mark.behaviour("I19")
+def test_expiry_goes_through_a_large_table_in_slices() -> None:
+    table = ProducerTable()
+    for pid in range(20_000):
+        table.put(pid, _entry(pid, 1, append_ms=pid))
+    slices = []
+    while len(table) > 10_000:
+        slices.append(table.expire(now_ms=10_000, expiration_ms=1, max_examined=1000))
+    assert len(slices) > 15
+    assert max(slices) < 1200
+    assert {pid for pid, _ in table.items()} == set(range(10_000, 20_000))
+
+
+def test_a_table_that_shrank_gives_its_memory_back() -> None:
+    table = ProducerTable()
+    tracemalloc.start()
+    for pid in range(20_000):
+        table.put(pid, _entry(pid, 1))
+    full = tracemalloc.get_traced_memory()[0]
+    assert table.expire(2_000_000_000_000, 1) == 20_000
+    empty = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert (len(table), list(table.items())) == (0, [])
+    assert empty < full / 20
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Appends of many producers through rule and table, against a list of every batch ever stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ProducerTable()
+        self.history: dict[int, list[tuple[int, int, int]]] = {}
+        self.last_append: dict[int, int] = {}
+        self.next_offset = 0
+        self.now_ms = 1000
+
+    def _decide(self, pid: int, epoch: int, sequence: int, count: int) -> object:
+        batch = ProducedBatch(pid, epoch, sequence, count - 1, 5, False)
+        entry = self.table.get(pid)
+        return decide_append(entry, batch, Origin.CLIENT, base_offset=self.next_offset, now_ms=self.now_ms)
+
+    @rule(pid=st.integers(0, 30), count=st.integers(1, 3), bump=st.booleans())
+    def append_next(self, pid: int, count: int, bump: bool) -> None:
+        history = self.history.get(pid, [])
+        epoch, sequence = (history[-1][0], history[-1][1]) if history else (0, 0)
+        if bump and history:
+            epoch, sequence = epoch + 1, 0
+        verdict = self._decide(pid, epoch, sequence, count)
+        assert isinstance(verdict, Store)
+        self.table.put(pid, verdict.entry)
+        # (epoch, next sequence, base offset)
+        self.history.setdefault(pid, []).append((epoch, sequence + count, self.next_offset))
+        self.last_append[pid] = self.now_ms
+        self.next_offset += count
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data(), back=st.integers(1, 8))
+    def append_again(self, data: st.DataObject, back: int) -> None:
+        pid = data.draw(st.sampled_from(sorted(self.history)))
+        history = self.history[pid]
+        if back > len(history):
+            return
+        epoch, end, offset = history[-back]
+        before = history[-back - 1] if back < len(history) else None
+        start = before[1] if before and before[0] == epoch else 0
+        verdict = self._decide(pid, epoch, start, end - start)
+        is_known = back <= 5 and epoch == history[-1][0]
+        assert isinstance(verdict, Duplicate) == is_known
+        assert not isinstance(verdict, Store)
+        if isinstance(verdict, Duplicate):
+            assert verdict.base_offset == offset
+
+    @rule(step_ms=st.integers(1, 500))
+    def expire(self, step_ms: int) -> None:
+        self.now_ms += step_ms
+        expired = {pid for pid, at in self.last_append.items() if self.now_ms - at >= 600}
+        assert self.table.expire(self.now_ms, 600) == len(expired)
+        for pid in expired:
+            del self.history[pid], self.last_append[pid]
+
+    @invariant()
+    def knows_the_same(self) -> None:
+        assert len(self.table) == len(self.history)
+        assert {pid for pid, _ in self.table.items()} == set(self.history)
+
+
+@pytest.fixture(autouse=True)
+def _few_hot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "TableMachine" in request.node.nodeid:
+        monkeypatch.setattr(producers, "HOT_ENTRIES", 4)
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTableMachine = pytest.mark.behaviour("I6", "I7", "I8", "I19")(TestTableMachine)
