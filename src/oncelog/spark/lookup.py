@@ -1,0 +1,99 @@
+"""What the driver asks the cluster: which partitions are read, and which offsets they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import TracebackType
+from typing import Literal, Self
+
+from oncelog.client.offsets import OffsetSpec
+from oncelog.config import ADMIN, CONSUMER
+from oncelog.edge.admin import Admin, ConfigResource
+from oncelog.errors import ConfigError
+from oncelog.spark.offsets import Available, Offsets, OffsetsSpec
+from oncelog.spark.options import SourceOptions
+from oncelog.types import Isolation, TopicPartition
+
+
+class Lookup:
+    """One connection of the driver, for the subscription of one source; close it."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        settings = {key: value for key, value in options.client.items() if ADMIN.get(key)}
+        isolation = CONSUMER.parse(options.client)["isolation.level"]
+        self._isolation = Isolation[isolation.upper()]
+        self._admin = Admin(settings)
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def available(self, *, may_miss: bool = False) -> Available:
+        """What the subscription holds now.
+
+        Raises UnknownTopicOrPartition for a topic named by the user that does not exist, unless
+        `may_miss`: a running stream tells its loss itself.
+        """
+        partitions, topic_ids = self._partitions(may_miss)
+        latest = self._offsets(partitions, "latest", self._isolation)
+        written = latest
+        if self._isolation is Isolation.READ_COMMITTED:
+            written = self._offsets(partitions, "latest", Isolation.READ_UNCOMMITTED)
+        return Available(self._offsets(partitions, "earliest"), latest, written, topic_ids)
+
+    def _partitions(self, may_miss: bool) -> tuple[list[TopicPartition], dict[str, str]]:
+        subscription = self._options.subscription
+        if subscription.pattern is not None:
+            names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
+        else:
+            names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
+        described = self._admin.describe_topics(names, raise_errors=not may_miss)
+        found = {name: topic for name, topic in described.items() if topic.error is None}
+        ids = {name: topic.topic_id for name, topic in found.items() if topic.topic_id}
+        there = [TopicPartition(name, p.partition) for name, t in found.items() for p in t.partitions]
+        if not subscription.partitions:
+            return sorted(there), ids
+        if not may_miss and (missing := set(subscription.partitions) - set(there)):
+            raise ConfigError(f"assign: {', '.join(map(str, sorted(missing)))} does not exist")
+        return sorted(set(there) & set(subscription.partitions)), ids
+
+    def _offsets(
+        self,
+        partitions: Collection[TopicPartition],
+        which: Literal["earliest", "latest"],
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> Offsets:
+        specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, which)
+        found = self._admin.list_offsets(specs, isolation)
+        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
+
+    def resolve(self, name: str, spec: OffsetsSpec, now: Available) -> Offsets:
+        """The offsets `spec` means; `name` is the option to blame. Raises ConfigError."""
+        times = spec.times(now.earliest)
+        if times is None:
+            return spec.resolve(now.earliest, now.latest)
+        found = self._admin.list_offsets(times)
+        offsets = {}
+        for tp, at in found.items():
+            if at.offset is None and name.startswith("starting") and not self._options.latest_without_record:
+                raise ConfigError(
+                    f"{name}: {tp} has no record at or after {times[tp]}; set "
+                    "startingOffsetsByTimestampStrategy to latest to begin at its end"
+                )
+            offsets[tp] = now.latest[tp] if at.offset is None else min(at.offset, now.latest[tp])
+        return offsets
+
+    def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
+        """Whether the cleaner may remove batches from the middle of the log, per topic."""
+        resources = [ConfigResource("topic", name) for name in topics]
+        found = self._admin.describe_configs(resources)
+        policies = {r.name: d.entries.get("cleanup.policy") for r, d in found.items()}
+        return {name: "compact" in ((entry and entry.value) or "") for name, entry in policies.items()}
