@@ -58,6 +58,7 @@ _ASK_FOR_LEADER = {
 }
 """Answers after which the leader is asked for again."""
 
+_VALUE = Record._fields.index("value")
 _SHORT_WAIT_MS = 50
 """Longest poll at a broker of which some partitions are full, so that they are soon fetched again."""
 
@@ -339,7 +340,7 @@ class ConsumerCore:
                 if not rows:
                     raise
                 self._errors.append(error)
-        size_bytes = sum(len(row.value or b"") + len(row.key or b"") for row in rows)
+        size_bytes = sum([len(value) for row in rows if (value := row[_VALUE])])
         self.metrics.on_records(len(rows), size_bytes, now_ms)
         return rows
 

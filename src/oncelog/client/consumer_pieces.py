@@ -15,7 +15,7 @@ from oncelog.wire.batch import BatchHeader
 class Piece:
     """Stored batches of one partition in offset order; `end_offset` is where the next piece starts."""
 
-    __slots__ = ("_batches", "_records", "_rows", "end_offset", "tp")
+    __slots__ = ("_batches", "_records", "_rows", "_rows_taken", "end_offset", "tp")
 
     def __init__(
         self, tp: TopicPartition, records: memoryview, batches: deque[PlacedBatch], end_offset: int
@@ -24,7 +24,8 @@ class Piece:
         self.end_offset = end_offset
         self._records = records
         self._batches = batches
-        self._rows: deque[Record] = deque()
+        self._rows: list[Record] = []
+        self._rows_taken = 0
 
     @property
     def size_bytes(self) -> int:
@@ -43,22 +44,26 @@ class Piece:
         taken: list[Record] = []
         while self._batches and len(taken) < max_records:
             batch = self._batches[0]
-            if not self._rows and batch.verdict is Verdict.DELIVER and batch.header.last_offset >= position:
-                try:
-                    self._rows.extend(
-                        decode_batch(self.tp, self._records, batch, position, check_crcs=check_crcs)
-                    )
-                except OncelogError:
-                    if taken:  # what stands before the damage goes out first; the error comes next time
-                        return taken, position
-                    raise
-            count = min(max_records - len(taken), len(self._rows))
-            taken += [self._rows.popleft() for _ in range(count)]
-            if self._rows:
+            try:
+                self._decode(batch, position, check_crcs)
+            except OncelogError:
+                if taken:  # what stands before the damage goes out first; the error comes next time
+                    return taken, position
+                raise
+            start, self._rows_taken = self._rows_taken, self._rows_taken + max_records - len(taken)
+            taken += self._rows[start : self._rows_taken]
+            if self._rows_taken < len(self._rows):
                 return taken, taken[-1].offset + 1
+            self._rows, self._rows_taken = [], 0
             self._batches.popleft()
             position = max(position, batch.header.last_offset + 1)
         return taken, position
+
+    def _decode(self, batch: PlacedBatch, position: int, check_crcs: bool) -> None:
+        """Have the batch's rows at hand, if the reader may see it and they are not there already."""
+        visible = batch.verdict is Verdict.DELIVER and batch.header.last_offset >= position
+        if visible and not self._rows:
+            self._rows = decode_batch(self.tp, self._records, batch, position, check_crcs=check_crcs)
 
     def take_arrow(self, position: int, *, check_crcs: bool, include_headers: bool) -> Any:
         """Everything from `position` on as one pyarrow.RecordBatch (perhaps without rows)."""

@@ -154,8 +154,11 @@ def decode_batch(
             f"{error.detail}; seek past it to go on"
         ) from error
     topic, partition = tp
+    if batch.header.base_offset < start_offset:
+        decoded = [record for record in decoded if record.offset >= start_offset]
+    # Half the cost of calling Record: its own __new__ is a Python function that ends in this call.
+    make = tuple.__new__
     return [
-        Record(topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers)
+        make(Record, (topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers))
         for offset, timestamp_ms, key, value, headers in decoded
-        if offset >= start_offset
     ]

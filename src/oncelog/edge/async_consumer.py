@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -265,7 +266,7 @@ class AsyncConsumer:
 
     def metrics(self) -> dict[str, float]:
         """Numbers under Kafka's names (records-consumed-rate, fetch-latency-avg, records-lag-max, ...)."""
-        return self._core.metric_values(asyncio.get_running_loop().time() * 1000)
+        return self._core.metric_values(time.monotonic() * 1000)
 
     # Work in the background
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -68,8 +69,8 @@ class ClusterConnection:
         return self._settings
 
     def now_ms(self) -> float:
-        """Milliseconds of the loop's monotonic clock."""
-        return asyncio.get_running_loop().time() * 1000
+        """Milliseconds of the monotonic clock."""
+        return time.monotonic() * 1000
 
     async def start(self) -> None:
         """Find the cluster through the bootstrap servers; further calls do nothing.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections import deque
 from typing import Any, NamedTuple, cast
 
@@ -102,8 +103,8 @@ class BrokerLink:
         self._closed = False
 
     def now_ms(self) -> float:
-        """Milliseconds of the loop's monotonic clock."""
-        return self.loop.time() * 1000
+        """Milliseconds of the monotonic clock; uvloop's own time stands still within a turn of the loop."""
+        return time.monotonic() * 1000
 
     @property
     def is_connected(self) -> bool:
@@ -244,7 +245,8 @@ class BrokerLink:
                 return
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        self._timer = self.loop.call_at(deadline_ms / 1000, self._check_deadlines)
+        delay_ms = max(deadline_ms - self.now_ms(), 0)
+        self._timer = self.loop.call_later(delay_ms / 1000, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         self._timer = None
