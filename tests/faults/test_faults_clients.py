@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import confluent_kafka
 import kafka
 import pytest
+from apache_kafka import fetch_jars
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
 from oncelog.faults import Direction, Fate, Proxy, Rule
@@ -113,3 +117,25 @@ def test_clients_never_pass_the_proxy_by(broker: Broker, send: Callable[[str, bo
         carried = sum(batch.records_count for event in proxy.events for batch in event.batches)
     assert carried == len(RECORDS)
     assert stored(broker) == RECORDS
+
+
+@pytest.mark.behaviour("I1", "I9")
+@pytest.mark.parametrize(
+    "rule",
+    [LOST_ACK, Rule(action="hold", api="Produce", nth=2, release_after=1)],
+    ids=["lost-ack", "overtaken"],
+)
+def test_the_java_client_delivers_once_through_the_faults(broker: Broker, rule: Rule, tmp_path: Path) -> None:
+    # This tool of Kafka's sets retries=0, which a file may override.
+    settings = tmp_path / "producer.properties"
+    settings.write_text("enable.idempotence=true\nretries=2147483647\nacks=all\n")
+    with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:
+        command = ["java", "-Xmx128m", "-cp", fetch_jars(), "org.apache.kafka.tools.VerifiableProducer"]
+        command += ["--bootstrap-server", proxy.bootstrap_servers, "--topic", TOPIC, "--max-messages", "3000"]
+        command += ["--command-config", str(settings)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert any(event.fate in (Fate.CUT, Fate.HELD) for event in proxy.events)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    told = [line["offset"] for line in lines if line["name"] == "producer_send_success"]
+    assert sorted(told) == list(range(3000))
+    assert stored(broker) == [b"%d" % number for number in range(3000)]

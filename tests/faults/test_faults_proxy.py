@@ -290,3 +290,11 @@ def test_answers_behind_a_held_one_wait_and_are_lost_with_it(broker: ScriptedBro
         found = fates(proxy.events, Direction.RESPONSE)
         assert found == [Fate.HELD, *[Fate.QUEUED] * 5, Fate.CUT, *[Fate.LOST] * 5]
     assert broker.sequences == list(range(6))
+
+
+def test_clients_can_be_told_another_name_of_the_proxy(broker: ScriptedBroker) -> None:
+    with Proxy(broker.address, advertised_host="localhost") as proxy:
+        assert proxy.bootstrap_servers == f"localhost:{proxy.port}"
+        with TinyClient(f"127.0.0.1:{proxy.port}") as client:
+            (named,) = client.call(MetadataRequest(), 9).brokers
+    assert (named.host, named.port) == ("localhost", proxy.port)

@@ -107,9 +107,8 @@ def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
 
 
 def _verdict(scene: Scene) -> list[str]:
-    numbers = [
-        f"{value} {name}" for name, value in dataclasses.asdict(counts).items() if value or name != "failed"
-    ]
+    rows = dataclasses.asdict(scene.counts).items()
+    numbers = [f"{value} {name}" for name, value in rows if value or name != "failed"]
     return [
         "Records: " + ", ".join(numbers) + ".",
         *(f"  {'✓' if check.is_true else '✗'} {check.text}" for check in scene.checks),

@@ -66,12 +66,12 @@ def command(
       oncelog proxy --rule 'Produce hold nth=2 release_after=1' -o jsonl
     """
     host, port = parse_address(listen)
-    show = _printer(output, show_all)
+    stop = threading.Event()
+    show = _printer(output, show_all, stop)
     proxy = Proxy(
         upstream, rules=[parse_rule(text) for text in rules], seed=seed, host=host, port=port,
         advertised_host=advertise, on_event=show,
     )  # fmt: skip
-    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
@@ -84,7 +84,7 @@ def command(
     click.echo(_summary(proxy.events), err=True)
 
 
-def _printer(output: str, show_all: bool) -> Any:
+def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
     if output == "none":
         return None
 
@@ -92,7 +92,10 @@ def _printer(output: str, show_all: bool) -> Any:
         is_dull = event.fate is Fate.PASSED and event.direction is not Direction.NOTE
         if is_dull and not show_all and event.api not in DRAWN_APIS:
             return
-        click.echo(json.dumps(event.to_dict()) if output == "jsonl" else event_line(event))
+        try:
+            click.echo(json.dumps(event.to_dict()) if output == "jsonl" else event_line(event))
+        except BrokenPipeError:
+            stop.set()  # whoever read our lines is gone, as with `| head`
 
     return show
 
