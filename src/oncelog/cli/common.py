@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
+
+_PIPED_COLUMNS = 400
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,6 +134,6 @@ def _emit_table(
         )
     for row in rows:
         table.add_row(*("-" if row.get(name) is None else str(row.get(name)) for name in names))
-    console = Console()
-    # Piped output keeps whole lines: a reader or grep gets one row per line.
-    console.print(table, soft_wrap=not console.is_terminal, width=None if console.is_terminal else 400)
+    # Piped output keeps a row on one line, for a reader or grep.
+    piped = None if sys.stdout.isatty() else _PIPED_COLUMNS
+    Console(width=piped).print(table)
