@@ -1,0 +1,60 @@
+"""A local Spark session for commands: quiet, on this interpreter, with a plain word when Java is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+
+
+def check_spark() -> None:
+    """Raise ConfigError saying what to install when PySpark or Java is missing."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise ConfigError("this needs PySpark: pip install 'oncelog[spark]'") from None
+    home = os.environ.get("JAVA_HOME")
+    if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
+        raise ConfigError(
+            "Spark needs Java 17 or newer, and none was found: install it (Debian, Ubuntu: sudo apt-get "
+            "install openjdk-17-jre-headless; macOS: brew install openjdk@17) and put it on PATH or into JAVA_HOME"
+        )
+
+
+def start_session(app_name: str, master: str = "local[*]") -> SparkSession:
+    """The session of this process, started if need be. Logs only errors. Raises ConfigError."""
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    # The planner and the tasks run in Python workers, which must have what this interpreter has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # A newer pandas than Spark has been tested with; nothing here uses it.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Read by the JVM as it starts, before a log level can be set.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}",
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
