@@ -250,6 +250,17 @@ def test_bounds_of_reading() -> None:
             partition.read(offset, 100)
 
 
+def test_a_reader_at_the_end_goes_on_after_a_roll() -> None:
+    partition = open_partition(log_config=config(segment_bytes=200))
+    offset = 0
+    for number in range(20):
+        put(partition, batch())
+        found = partition.read(offset, 1000)
+        assert found.next_offset == number + 1
+        offset = found.next_offset
+    assert partition.segment_count > 5
+
+
 def test_look_up_by_time() -> None:
     partition = open_partition(log_config=config(segment_bytes=300, index_interval_bytes=0))
     for step in (0, 100, 50, 200, 150, 300):

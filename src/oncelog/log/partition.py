@@ -149,7 +149,10 @@ class Partition(PartitionStore):
         if offset >= end:
             return LogSlice(b"", offset)
         try:
-            place = self._places.pop(offset, None) or find_place(self._segments, offset)
+            place = self._places.pop(offset, None)
+            if place is None or place.position >= place.segment.size_bytes:
+                # Unknown, or the segment was closed there and the batch is in the next one.
+                place = find_place(self._segments, offset)
             found = read_at(place, end, max_bytes, at_least_one) if place is not None else None
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
@@ -159,12 +162,9 @@ class Partition(PartitionStore):
         return found
 
     def _remember_place(self, place: Place, found: LogSlice) -> None:
-        position = place.position + len(found.records)
-        # At the end of a closed segment the next batch is in the next one.
-        if position < place.segment.size_bytes or place.segment is self._segments.active:
-            if len(self._places) >= _PLACES:
-                del self._places[next(iter(self._places))]
-            self._places[found.next_offset] = Place(place.segment, position)
+        if len(self._places) >= _PLACES:
+            del self._places[next(iter(self._places))]
+        self._places[found.next_offset] = Place(place.segment, place.position + len(found.records))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
         """The first record at or after a time: (timestamp_ms, offset)."""

@@ -1,0 +1,273 @@
+"""One conformance suite for both disks; and a disk that is full or broken under a partition."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers_log import NOW_MS, batch, config, open_partition, put, read_all
+
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError
+from oncelog.log.disk import Disk
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+
+
+@pytest.fixture(params=["real", "memory"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    return RealDisk(tmp_path / "data") if request.param == "real" else MemoryDisk()
+
+
+def test_files_at_positions(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    file.pwrite(b"hello", 0)
+    file.pwrite(memoryview(b"XY"), 3)
+    file.pwrite(bytearray(b"!"), 7)
+    assert (file.size(), file.pread(100, 0), file.pread(2, 3), file.pread(5, 8)) == (
+        8,
+        b"helXY\0\0!",
+        b"XY",
+        b"",
+    )
+    file.truncate(2)
+    file.truncate(3)
+    assert disk.read("a") == b"he\0"
+    file.sync()
+    file.close()
+    file.close()
+    with pytest.raises(OSError):
+        file.pread(1, 0)
+    assert disk.open("a").size() == 3
+
+
+def test_names(disk: Disk) -> None:
+    assert disk.list() == []
+    disk.mkdir("d")
+    disk.open("d/x", create=True).close()
+    disk.replace("d/y", b"1")
+    disk.replace("d/y", b"22", sync=False)
+    assert (disk.list("d"), disk.read("d/y"), disk.list()) == (["x", "y"], b"22", ["d"])
+    assert (disk.exists("d/x"), disk.exists("d"), disk.exists("e")) == (True, True, False)
+    assert (disk.is_directory("d"), disk.is_directory("d/x")) == (True, False)
+    disk.rename("d", "e")
+    assert disk.list("e") == ["x", "y"]
+    disk.remove("e/x")
+    disk.sync_directory("e")
+    disk.remove_tree("e")
+    assert disk.list() == []
+
+
+def test_what_is_not_there(disk: Disk) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: disk.open("a"),
+        lambda: disk.read("a"),
+        lambda: disk.remove("a"),
+        lambda: disk.list("a"),
+        lambda: disk.open("no/a", create=True),
+    ]
+    for call in calls:
+        with pytest.raises(FileNotFoundError):
+            call()
+    disk.mkdir("d")
+    with pytest.raises(FileExistsError):
+        disk.mkdir("d")
+
+
+def test_locks_exclude(disk: Disk) -> None:
+    held = disk.lock(".lock")
+    with pytest.raises(BlockingIOError):
+        disk.lock(".lock")
+    held.release()
+    held.release()
+    disk.lock(".lock").release()
+    total, usable = disk.volume()
+    assert 0 < usable <= total
+
+
+def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
+    file = RealDisk(tmp_path).open("a", create=True)
+    failures: list[Exception] = []
+
+    def sync() -> None:
+        try:
+            for _ in range(200):
+                file.sync()
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    file.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert failures == []
+
+
+def test_memory_disk_loses_only_what_was_not_synced() -> None:
+    fates = set()
+    for seed in range(40):
+        disk = MemoryDisk()
+        file = disk.open("a", create=True)
+        file.pwrite(b"sure", 0)
+        file.sync()
+        disk.sync_directory()
+        file.pwrite(b"maybe", 4)
+        left = disk.after_power_loss(Random(seed)).read("a")
+        assert left.startswith(b"sure") and len(left) <= 9
+        fates.add(left)
+        assert disk.after_kill().read("a") == b"suremaybe"
+    assert {b"sure", b"suremaybe"} < fates
+
+
+def test_memory_disk_is_dead_after_a_crash() -> None:
+    disk = MemoryDisk()
+    file = disk.open("a", create=True)
+    disk.crash_after = disk.steps + 2
+    with pytest.raises(SimulatedCrash):
+        file.pwrite(b"abc", 0)
+    with pytest.raises(SimulatedCrash):
+        disk.open("b", create=True)
+    assert disk.after_kill().read("a") == b"ab"
+
+
+SMALL = config(segment_bytes=400, index_interval_bytes=0)
+
+
+@pytest.mark.behaviour("I7", "I17")
+def test_a_full_disk_refuses_and_recovers_at_any_point() -> None:
+    for room in range(0, 700, 3):
+        disk = MemoryDisk()
+        partition = open_partition(disk, SMALL)
+        for number in range(3):
+            put(partition, batch(number))
+        disk.capacity_bytes = disk._used_bytes() + room
+        acknowledged = _put_until_full(partition, 3)
+        before = read_all(partition)
+        for _ in range(3):
+            with pytest.raises(KafkaStorageError, match=r"ENOSPC|No space left"):
+                put(partition, batch(acknowledged))
+        assert (partition.log_end_offset, read_all(partition)) == (acknowledged, before)
+        _restart_equals(disk, partition.describe_producers(), before)
+        disk.capacity_bytes = None
+        assert put(partition, batch(acknowledged - 1)).is_duplicate
+        assert put(partition, batch(acknowledged)).base_offset == acknowledged
+        _restart_equals(disk, partition.describe_producers(), read_all(partition))
+
+
+def _put_until_full(partition: Partition, acknowledged: int) -> int:
+    for _ in range(20):
+        try:
+            put(partition, batch(acknowledged))
+        except KafkaStorageError:
+            return acknowledged
+        acknowledged += 1
+    raise AssertionError("the disk never got full")
+
+
+def _restart_equals(disk: MemoryDisk, producers: object, data: bytes) -> None:
+    again = open_partition(disk.after_kill(), SMALL)
+    assert (again.describe_producers(), read_all(again)) == (producers, data)
+
+
+def test_a_write_error_leaves_the_partition_usable() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    put(partition, batch(0))
+    disk.errors = {("write", ".log"): errno.EIO, ("truncate", ".log"): errno.EIO}
+    with pytest.raises(KafkaStorageError, match="position"):
+        put(partition, batch(1))
+    disk.errors = {}
+    assert put(partition, batch(1)).base_offset == 1
+    assert len(read_all(partition)) == partition.size_bytes
+
+
+@pytest.mark.parametrize("operation", ["create", "replace", "write"])
+def test_a_failing_roll_changes_nothing(operation: str) -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(5):
+        put(partition, batch(number))
+    suffix = {"create": ".log", "replace": ".snapshot", "write": ".index"}[operation]
+    disk.errors = {(operation, suffix): errno.ENOSPC}
+    with pytest.raises(KafkaStorageError):
+        put(partition, batch(5))
+    assert (partition.segment_count, partition.log_end_offset) == (1, 5)
+    disk.errors = {}
+    assert put(partition, batch(5)).base_offset == 5
+    assert partition.segment_count == 2
+
+
+def test_a_failed_sync_takes_the_partition_offline() -> None:
+    """The operating system may have dropped the pages, so later syncs would lie."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    put(partition, batch(0))
+    disk.errors = {("sync", ".log"): errno.EIO}
+    with pytest.raises(KafkaStorageError):
+        partition.flush()
+    disk.errors = {}
+    assert (partition.recovery_point, partition.unflushed_record_count) == (0, 1)
+    with pytest.raises(KafkaStorageError, match="offline"):
+        put(partition, batch(1))
+    assert len(partition.read(0, 100).records) == partition.size_bytes
+    again = open_partition(disk.after_kill(), SMALL)
+    assert put(again, batch(1)).base_offset == 1
+
+
+def test_failing_reads_and_deletes_are_storage_errors() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(9):
+        put(partition, batch(number))
+    disk.errors = {("remove", ".log"): errno.EIO}
+    with pytest.raises(KafkaStorageError):
+        partition.delete_records(7, NOW_MS)
+    partition.abandon()
+    with pytest.raises(KafkaStorageError):
+        partition.read(8, 100)
+
+
+FULL_FILE = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[2])
+from helpers_log import batch, config, open_partition, put, read_all
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+partition = open_partition(RealDisk(sys.argv[1]), config())
+size = len(batch(0, value=bytes(100)))
+for number in range(3):
+    put(partition, batch(number, value=bytes(100)))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+for extra in range(0, size, 7):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * size + extra, hard))
+    try:
+        put(partition, batch(3, value=bytes(100)))
+    except KafkaStorageError as error:
+        assert "position" in str(error)
+    else:
+        raise AssertionError("stored beyond the limit")
+    assert partition.log_end_offset == 3 and len(read_all(partition)) == 3 * size
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+assert put(partition, batch(3, value=bytes(100))).base_offset == 3
+print("stored", partition.size_bytes == 4 * size)
+"""
+
+
+def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
+    helpers = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_FILE, str(tmp_path), helpers], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "stored True", done.stderr[-2000:]
+    partition = open_partition(RealDisk(tmp_path))
+    assert (partition.log_end_offset, partition.recovery_reports) == (4, [])
+    partition.abandon()

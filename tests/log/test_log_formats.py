@@ -1,0 +1,133 @@
+"""Golden bytes of every file, and Apache Kafka's own tool reading our directory."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from apache_kafka import fetch_jars
+from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partition, put, put_marker
+
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import StorageError
+from oncelog.log.checkpoint import decode_checkpoint, decode_uuid, encode_checkpoint, encode_uuid
+from oncelog.log.snapshot import decode_full, decode_snapshot, encode_full, encode_snapshot
+from oncelog.rules.append import ProducerEntry, RememberedBatch
+from oncelog.sim.disk import MemoryDisk
+
+ENTRY = ProducerEntry(
+    3, None, 1700, 1800, None, (RememberedBatch(4, 10, 4, 1600), RememberedBatch(9, 20, 4, 1700))
+)
+BARE = ProducerEntry(2, 7, 1500, 1600, 5, ())
+
+
+@pytest.mark.behaviour("I6", "I20")
+def test_snapshot_bytes() -> None:
+    data = encode_snapshot([(1, ENTRY), (2, BARE)])
+    assert data.hex() == (
+        "0001" "1b693b67" "00000002"
+        "0000000000000001" "0003" "00000009" "0000000000000014" "00000004" "00000000000006a4"
+        "ffffffff" "ffffffffffffffff"
+        "0000000000000002" "0002" "ffffffff" "ffffffffffffffff" "00000000" "00000000000005dc"
+        "00000007" "0000000000000005"
+    )  # fmt: skip
+    newest_only = ENTRY._replace(batches=ENTRY.batches[-1:], last_append_ms=99)
+    assert decode_snapshot(data, 99) == [(1, newest_only), (2, BARE._replace(last_append_ms=99))]
+
+
+@pytest.mark.behaviour("I17")
+def test_our_file_keeps_everything_and_is_bound_to_its_snapshot() -> None:
+    data = encode_full([(1, ENTRY), (2, BARE)], 77)
+    assert decode_full(data, 77) == [(1, ENTRY), (2, BARE)]
+    with pytest.raises(StorageError, match="another snapshot"):
+        decode_full(data, 78)
+
+
+@pytest.mark.parametrize("data", [encode_snapshot([(1, ENTRY)]), encode_full([(1, ENTRY)], 0)])
+def test_every_damaged_byte_is_noticed(data: bytes) -> None:
+    decode = decode_snapshot if len(data) == 56 else lambda raw: decode_full(raw, 0)
+    assert decode(data)
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        with pytest.raises(StorageError):
+            decode(bytes(damaged))
+        with pytest.raises(StorageError):
+            decode(data[:position])
+
+
+def _aged_partition(disk: object, close: bool = True) -> None:
+    partition = open_partition(disk, config(index_interval_bytes=100), leader_epoch=2)
+    for number in range(6):
+        put(partition, batch(number * 2, 2, timestamp_ms=NOW_MS + [0, 9, 3, 30, 20, 25][number]))
+    put(partition, batch(0, pid=9, epoch=1, is_transactional=True))
+    put_marker(partition, marker(9, commit=False, epoch=1))
+    if close:
+        partition.close(NOW_MS)
+
+
+def test_index_bytes() -> None:
+    disk = MemoryDisk()
+    _aged_partition(disk)
+    size = len(batch(0, 2))
+    read = lambda suffix: disk.read(f"{TP}/{0:020d}{suffix}")  # noqa: E731
+    # Every second batch: more than 100 bytes were written since the last entry, itself not counted.
+    offsets = list(struct.iter_unpack(">II", read(".index")))
+    assert offsets == [(5, 2 * size), (9, 4 * size), (12, 6 * size)]
+    times = list(struct.iter_unpack(">qI", read(".timeindex")))
+    # The largest so far and its batch's last offset.
+    assert times == [(NOW_MS + 10, 3), (NOW_MS + 31, 7)]
+    assert read(".txnindex") == struct.pack(">hqqqq", 0, 9, 12, 13, 14)
+    assert len(read(".log")) == 6 * size + len(batch(0)) + 78
+
+
+def test_text_files() -> None:
+    disk = MemoryDisk()
+    _aged_partition(disk)
+    assert disk.read(f"{TP}/leader-epoch-checkpoint") == b"0\n1\n2 0\n"
+    expected = b"version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n"
+    assert disk.read(f"{TP}/partition.metadata") == expected
+    assert decode_uuid(encode_uuid(TOPIC_ID)) == TOPIC_ID
+    assert encode_checkpoint(["t 0 5", "u 1 6"]) == b"0\n2\nt 0 5\nu 1 6\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"0\n", b"1\n0\n", b"0\n2\nt 0 5\n", b"x\n0\n", b"\xff\n"])
+def test_broken_checkpoints_are_noticed(data: bytes) -> None:
+    with pytest.raises(StorageError):
+        decode_checkpoint(data)
+
+
+@pytest.mark.parametrize("text", ["", "AAECAwQFBgcICQoLDA0OD", "AAECAwQFBgcICQoLDA0ODwAAA"])
+def test_broken_ids_are_noticed(text: str) -> None:
+    with pytest.raises(StorageError):
+        decode_uuid(text)
+
+
+def test_apache_kafkas_dump_tool_reads_our_directory(tmp_path: Path) -> None:
+    class_path = fetch_jars()
+    _aged_partition(RealDisk(tmp_path))
+    files = [
+        str(path)
+        for path in sorted((tmp_path / str(TP)).iterdir())
+        if path.suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".producers")
+    ]
+    assert len(files) == 6
+    main_class = "org.apache.kafka.tools.DumpLogSegments"
+    done = subprocess.run(
+        ["java", "-Xmx256m", "-cp", class_path, main_class, "--print-data-log", "--files", ",".join(files)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    output = done.stdout
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "baseOffset: 12 lastOffset: 12 count: 1 baseSequence: 0 lastSequence: 0 producerId: 9" in output
+    assert "endTxnMarker: ABORT" in output
+    assert "producerId: 7 producerEpoch: 0 coordinatorEpoch: -1" in output
+    assert "offset: 5 position: " in output
+    assert f"timestamp: {NOW_MS + 31} offset: 7" in output
+    assert "isvalid: false" not in output
+    assert "Mismatches" not in output + done.stderr
+    assert "Found" not in output

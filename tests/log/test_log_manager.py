@@ -1,0 +1,175 @@
+"""The data directory: lock, identity, checkpoints, deletion, clean and unclean stops."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, put
+
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError, MisuseError, StorageError
+from oncelog.log.disk import Disk
+from oncelog.log.manager import LogManager
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import TopicPartition
+
+_COUNTER = itertools.count(1)
+
+
+def _uuid() -> bytes:
+    return next(_COUNTER).to_bytes(16, "big")
+
+
+def _open(disk: Disk, **how: object) -> LogManager:
+    return LogManager.open(disk, **{"node_id": 1, "new_uuid": _uuid, "now_ms": NOW_MS, **how})
+
+
+def test_identity_is_kept() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    known = (manager.cluster_id, manager.directory_id)
+    manager.close(NOW_MS)
+    again = _open(disk)
+    assert (again.cluster_id, again.directory_id, len(known[0])) == (*known, 22)
+    again.release()
+    with pytest.raises(StorageError, match=r"node\.id=1, the setting is 2"):
+        _open(disk, node_id=2)
+    with pytest.raises(StorageError, match=r"cluster\.id"):
+        _open(disk, cluster_id="other")
+    assert _open(disk, cluster_id=known[0]).node_id == 1
+
+
+def test_a_directory_of_something_else() -> None:
+    disk = MemoryDisk()
+    disk.replace("meta.properties", b"# comment\nversion=1\nnode.id=1\n")
+    with pytest.raises(StorageError, match=r"lacks cluster\.id, directory\.id"):
+        _open(disk)
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    manager = _open(RealDisk(tmp_path))
+    code = (
+        "import sys\nfrom oncelog.edge.disk import RealDisk\nfrom oncelog.log.manager import LogManager\n"
+        "LogManager.open(RealDisk(sys.argv[1]), node_id=1, new_uuid=lambda: bytes(16), now_ms=0)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "StorageError" in refused.stderr and "in use by another process" in refused.stderr
+    assert str(tmp_path) in refused.stderr
+    manager.close(NOW_MS)
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_partitions_come_back(clean: bool) -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    for number in range(5):
+        put(partition, batch(number))
+    partition.flush()
+    partition.delete_records(2, NOW_MS)
+    manager.write_checkpoints()
+    put(partition, batch(5))
+    if clean:
+        manager.close(NOW_MS)
+    disk = disk.after_kill()
+    manager = _open(disk)
+    assert manager.was_clean == clean
+    assert not disk.exists(".kafka_cleanshutdown")
+    assert manager.partition_directories() == {TP: TOPIC_ID}
+    partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    ends = (partition.log_start_offset, partition.log_end_offset, partition.recovery_point)
+    assert ends == (2, 6, 6 if clean else 5)
+    assert put(partition, batch(5)).is_duplicate
+    with pytest.raises(MisuseError):
+        manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+
+
+def test_checkpoint_files() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    for number in (1, 0):
+        put(manager.open_partition(TopicPartition("t", number), config(), TOPIC_ID, NOW_MS), batch())
+    manager.write_checkpoints()
+    assert disk.read("recovery-point-offset-checkpoint") == b"0\n2\nt 0 0\nt 1 0\n"
+    assert disk.read("replication-offset-checkpoint") == b"0\n2\nt 0 1\nt 1 1\n"
+    manager.close(NOW_MS)
+    assert disk.read("recovery-point-offset-checkpoint") == b"0\n2\nt 0 1\nt 1 1\n"
+    assert disk.read(".kafka_cleanshutdown").startswith(b'{"version":0')
+
+
+def test_a_partition_that_is_not_opened_keeps_its_checkpoints() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
+    manager.close(NOW_MS)
+    _open(disk).close(NOW_MS)
+    assert disk.read("recovery-point-offset-checkpoint") == b"0\n1\norders 0 1\n"
+
+
+@pytest.mark.behaviour("I16")
+def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
+    manager.partitions[TP].flush()
+    manager.partitions[TP].delete_records(None, NOW_MS)
+    manager.write_checkpoints()
+    manager.delete_partition(TP, NOW_MS)
+    assert manager.partition_directories() == {}
+    partition = manager.open_partition(TP, config(), bytes(16), NOW_MS)
+    assert (partition.log_start_offset, partition.producer_count) == (0, 0)
+    assert put(partition, batch(0)).base_offset == 0
+    manager = _open(disk.after_kill())
+    partition = manager.open_partition(TP, config(), bytes(16), NOW_MS)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 1)
+
+
+def test_another_topic_of_the_same_name_is_noticed() -> None:
+    manager = _open(MemoryDisk())
+    manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    manager.partitions.clear()
+    with pytest.raises(StorageError, match="another id"):
+        manager.open_partition(TP, config(), bytes(16), NOW_MS)
+
+
+def test_deletion_may_crash_anywhere() -> None:
+    def run(disk: MemoryDisk) -> None:
+        manager = _open(disk)
+        put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
+        manager.write_checkpoints()
+        manager.delete_partition(TP, NOW_MS)
+
+    whole = MemoryDisk()
+    run(whole)
+    for step in range(whole.steps):
+        disk = MemoryDisk()
+        disk.crash_after = step
+        with pytest.raises(SimulatedCrash):
+            run(disk)
+        manager = _open(disk.after_kill())
+        names = manager.disk.list()
+        assert not any(name.endswith("-delete") for name in names)
+        partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+        assert put(partition, batch(0)).base_offset == 0
+        manager.release()
+
+
+def test_a_failing_close_leaves_no_marker_and_frees_the_lock() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
+    disk.errors = {("sync", ".log"): 5}
+    with pytest.raises(KafkaStorageError):
+        manager.close(NOW_MS)
+    disk.errors = {}
+    manager = _open(disk)
+    assert not manager.was_clean
+    assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_end_offset == 1
