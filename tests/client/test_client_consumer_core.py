@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.client.consumer import ConsumerCore, FetchCall
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.consumer_state import FetchCall
 from oncelog.client.offsets import OffsetAt
 from oncelog.config import CONSUMER
 from oncelog.errors import CorruptMessage, MisuseError, OffsetOutOfRange, TopicAuthorizationFailed
@@ -18,6 +19,7 @@ from oncelog.wire.records import NewRecord
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
+T2 = TopicPartition("t", 2)
 
 
 def core(**settings: object) -> ConsumerCore:
@@ -132,18 +134,31 @@ def test_a_full_partition_is_not_fetched() -> None:
     assert asked_offset(only_call(consumer)) == 1
 
 
-def test_one_fetch_per_broker_is_in_flight() -> None:
+def test_a_partition_is_in_one_fetch_and_a_broker_has_two_lanes() -> None:
     consumer = core()
-    consumer.assign([T0, T1])
+    consumer.assign([T0, T1, T2])
     consumer.seek(T0, 0)
-    call = only_call(consumer)
-    consumer.seek(T1, 0)
+    first = only_call(consumer)
     assert consumer.plan(lambda tp: 1) == ([], [])
-    other_broker, _ = consumer.plan(lambda tp: 1 if tp == T0 else 2)
-    assert [c.node_id for c in other_broker] == [2]
-    consumer.on_failure(call)
-    again, _ = consumer.plan(lambda tp: 1 if tp == T0 else 2)
-    assert [c.node_id for c in again] == [1]
+    consumer.seek(T1, 0)
+    second = only_call(consumer)
+    assert [(c.lane, list(c.expected)) for c in (first, second)] == [(0, [T0]), (1, [T1])]
+    consumer.seek(T2, 0)
+    assert consumer.plan(lambda tp: 1) == ([], [])
+    other_broker, _ = consumer.plan(lambda tp: 2)
+    assert [(c.node_id, c.lane, list(c.expected)) for c in other_broker] == [(2, 0, [T2])]
+    consumer.on_failure(first)
+    assert [(only.lane, list(only.expected)) for only in [only_call(consumer)]] == [(0, [T0])]
+
+
+def test_after_a_seek_the_new_place_does_not_wait_for_the_old_answer() -> None:
+    consumer, old = started()
+    consumer.seek(T0, 50)
+    new = only_call(consumer)
+    assert (old.lane, new.lane, asked_offset(new)) == (0, 1, 50)
+    consumer.on_response(old, answer((T0, batch(0, b"a"))), 1.0, 0)
+    consumer.on_response(new, answer((T0, batch(50, b"b"))), 1.0, 0)
+    assert values(consumer) == [b"b"]
 
 
 def test_seek_voids_what_was_fetched_and_what_is_under_way() -> None:
@@ -276,6 +291,16 @@ def test_assign_keeps_positions_of_partitions_that_stay() -> None:
     assert consumer.position(T0) == 7
     assert consumer.position(T1) is None
     assert [call.tp for call in consumer.resets()] == [T1]
+
+
+def test_a_partition_assigned_again_takes_no_answer_of_its_earlier_life() -> None:
+    consumer, old = started()
+    consumer.assign([T1])
+    consumer.assign([T0])
+    consumer.seek(T0, 9)
+    consumer.on_response(old, answer((T0, batch(0, b"a"))), 1.0, 0)
+    assert values(consumer) == []
+    assert consumer.position(T0) == 9
 
 
 def test_lag_counts_to_the_end_the_reader_may_reach() -> None:

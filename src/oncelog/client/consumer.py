@@ -1,20 +1,22 @@
 """The consumer without I/O: positions, what to fetch next, and handing out what arrived.
 
 Law: per partition, records leave in offset order, from the position on, each once; a position is
-the offset of the next record to hand out, and moves past what the reader may not see. One fetch
-per broker is in flight; a partition is fetched ahead until `max.partition.fetch.bytes` of it wait
-to be handed out. A seek makes everything fetched or looked up before it void (`generation`).
+the offset of the next record to hand out, and moves past what the reader may not see. A partition
+is in at most one fetch, and is fetched ahead until `max.partition.fetch.bytes` of it wait to be
+handed out. A broker has at most LANES fetches in flight, each on its own connection, so that a
+partition that wants records need not wait behind the long poll of others. A seek makes everything
+fetched or looked up before it void (`generation`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from oncelog.client.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer_pieces import Piece
+from oncelog.client.consumer_state import FetchCall, PartitionState, Reset, ResetCall
 from oncelog.client.fetching import (
     FetchedPartition,
     FetchOptions,
@@ -40,9 +42,7 @@ from oncelog.errors import (
     error_for_code,
 )
 from oncelog.types import Isolation, Record, TopicPartition
-from oncelog.wire.messages import FetchRequest, FetchResponse
-
-Reset = Literal["earliest", "latest"]
+from oncelog.wire.messages import FetchResponse
 
 _ASK_FOR_LEADER = {
     error.code
@@ -58,54 +58,8 @@ _ASK_FOR_LEADER = {
 }
 """Answers after which the leader is asked for again."""
 
-_VALUE = Record._fields.index("value")
-_SHORT_WAIT_MS = 50
-"""Longest poll at a broker of which some partitions are full, so that they are soon fetched again."""
-
-
-@dataclass(slots=True)
-class _State:
-    position: int | None = None
-    fetch_offset: int | None = None
-    reset: Reset | None = None
-    generation: int = 0
-    is_paused: bool = False
-    is_resetting: bool = False
-    pieces: deque[Piece] = field(default_factory=deque)
-    high_watermark: int | None = None
-    last_stable_offset: int | None = None
-
-    def void(self) -> None:
-        """Forget everything fetched or under way."""
-        self.generation += 1
-        self.is_resetting = False
-        self.pieces.clear()
-
-    def move_to(self, offset: int) -> None:
-        self.void()
-        self.position = self.fetch_offset = offset
-        self.reset = None
-
-    def waiting_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchCall:
-    """A fetch to send; give it back with the answer. `expected` is (fetch offset, generation)."""
-
-    node_id: int
-    request: FetchRequest
-    expected: dict[TopicPartition, tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class ResetCall:
-    """A position to look up; give it back with the offset found."""
-
-    tp: TopicPartition
-    to: Reset
-    generation: int
+LANES = 2
+"""Most fetches in flight at one broker."""
 
 
 class ConsumerCore:
@@ -115,8 +69,8 @@ class ConsumerCore:
         self.options = FetchOptions.from_settings(settings)
         self.metrics = ConsumerMetrics()
         self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
-        self._states: dict[TopicPartition, _State] = {}
-        self._nodes_busy: set[int] = set()
+        self._states: dict[TopicPartition, PartitionState] = {}
+        self._in_flight: dict[tuple[int, int], FetchCall] = {}
         self._errors: deque[OncelogError] = deque()
         self._turn = 0
 
@@ -125,7 +79,7 @@ class ConsumerCore:
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
         wanted = [TopicPartition(*tp) for tp in partitions]
-        self._states = {tp: self._states.get(tp) or _State() for tp in dict.fromkeys(wanted)}
+        self._states = {tp: self._states.get(tp) or PartitionState() for tp in dict.fromkeys(wanted)}
         for state in self._states.values():
             if state.position is None and state.reset is None and self._reset_policy != "none":
                 state.reset = self._reset_policy
@@ -133,7 +87,7 @@ class ConsumerCore:
     def assignment(self) -> list[TopicPartition]:
         return list(self._states)
 
-    def _state(self, tp: TopicPartition) -> _State:
+    def _state(self, tp: TopicPartition) -> PartitionState:
         state = self._states.get(tp)
         if state is None:
             raise MisuseError(f"partition {tp} is not assigned; call assign() with it first")
@@ -207,9 +161,9 @@ class ConsumerCore:
             if error:
                 self._errors.append(error)
 
-    def _current(self, tp: TopicPartition, generation: int) -> _State | None:
+    def _current(self, tp: TopicPartition, generation: object) -> PartitionState | None:
         state = self._states.get(tp)
-        return state if state and state.generation == generation else None
+        return state if state and state.generation is generation else None
 
     # Fetching
 
@@ -217,16 +171,25 @@ class ConsumerCore:
         self, leader_of: Callable[[TopicPartition], int | None]
     ) -> tuple[list[FetchCall], list[TopicPartition]]:
         """The fetches to send now, and partitions whose leader must be found first."""
+        under_way = {
+            tp for call in self._in_flight.values() for tp in call.expected if self._is_due(call, tp)
+        }
         by_node: dict[int, list[TopicPartition]] = {}
         homeless: list[TopicPartition] = []
         for tp in self._in_turn():
+            if tp in under_way or self._states[tp].waiting_bytes() >= max(
+                self.options.partition_max_bytes, 1
+            ):
+                continue
             if (node_id := leader_of(tp)) is None:
                 homeless.append(tp)
-            elif node_id not in self._nodes_busy:
+            else:
                 by_node.setdefault(node_id, []).append(tp)
-        calls = [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))]
-        self._nodes_busy.update(call.node_id for call in calls)
-        return calls, homeless
+        return [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))], homeless
+
+    def _is_due(self, call: FetchCall, tp: TopicPartition) -> bool:
+        """Whether what a fetch in flight brings of a partition will be wanted."""
+        return self._current(tp, call.expected[tp][1]) is not None
 
     def _in_turn(self) -> list[TopicPartition]:
         """Partitions that want records, beginning with another one each time, so that none starves."""
@@ -236,28 +199,27 @@ class ConsumerCore:
         return ready[start:] + ready[:start]
 
     def _fetch(self, node_id: int, partitions: list[TopicPartition]) -> FetchCall | None:
-        limit = self.options.partition_max_bytes
-        room = [tp for tp in partitions if self._states[tp].waiting_bytes() < max(limit, 1)]
-        if not room:
+        lane = next((lane for lane in range(LANES) if (node_id, lane) not in self._in_flight), None)
+        if lane is None:
             return None
-        options = self.options
-        if len(room) < len(partitions):
-            options = replace(options, max_wait_ms=min(options.max_wait_ms, _SHORT_WAIT_MS))
-        expected = {tp: (self._states[tp].fetch_offset or 0, self._states[tp].generation) for tp in room}
+        states = self._states
+        expected = {tp: (states[tp].fetch_offset or 0, states[tp].generation) for tp in partitions}
         positions = [(tp, offset) for tp, (offset, _) in expected.items()]
-        return FetchCall(node_id, fetch_request(positions, options), expected)
+        call = FetchCall(node_id, lane, fetch_request(positions, self.options), expected)
+        self._in_flight[node_id, lane] = call
+        return call
 
     def on_response(
         self, call: FetchCall, response: FetchResponse, latency_ms: float, now_ms: float
     ) -> list[TopicPartition]:
         """Take an answer; gives the partitions whose leader must be asked for again."""
-        self._nodes_busy.discard(call.node_id)
+        self._in_flight.pop((call.node_id, call.lane), None)
         if response.error_code:
             self._errors.append(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
             return []
         stale, size_bytes = [], 0
         for fetched in fetched_partitions(response):
-            fetch_offset, generation = call.expected.get(fetched.tp, (0, -1))
+            fetch_offset, generation = call.expected.get(fetched.tp, (0, None))
             state = self._current(fetched.tp, generation)
             if state is None:
                 continue
@@ -269,10 +231,10 @@ class ConsumerCore:
 
     def on_failure(self, call: FetchCall) -> list[TopicPartition]:
         """The fetch got no answer; gives the partitions whose leader must be asked for again."""
-        self._nodes_busy.discard(call.node_id)
+        self._in_flight.pop((call.node_id, call.lane), None)
         return [tp for tp in call.expected if tp in self._states]
 
-    def _take(self, fetched: FetchedPartition, state: _State, fetch_offset: int) -> bool:
+    def _take(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> bool:
         """Put a partition's answer into its buffer; true when its leader must be asked for again."""
         if fetched.error_code in _ASK_FOR_LEADER:
             return True
@@ -291,7 +253,7 @@ class ConsumerCore:
             state.pieces.append(Piece(fetched.tp, fetched.records, deque(placed), end))
         return False
 
-    def _take_error(self, fetched: FetchedPartition, state: _State, fetch_offset: int) -> None:
+    def _take_error(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> None:
         if fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
             self._errors.append(self._error_of(fetched, fetch_offset))
         elif not state.pieces:
@@ -340,14 +302,14 @@ class ConsumerCore:
                 if not rows:
                     raise
                 self._errors.append(error)
-        size_bytes = sum([len(value) for row in rows if (value := row[_VALUE])])
+        size_bytes = sum([len(row.value) for row in rows if row.value])
         self.metrics.on_records(len(rows), size_bytes, now_ms)
         return rows
 
     def _with_pieces(self) -> list[TopicPartition]:
         return [tp for tp in self._in_turn() if self._states[tp].pieces]
 
-    def _rows_of(self, state: _State, max_records: int) -> list[Record]:
+    def _rows_of(self, state: PartitionState, max_records: int) -> list[Record]:
         assert state.position is not None
         piece = state.pieces[0]
         try:
@@ -361,7 +323,7 @@ class ConsumerCore:
             state.pieces.popleft()
         return rows
 
-    def _fetch_again(self, state: _State) -> None:
+    def _fetch_again(self, state: PartitionState) -> None:
         # The bytes may have been damaged on their way: ask for them once more at the next poll.
         if state.position is not None:
             state.move_to(state.position)

@@ -59,7 +59,7 @@ class Window:
 
 
 class ConsumerMetrics:
-    """Counts fetches and records; times are milliseconds of one clock."""
+    """Counts fetches and records; times are milliseconds of one clock, bytes those of the values."""
 
     def __init__(self) -> None:
         self._latency, self._fetched_bytes = Window(), Window()

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from types import TracebackType
 from typing import Any, Self
 
-from oncelog.client.consumer import ConsumerCore, FetchCall, ResetCall
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.consumer_state import FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
 from oncelog.client.offsets import OffsetAt, OffsetSpec
 from oncelog.config import CONSUMER, INT32_MAX, Settings
@@ -18,7 +19,6 @@ from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_opt
 from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
-_FETCH_CHANNEL = "fetch"
 _POLL_FOREVER_SECONDS = 3600.0
 
 
@@ -301,7 +301,7 @@ class AsyncConsumer:
                 call.request,
                 timeout_ms=timeout_ms,
                 max_version=MAX_FETCH_VERSION,
-                channel=_FETCH_CHANNEL,
+                channel=f"fetch-{call.lane}",
             )
             now_ms = cluster.now_ms()
             stale = self._core.on_response(call, response, now_ms - sent_ms, now_ms)
