@@ -184,6 +184,28 @@ class TimeIndex(_IndexFile):
         index._loaded(len(data))
         return index
 
+    @staticmethod
+    def read_last(disk: Disk, path: str) -> tuple[int, int] | None:
+        """The last entry of a finished file, nothing else read; None when the file is empty.
+
+        Raises StorageError when it is missing or ends within an entry.
+        """
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            raise StorageError(f"{disk.describe(path)} is missing") from None
+        try:
+            size = file.size()
+            if size % _TIME_ENTRY.size:
+                raise StorageError(f"{disk.describe(path)} ends within an entry")
+            data = file.pread(_TIME_ENTRY.size, size - _TIME_ENTRY.size) if size else b""
+        finally:
+            file.close()
+        if not any(data):
+            return None
+        timestamp_ms, offset = _TIME_ENTRY.unpack(data)
+        return timestamp_ms, offset
+
     def __len__(self) -> int:
         return len(self._offsets)
 

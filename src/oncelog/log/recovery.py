@@ -94,7 +94,10 @@ def _open_segments(
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         if how.is_clean or (next_base is not None and next_base <= how.recovery_point):
             try:
-                segment.load_indexes(interval)
+                if next_base is None:
+                    segment.load_indexes(interval)
+                else:
+                    segment.load_closed(next_base, interval)
                 continue
             except StorageError as error:
                 reports.append(f"{error}; indexes made again")

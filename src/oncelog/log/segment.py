@@ -41,12 +41,15 @@ class Segment:
         self.created_ms = now_ms
         self.first_timestamp_ms: int | None = None
         self.max_timestamp_ms = self.max_timestamp_offset = -1
-        self.index = OffsetIndex(disk, self._stem + INDEX_SUFFIX)
-        self.times = TimeIndex(disk, self._stem + TIME_SUFFIX)
+        self._index: OffsetIndex | None = OffsetIndex(disk, self._stem + INDEX_SUFFIX)
+        self._times: TimeIndex | None = TimeIndex(disk, self._stem + TIME_SUFFIX)
+        self._interval_bytes = 0
+        self.index_is_full = False
         self.transactions = TransactionIndex(disk, self._stem + TXN_SUFFIX)
         self.transactions_from: int | None = None
         self._unindexed_bytes = 0
         self._needs_cut = False
+        self._is_removed = False
 
     @classmethod
     def create(cls, disk: Disk, directory: str, base_offset: int, now_ms: int) -> Segment:
@@ -62,7 +65,7 @@ class Segment:
 
     @classmethod
     def open(cls, disk: Disk, directory: str, base_offset: int, now_ms: int) -> Segment:
-        """The log file alone; call `load_indexes` or `rebuild` before use."""
+        """The log file alone; call `load_closed`, `load_indexes` or `rebuild` before use."""
         file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}")
         return cls(disk, directory, base_offset, file, file.size(), now_ms)
 
@@ -70,13 +73,55 @@ class Segment:
     def log_path(self) -> str:
         return self._stem + LOG_SUFFIX
 
+    @property
+    def index(self) -> OffsetIndex:
+        if self._index is None:
+            self._load_late()
+        assert self._index is not None
+        return self._index
+
+    @property
+    def times(self) -> TimeIndex:
+        if self._times is None:
+            self._load_late()
+        assert self._times is not None
+        return self._times
+
+    def load_closed(self, next_base_offset: int, index_interval_bytes: int) -> None:
+        """A synced segment that ends where the next begins: read its last time entry and no more.
+
+        The indexes are read when they are first needed. Raises StorageError as `load_indexes`.
+        """
+        if not self._disk.exists(self._stem + INDEX_SUFFIX):
+            raise StorageError(f"{self._disk.describe(self._stem + INDEX_SUFFIX)} is missing")
+        last = TimeIndex.read_last(self._disk, self._stem + TIME_SUFFIX)
+        if last is None:
+            self.load_indexes(index_interval_bytes)
+            return
+        self.transactions = TransactionIndex.load(self._disk, self._stem + TXN_SUFFIX, self.base_offset)
+        self.max_timestamp_ms, self.max_timestamp_offset = last[0], self.base_offset + last[1]
+        self.end_offset, self._interval_bytes = next_base_offset, index_interval_bytes
+        self._index = self._times = None
+
+    def _load_late(self) -> None:
+        """Indexes of a closed segment; unreadable ones are made again in memory."""
+        end_offset = self.end_offset
+        try:
+            self._index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
+            self._times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
+        except StorageError:
+            self._index = OffsetIndex(self._disk, self._stem + INDEX_SUFFIX)
+            self._times = TimeIndex(self._disk, self._stem + TIME_SUFFIX)
+            self._walk_from_index(self._interval_bytes, verify=False)
+        self.end_offset = end_offset
+
     def load_indexes(self, index_interval_bytes: int) -> None:
         """Read the index files and the few batches after the last entry.
 
         Raises StorageError when a file is missing or does not fit; then `rebuild`.
         """
-        self.index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
-        self.times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
+        self._index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
+        self._times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
         self.transactions = TransactionIndex.load(self._disk, self._stem + TXN_SUFFIX, self.base_offset)
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
@@ -95,7 +140,7 @@ class Segment:
         return bad
 
     def _load_trusted(self, trusted_offset: int) -> None:
-        self.index, self.times = self._trusted_indexes(trusted_offset)
+        self._index, self._times = self._trusted_indexes(trusted_offset)
         self.index.cut_file()
         last = self.index.last()
         self.times.cut_below(last[0] + 1 if last is not None else 0)
@@ -146,7 +191,13 @@ class Segment:
             if last is not None and found.position == last[1]:
                 self._note_first_indexed(header)
             else:
-                self._note(found.position, header, index_interval_bytes)
+                self._note(
+                    found.position,
+                    header.size_bytes,
+                    header.last_offset,
+                    header.max_timestamp_ms,
+                    index_interval_bytes,
+                )
         return None
 
     def _note_first_indexed(self, header: BatchHeader) -> None:
@@ -166,24 +217,25 @@ class Segment:
         """Whether an offset can be written relative to the base."""
         return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
-    def is_full(self, header: BatchHeader, last_offset: int, config: LogConfig, now_ms: int) -> bool:
+    def is_full(
+        self, size_bytes: int, last_offset: int, max_timestamp_ms: int, config: LogConfig, now_ms: int
+    ) -> bool:
         """Whether a batch that would end at `last_offset` needs a new segment (LogSegment.shouldRoll)."""
         if self.size_bytes == 0:
             return not self.fits(last_offset)
         if self.first_timestamp_ms is not None:
-            age_ms = header.max_timestamp_ms - self.first_timestamp_ms
+            age_ms = max_timestamp_ms - self.first_timestamp_ms
         else:
             age_ms = now_ms - self.created_ms
         return (
-            self.size_bytes + header.size_bytes > config.segment_bytes
+            self.size_bytes + size_bytes > config.segment_bytes
             or age_ms > config.segment_ms
-            or len(self.index) >= config.segment_index_bytes // OffsetIndex.entry_bytes
-            or len(self.times) >= config.segment_index_bytes // TimeIndex.entry_bytes - 1
-            or not self.fits(last_offset)
+            or self.index_is_full
+            or last_offset - self.base_offset > MAX_RELATIVE_OFFSET
         )
 
-    def append(self, data: Buffer, header: BatchHeader, index_interval_bytes: int) -> int:
-        """Write a stamped batch and index it; its position. `header` has the stamped offset and time.
+    def append(self, data: Buffer, last_offset: int, max_timestamp_ms: int, config: LogConfig) -> None:
+        """Write a stamped batch and index it.
 
         On OSError the segment is as it was: the file is cut back now or, failing that, before the next
         append.
@@ -202,22 +254,31 @@ class Segment:
             except OSError:
                 pass  # the next append tries again before it writes
             raise
-        self.size_bytes = position + len(data)
-        if self.first_timestamp_ms is None and header.max_timestamp_ms >= 0 and position == 0:
-            self.first_timestamp_ms = header.max_timestamp_ms
-        self._note(position, header, index_interval_bytes)
-        return position
+        size = len(data)
+        self.size_bytes = position + size
+        if position == 0 and max_timestamp_ms >= 0:
+            self.first_timestamp_ms = max_timestamp_ms
+        if self._note(position, size, last_offset, max_timestamp_ms, config.index_interval_bytes):
+            limit = config.segment_index_bytes
+            self.index_is_full = (
+                len(self.index) >= limit // OffsetIndex.entry_bytes
+                or len(self.times) >= limit // TimeIndex.entry_bytes - 1
+            )
 
-    def _note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
-        last_offset = header.base_offset + header.last_offset_delta
-        if header.max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms, self.max_timestamp_offset = header.max_timestamp_ms, last_offset
-        if self._unindexed_bytes > index_interval_bytes:
+    def _note(
+        self, position: int, size: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
+    ) -> bool:
+        """Take a written batch into account; whether it got an index entry."""
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
+        self.end_offset = last_offset + 1
+        is_due = self._unindexed_bytes > index_interval_bytes
+        if is_due:
             self.index.append(last_offset - self.base_offset, position)
             self._note_time()
             self._unindexed_bytes = 0
-        self._unindexed_bytes += header.batch_length + 12
-        self.end_offset = last_offset + 1
+        self._unindexed_bytes += size
+        return is_due
 
     def _note_time(self) -> None:
         if self.max_timestamp_ms >= 0:
@@ -235,6 +296,8 @@ class Segment:
 
         Aborted transactions cannot be rebuilt below the recovery point, so they go with the log.
         """
+        if self._is_removed:
+            return  # by the retention of the thread that appends, while this one began to flush
         if self.transactions.is_pending:
             self.transactions.write_pending(sync=True)
         self.file.sync()
@@ -252,6 +315,7 @@ class Segment:
 
     def remove(self) -> None:
         """Close and delete every file. The log goes first: indexes without a log are swept at start."""
+        self._is_removed = True
         self.file.close()
         for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
             remove_if_exists(self._disk, self._stem + suffix)

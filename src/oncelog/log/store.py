@@ -50,6 +50,7 @@ class PartitionStore:
         self._segments = recovered.segments
         self._producers = recovered.producers
         self._epochs = epochs
+        self._leader_epoch = epochs.latest or 0
         self._log_start_offset = recovered.log_start_offset
         self._log_end_offset = recovered.segments.active.end_offset
         self._recovery_point = recovered.log_start_offset
@@ -125,7 +126,7 @@ class PartitionStore:
 
     @property
     def leader_epoch(self) -> int:
-        return self._epochs.latest or 0
+        return self._leader_epoch
 
     @property
     def recovery_point(self) -> int:
@@ -166,19 +167,19 @@ class PartitionStore:
         base_offset = self._log_end_offset
         if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
-        stamp(records, 0, base_offset, self.leader_epoch)
-        header = header._replace(base_offset=base_offset)
-        segment = self._segments.active
+        stamp(records, 0, base_offset, self._leader_epoch)
+        last_offset, max_timestamp_ms = base_offset + header.last_offset_delta, header.max_timestamp_ms
+        segment, config = self._segments.active, self.config
         try:
-            if segment.is_full(header, base_offset + header.last_offset_delta, self.config, now_ms):
+            if segment.is_full(len(records), last_offset, max_timestamp_ms, config, now_ms):
                 segment = self._roll(now_ms)
-            segment.append(records, header, self.config.index_interval_bytes)
+            segment.append(records, last_offset, max_timestamp_ms, config)
         except OSError as error:
             raise KafkaStorageError(
                 f"{self._disk.describe(segment.log_path)} at position {segment.size_bytes},"
                 f" offset {base_offset}: {error}"
             ) from error
-        self._log_end_offset = base_offset + header.last_offset_delta + 1
+        self._log_end_offset = last_offset + 1
         self._unsnapshotted_bytes += len(records)
         return base_offset
 
@@ -220,8 +221,9 @@ class PartitionStore:
         segments = self._segments.from_offset(self._recovery_point)
         try:
             if self._is_directory_dirty:
-                self._disk.sync_directory(self._directory)
+                # Before the sync: a segment that comes meanwhile makes it dirty again.
                 self._is_directory_dirty = False
+                self._disk.sync_directory(self._directory)
             for segment in segments:
                 segment.sync(is_active=segment is segments[-1])
         except OSError as error:
