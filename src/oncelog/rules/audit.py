@@ -25,7 +25,7 @@ Source: rows I5 to I8, I14, P5.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -134,7 +134,8 @@ class _Epoch:
         return self.next + delta
 
     def keep(self, start: int, end: int, offset: int) -> None:
-        index = len(self.starts) if not self.starts or start > self.starts[-1] else self._index(start)
+        # Equal ones stay in stored order, so that the first is found first.
+        index = bisect_right(self.starts, start)
         self.starts.insert(index, start)
         self.ends.insert(index, end)
         self.offsets.insert(index, offset)

@@ -27,7 +27,7 @@ def check_spark() -> None:
     if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
         raise ConfigError(
             "Spark needs Java 17 or newer, and none was found: install it (Debian, Ubuntu: sudo apt-get "
-            "install openjdk-17-jre-headless; macOS: brew install openjdk@17) and put it on PATH or into JAVA_HOME"
+            "install openjdk-17-jre-headless; macOS: brew install openjdk@17), on PATH or in JAVA_HOME"
         )
 
 

@@ -1,0 +1,184 @@
+"""The audit's rules: a table of verdicts, and logs with planted faults that it must find, and only those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
+from oncelog.rules.audit import Finding, FindingKind, PartitionAudit, StoredBatch
+from oncelog.rules.sequence import SEQUENCE_MAX, advance
+from oncelog.types import Origin
+
+TABLE = Path(__file__).parents[1] / "tables" / "audit.txt"
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    for line in TABLE.read_text().splitlines():
+        if line and not line.startswith("#"):
+            yield tuple(cell.strip() for cell in line.split("|"))
+
+
+CASES = list(_rows())
+
+
+def parse_batches(text: str, next_offset: int) -> Iterator[StoredBatch]:
+    for word in text.split(", "):
+        text, _, offset = word.partition(" @")
+        batch = _parse_batch(text, int(offset) if offset else next_offset)
+        yield batch
+        next_offset = batch.last_offset + 1
+
+
+def _parse_batch(text: str, offset: int) -> StoredBatch:
+    if text.startswith("?+"):
+        return StoredBatch(offset, offset + int(text[2:]) - 1, None, None, None, 0, 0, False, None)
+    if text.startswith("- "):
+        count = int(text[2:])
+        return StoredBatch(offset, offset + count - 1, None, None, None, count, count, False, True)
+    who, what = text.rstrip("!").split(" ")
+    producer_id, epoch = map(int, who.split("."))
+    if what == "marker":
+        return StoredBatch(offset, offset, producer_id, epoch, None, 1, 1, True, True)
+    sequence, count = map(int, what.split("+"))
+    is_whole = not text.endswith("!")
+    return StoredBatch(
+        offset, offset + count - 1, producer_id, epoch, sequence, count, count, False, is_whole
+    )
+
+
+def format_finding(finding: Finding) -> str:
+    sequences = "" if finding.first_sequence is None else f":{finding.first_sequence}-{finding.last_sequence}"
+    other = "" if finding.other_offset is None else f"~{finding.other_offset}"
+    return f"{finding.kind.value}@{finding.base_offset}{sequences}{other}"
+
+
+@pytest.mark.behaviour("P5")
+@pytest.mark.parametrize(
+    ("log", "batches", "expected"), [row[1:] for row in CASES], ids=[r[0] for r in CASES]
+)
+def test_row(log: str, batches: str, expected: str) -> None:
+    start = int(log.removeprefix("cut ")) if log.startswith("cut") else 0
+    audit = PartitionAudit(log_start_offset=start, is_compacted=log == "compacted")
+    for batch in parse_batches(batches, start):
+        audit.see(batch)
+    findings, totals = audit.finish()
+    assert ", ".join(map(format_finding, findings)) == (expected if expected != "none" else "")
+    assert totals.findings == len(findings)
+    assert all(finding.explanation for finding in findings)
+
+
+def test_every_kind_has_a_row() -> None:
+    found = {word.split("@")[0] for row in CASES for word in re.split(", ", row[3])}
+    assert found >= {kind.value for kind in FindingKind}
+    assert len({row[0] for row in CASES}) == len(CASES)
+
+
+def test_totals_say_what_was_seen() -> None:
+    audit = PartitionAudit(log_start_offset=5)
+    for batch in parse_batches("7.0 9+5, - 3, 7.0 marker, 8.0 0+2, 7.0 14+1!", 5):
+        audit.see(batch)
+    _, totals = audit.finish()
+    assert (totals.batches, totals.records, totals.control_batches) == (5, 11, 1)
+    assert (totals.producers, totals.unknown_starts) == (2, 1)
+    assert (totals.unnumbered_batches, totals.unnumbered_records) == (1, 3)
+
+
+def test_findings_are_bounded_and_still_counted() -> None:
+    audit = PartitionAudit(max_findings=3)
+    for batch in parse_batches(", ".join(["7.0 0+1"] * 11), 0):
+        audit.see(batch)
+    findings, totals = audit.finish()
+    assert (len(findings), totals.findings) == (3, 10)
+
+
+# Whatever the append rule lets in, the audit calls clean; one planted fault, and it is named.
+
+_SENDS = st.lists(
+    st.tuples(
+        st.integers(1, 3),
+        st.sampled_from(["next", "next", "next", "again", "gap", "epoch"]),
+        st.integers(1, 9),
+    ),
+    max_size=60,
+)
+
+
+def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> list[StoredBatch]:
+    entries: dict[int, ProducerEntry] = {}
+    log: list[StoredBatch] = []
+    offset = 0
+    for producer_id, kind, count in sends:
+        entry = entries.get(producer_id)
+        last = entry.last_sequence if entry else None
+        epoch = (entry.producer_epoch or 0) if entry else 0
+        due = start if entry is None else 0 if last is None else advance(last, 1)
+        sequence = {"again": advance(due, -count), "gap": advance(due, 2), "epoch": 0}.get(kind, due)
+        epoch += kind == "epoch"
+        batch = ProducedBatch(producer_id, epoch, sequence, count - 1, 0, False)
+        verdict = decide_append(entry, batch, Origin.CLIENT, base_offset=offset, now_ms=0)
+        if isinstance(verdict, Store):
+            entries[producer_id] = verdict.entry
+            log.append(
+                StoredBatch(
+                    offset, offset + count - 1, producer_id, epoch, sequence, count, count, False, True
+                )
+            )
+            offset += count
+    return log
+
+
+def audited(log: list[StoredBatch]) -> list[Finding]:
+    # As in a log that is cut: a producer's first sequence may be any.
+    audit = PartitionAudit(log_start_offset=1)
+    for batch in log:
+        audit.see(batch)
+    return audit.finish()[0]
+
+
+@pytest.mark.behaviour("P5", "I7", "I8")
+@settings(deadline=None, max_examples=150)
+@given(sends=_SENDS, start=st.sampled_from([0, 1, SEQUENCE_MAX - 20, SEQUENCE_MAX]))
+def test_what_the_append_rule_stores_is_clean(sends: list[tuple[int, str, int]], start: int) -> None:
+    assert audited(stored_by_the_append_rule(sends, start)) == []
+
+
+def _renumbered(log: list[StoredBatch]) -> list[StoredBatch]:
+    """The same batches at consecutive offsets."""
+    offset, placed = 0, []
+    for batch in log:
+        placed.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))
+        offset += batch.sequence_count
+    return placed
+
+
+@pytest.mark.behaviour("P5")
+@settings(deadline=None, max_examples=150)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=4, max_size=40),
+    start=st.sampled_from([0, 7, SEQUENCE_MAX - 20]),
+    fault=st.sampled_from(["repeat", "drop", "swap"]),
+    data=st.data(),
+)
+def test_a_planted_fault_is_found_and_nothing_else(
+    counts: list[int], start: int, fault: str, data: st.DataObject
+) -> None:
+    log = stored_by_the_append_rule([(1, "next", count) for count in counts], start)
+    at = data.draw(st.integers(1, len(log) - 2))
+    if fault == "repeat":
+        again = data.draw(st.integers(at, len(log) - 1))
+        faulty = _renumbered([*log[: again + 1], log[at], *log[again + 1 :]])
+        expected = [(FindingKind.DUPLICATE_BATCH, faulty[again + 1].base_offset, log[at].base_sequence)]
+    elif fault == "drop":
+        faulty = _renumbered([*log[:at], *log[at + 1 :]])
+        expected = [(FindingKind.SEQUENCE_GAP, faulty[at].base_offset, log[at].base_sequence)]
+    else:
+        faulty = _renumbered([*log[:at], log[at + 1], log[at], *log[at + 2 :]])
+        expected = [(FindingKind.OUT_OF_ORDER, faulty[at + 1].base_offset, log[at].base_sequence)]
+    found = [(f.kind, f.base_offset, f.first_sequence) for f in audited(faulty)]
+    assert found == expected

@@ -1,0 +1,55 @@
+"""Transactions on Apache Kafka: markers and aborted records leave gaps in offsets, never a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from apache_kafka import ApacheKafka
+from helpers_spark import Collected, create_topic, read, read_stream
+
+from oncelog.spark.audit import audit_topic
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
+
+
+def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
+    """One transaction of ten records for each letter: c(ommitted), a(borted), o(pen)."""
+    from confluent_kafka import Producer
+
+    for number, outcome in enumerate(outcomes):
+        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for n in range(10):
+            producer.produce(topic, key=f"{number}-{n}", value=outcome, partition=0)
+        producer.flush(30)
+        if outcome == "c":
+            producer.commit_transaction(30)
+        elif outcome == "a":
+            producer.abort_transaction(30)
+
+
+@pytest.mark.timeout(240)
+def test_markers_and_aborted_records_are_no_loss(
+    spark: Any, apache_kafka: ApacheKafka, topic: str, checkpoint: str
+) -> None:
+    bootstrap = apache_kafka.bootstrap_servers
+    create_topic(bootstrap, topic)
+    write_transactions(bootstrap, topic, "cacaao")
+    committed = [*range(10), *range(22, 32)]  # each transaction is ten records and a marker
+
+    rows = read(spark, bootstrap, subscribe=topic, maxRecordsPerPartition=7).collect()
+    assert sorted(row.offset for row in rows) == committed
+    uncommitted = {"kafka_isolation_level": "read_uncommitted"}
+    assert read(spark, bootstrap, subscribe=topic, **uncommitted).count() == 60
+
+    stream = Collected()
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
+    stream.run(read_stream(spark, bootstrap, **options), checkpoint)
+    assert stream.offsets() == committed  # also batches that hold nothing but aborted records
+
+    result = audit_topic(spark, bootstrap, topic, key_check=True)
+    assert result.findings == () and result.verdict == "clean"
+    assert (result.totals.records, result.totals.control_batches, result.totals.producers) == (60, 5, 6)
+    assert result.keys is not None and result.keys.records == 20

@@ -1,0 +1,159 @@
+"""`spark.readStream.format("oncelog")` on a real broker: triggers, limits, restarts, lost offsets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from helpers_spark import Collected, create_topic, fill, read_stream
+
+import oncelog
+from oncelog.edge.admin import Admin
+from oncelog.types import TopicPartition
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
+
+
+def test_available_now_in_limited_batches_then_on_from_the_checkpoint(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    fill(bootstrap, topic, 0, 60, 0)
+    fill(bootstrap, topic, 0, 30, 1)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 40}
+    first = Collected()
+    query = first.run(read_stream(spark, bootstrap, **options), checkpoint)
+    assert [len(batch) for batch in first.batches] == [40, 40, 10]
+    assert first.offsets(0) == list(range(60)) and first.offsets(1) == list(range(30))
+    source = json.loads(query.recentProgress[-1].json)["sources"][0]
+    assert source["latestOffset"] == {topic: {"0": 60, "1": 30}}
+
+    fill(bootstrap, topic, 60, 25, 0)
+    second = Collected()
+    second.run(read_stream(spark, bootstrap, **options), checkpoint)
+    assert second.offsets(0) == list(range(60, 85)) and second.offsets(1) == []
+
+
+def test_a_batch_that_failed_is_read_again_the_same(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 40)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 15}
+
+    class FailsOnce(Collected):
+        def take(self, frame: Any, batch_id: int) -> None:
+            if batch_id == 1:
+                raise RuntimeError("the sink is down")
+            super().take(frame, batch_id)
+
+    before = FailsOnce()
+    with pytest.raises(Exception, match="the sink is down"):
+        before.run(read_stream(spark, bootstrap, **options), checkpoint)
+    fill(bootstrap, topic, 40, 5)  # must not widen the batch that is repeated
+    after = Collected()
+    after.run(read_stream(spark, bootstrap, **options), checkpoint)
+    assert before.offsets() == list(range(15))
+    assert [row.offset for row in after.batches[0]] == list(range(15, 30))
+    assert after.offsets() == list(range(15, 45))
+
+
+def test_latest_means_one_offset_even_when_the_first_batch_is_repeated(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    failed = threading.Event()
+
+    def fail(frame: Any, _batch_id: int) -> None:
+        failed.set()
+        raise RuntimeError("the sink is down")
+
+    stream = read_stream(spark, bootstrap, subscribe=topic)
+    query = stream.writeStream.foreachBatch(fail).option("checkpointLocation", checkpoint).start()
+    try:
+        first = 10
+        while not failed.is_set() and first < 500:  # until the stream has taken its "latest"
+            fill(bootstrap, topic, first, 5)
+            first += 5
+            failed.wait(0.3)
+        with pytest.raises(Exception, match="the sink is down"):
+            query.awaitTermination()
+    finally:
+        query.stop()
+    fill(bootstrap, topic, first, 5)
+    again = Collected()
+    again.run(read_stream(spark, bootstrap, subscribe=topic), checkpoint)
+    offsets = again.offsets()
+    # Restarted with a "latest" beyond the failed batch, which must come all the same.
+    assert offsets and offsets[0] < first
+    assert offsets == list(range(offsets[0], first + 5))
+
+
+def test_partitions_added_while_the_query_was_down_begin_at_their_beginning(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 5)
+    stream = read_stream(spark, bootstrap, subscribe=topic, startingOffsets="earliest")
+    Collected().run(stream, checkpoint)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_partitions({topic: 2})
+    fill(bootstrap, topic, 0, 12, partition=1)
+    after = Collected()
+    after.run(stream, checkpoint)
+    assert after.offsets(0) == [] and after.offsets(1) == list(range(12))
+
+
+def test_records_removed_before_they_were_read(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
+    fill(bootstrap, topic, 10, 20)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 25})
+    with pytest.raises(Exception, match="DataLossError") as raised:
+        Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
+    assert f"{topic}-0: offset 10 was wanted, and it holds offsets 25 up to (not including) 30" in str(
+        raised.value
+    )
+    lenient = Collected()
+    lenient.run(read_stream(spark, bootstrap, **options, failOnDataLoss="false"), checkpoint)
+    assert lenient.offsets() == [25, 26, 27, 28, 29]
+
+
+def test_a_topic_created_again_is_another_topic(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([topic])
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)  # as many as before: offsets alone would not tell
+    with pytest.raises(Exception, match="was deleted and created again"):
+        Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
+    lenient = Collected()
+    lenient.run(read_stream(spark, bootstrap, **options, failOnDataLoss="false"), checkpoint)
+    assert lenient.offsets() == list(range(10))
+
+
+def test_an_end_has_no_meaning_in_a_stream(
+    spark: Any, shared_broker: oncelog.Broker, checkpoint: str
+) -> None:
+    stream = read_stream(spark, shared_broker.bootstrap_servers, subscribe="t", endingOffsets="latest")
+    with pytest.raises(Exception, match="endingOffsets has no meaning in a stream"):
+        Collected().run(stream, checkpoint)
