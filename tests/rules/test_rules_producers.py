@@ -93,7 +93,7 @@ def test_a_table_that_shrank_gives_its_memory_back() -> None:
     empty = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert (len(table), list(table.items())) == (0, [])
-    assert empty < full / 20
+    assert empty < full / 10
 
 
 class TableMachine(RuleBasedStateMachine):

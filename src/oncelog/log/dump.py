@@ -22,6 +22,7 @@ from oncelog.log.snapshot import (
     decode_full,
     decode_snapshot,
 )
+from oncelog.rules.producers import unpack_entry
 from oncelog.wire.batch import BatchHeader, verify_crc
 from oncelog.wire.control import decode_control
 from oncelog.wire.records import decode_records
@@ -207,7 +208,7 @@ def _dump_full(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
         snapshot = path.removesuffix(FULL_SUFFIX) + SNAPSHOT_SUFFIX
         if verify and disk.exists(snapshot):
             bound_to = crc_of(disk.read(snapshot))
-        return decode_full(data, bound_to)
+        return [(pid, unpack_entry(packed)) for pid, packed in decode_full(data, bound_to)]
 
     yield from _producer_rows(_decoded(disk, path, decode), has_append_time=True)
 

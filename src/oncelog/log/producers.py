@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from oncelog.errors import CorruptMessage
 from oncelog.log.index import AbortedTransaction
-from oncelog.log.snapshot import Producers, Snapshots
+from oncelog.log.snapshot import Snapshot, Snapshots
 from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
 from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
-from oncelog.rules.producers import ProducerTable
+from oncelog.rules.producers import ProducerTable, append_time_ms, has_open_transaction, unpack_entry
 from oncelog.rules.stability import stable_offset_after
 from oncelog.types import Origin
 from oncelog.wire.batch import BatchHeader
@@ -59,15 +59,19 @@ class PartitionProducers:
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
 
-    def load(self, offset: int, producers: Producers, expired_before_ms: int) -> None:
+    def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
         """Begin with a snapshot, less what expired meanwhile; only on an empty table."""
-        for producer_id, entry in producers:
-            if entry.last_append_ms > expired_before_ms or entry.current_txn_first_offset is not None:
-                self.table.put_idle(producer_id, entry)
-        first_offsets = [(entry.current_txn_first_offset, pid) for pid, entry in producers]
-        is_open = sorted((first, pid) for first, pid in first_offsets if first is not None)
-        self.open_transactions = {producer_id: first for first, producer_id in is_open}
-        self.snapshot_offset = offset
+        is_open: list[tuple[int, int]] = []
+        for producer_id, packed in snapshot.producers:
+            if has_open_transaction(packed):
+                first_offset = unpack_entry(packed).current_txn_first_offset
+                assert first_offset is not None
+                is_open.append((first_offset, producer_id))
+            elif append_time_ms(packed) <= expired_before_ms:
+                continue
+            self.table.put_packed(producer_id, packed)
+        self.open_transactions = {producer_id: first for first, producer_id in sorted(is_open)}
+        self.snapshot_offset = snapshot.offset
 
     def remember(self, producer_id: int, entry: ProducerEntry) -> None:
         """A data batch was written."""
@@ -114,5 +118,5 @@ class PartitionProducers:
         """Write the state down as of `offset`, unless that was the last one written. Raises OSError."""
         if self.snapshot_offset == offset:
             return
-        self.snapshots.write(offset, list(self.table.items()), sync=sync)
+        self.snapshots.write(offset, self.table, sync=sync)
         self.snapshot_offset = offset

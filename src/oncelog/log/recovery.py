@@ -136,7 +136,7 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     snapshot = producers.snapshots.load_newest(highest, how.now_ms)
     start = recovered.log_start_offset
     if snapshot is not None:
-        producers.load(snapshot.offset, snapshot.producers, how.now_ms - how.config.producer_expiration_ms)
+        producers.load(snapshot, how.now_ms - how.config.producer_expiration_ms)
         start = snapshot.offset
     _replay(recovered, start, how.now_ms)
 

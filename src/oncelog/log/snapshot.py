@@ -7,46 +7,95 @@
 It keeps only the last batch. `%020d.producers` keeps all five and the time of the last append, so that a
 retry which straddles a restart is recognised however old; Kafka's tools ignore it:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | the snapshot's CRC u32 | count i32
-    | per producer: id i64, length u16, rules.producers.pack_entry
+    | the ids i64 each | the lengths u16 each | the entries as rules.producers.pack_entry gives them
 Source: Kafka's ProducerStateManager, ProducerSnapshot.json; rows I17, I20.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import crc32c
+import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.segment import file_name
 from oncelog.rules.append import ProducerEntry, RememberedBatch
-from oncelog.rules.producers import pack_entry, unpack_entry
+from oncelog.rules.producers import PLAIN, PLAIN_BYTES, ProducerTable, pack_entry, unpack_entry
 
 SNAPSHOT_SUFFIX, FULL_SUFFIX = ".snapshot", ".producers"
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _FULL_HEAD = struct.Struct(">Ii")
-_FULL_ENTRY = struct.Struct(">qH")
 _VERSION = 1
 
+# A million entries one by one would hold up appends for seconds, so the usual kind is converted as columns.
+_PLAIN_ROW = np.dtype(
+    [
+        ("flags", "u1"),
+        ("epoch", "<i2"),
+        ("last_timestamp_ms", "<i8"),
+        ("last_append_ms", "<i8"),
+        ("last_offset", "<i8"),
+        ("offset_delta", "<u4"),
+        ("back", "<u4"),
+        ("late", "<i4"),
+        ("last_sequence", "<i4"),
+    ]
+)
+_SNAPSHOT_ROW = np.dtype(
+    [
+        ("producer_id", ">i8"),
+        ("epoch", ">i2"),
+        ("last_sequence", ">i4"),
+        ("last_offset", ">i8"),
+        ("offset_delta", ">i4"),
+        ("last_timestamp_ms", ">i8"),
+        ("coordinator_epoch", ">i4"),
+        ("txn_first_offset", ">i8"),
+    ]
+)
+# Fewer entries are quicker one by one.
+_COLUMNS_FROM = 16
+_SHARED_FIELDS = ("epoch", "last_sequence", "last_offset", "offset_delta", "last_timestamp_ms")
+
 Producers = list[tuple[int, ProducerEntry]]
+PackedProducers = list[tuple[int, bytes]]
 
 
 class Snapshot(NamedTuple):
     """Producer state up to `offset`, exclusive."""
 
     offset: int
-    producers: Producers
+    producers: PackedProducers
 
 
-def encode_snapshot(producers: Iterable[tuple[int, ProducerEntry]]) -> bytes:
-    """Kafka's file."""
-    entries = [_encode_entry(producer_id, entry) for producer_id, entry in producers]
-    return _seal(_COUNT.pack(len(entries)) + b"".join(entries))
+def encode_snapshot(parts: Iterable[Mapping[int, bytes]]) -> bytes:
+    """Kafka's file from packed entries."""
+    entries = b"".join([_encode_part(part) for part in parts])
+    return _seal(_COUNT.pack(len(entries) // _ENTRY.size) + entries)
+
+
+def _encode_part(part: Mapping[int, bytes]) -> bytes:
+    if len(part) < _COLUMNS_FROM:
+        return b"".join([_encode_entry(pid, unpack_entry(packed)) for pid, packed in part.items()])
+    plain = {producer_id: packed for producer_id, packed in part.items() if packed[0] == PLAIN}
+    rows = np.frombuffer(b"".join([packed[:PLAIN_BYTES] for packed in plain.values()]), _PLAIN_ROW)
+    encoded = np.empty(len(plain), _SNAPSHOT_ROW)
+    encoded["producer_id"] = np.fromiter(plain, np.int64, len(plain))
+    encoded["coordinator_epoch"] = encoded["txn_first_offset"] = -1
+    for name in _SHARED_FIELDS:
+        encoded[name] = rows[name]
+    others = [
+        _encode_entry(producer_id, unpack_entry(packed))
+        for producer_id, packed in part.items()
+        if packed[0] != PLAIN
+    ]
+    return b"".join([encoded.tobytes(), *others])
 
 
 def _seal(body: bytes) -> bytes:
@@ -114,17 +163,21 @@ def _open(data: bytes) -> bytes:
     return body
 
 
-def encode_full(producers: Iterable[tuple[int, ProducerEntry]], snapshot_crc: int) -> bytes:
-    """Our file, bound to the Kafka file whose checksum is `snapshot_crc`."""
-    parts = [b""]
-    for producer_id, entry in producers:
-        packed = pack_entry(entry)
-        parts += [_FULL_ENTRY.pack(producer_id, len(packed)), packed]
-    parts[0] = _FULL_HEAD.pack(snapshot_crc, len(parts) // 2)
-    return _seal(b"".join(parts))
+def encode_full(parts: Iterable[Mapping[int, bytes]], snapshot_crc: int) -> bytes:
+    """Our file from packed entries, bound to the Kafka file whose checksum is `snapshot_crc`."""
+    ids: list[bytes] = []
+    lengths: list[bytes] = []
+    packed: list[bytes] = []
+    count = 0
+    for part in parts:
+        count += len(part)
+        ids.append(np.fromiter(part, ">i8", len(part)).tobytes())
+        lengths.append(np.fromiter(map(len, part.values()), ">u2", len(part)).tobytes())
+        packed.extend(part.values())
+    return _seal(b"".join([_FULL_HEAD.pack(snapshot_crc, count), *ids, *lengths, *packed]))
 
 
-def decode_full(data: bytes, snapshot_crc: int) -> Producers:
+def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
     """Raises StorageError: unknown version, wrong checksum or length, or bound to another snapshot."""
     body = _open(data)
     if len(body) < _FULL_HEAD.size:
@@ -132,16 +185,15 @@ def decode_full(data: bytes, snapshot_crc: int) -> Producers:
     bound_to, count = _FULL_HEAD.unpack_from(body)
     if bound_to != snapshot_crc:
         raise StorageError("it belongs to another snapshot")
-    producers, position = [], _FULL_HEAD.size
-    try:
-        for _ in range(count):
-            producer_id, size = _FULL_ENTRY.unpack_from(body, position)
-            position += _FULL_ENTRY.size
-            producers.append((producer_id, unpack_entry(body[position : position + size])))
-            position += size
-    except struct.error as error:
-        raise StorageError(f"an entry is cut short: {error}") from error
-    return producers
+    start = _FULL_HEAD.size + 10 * count
+    if count < 0 or len(body) < start:
+        raise StorageError(f"it claims {count} producers in {len(body)} bytes")
+    ids = np.frombuffer(body, ">i8", count, _FULL_HEAD.size).tolist()
+    lengths = np.frombuffer(body, ">u2", count, _FULL_HEAD.size + 8 * count).astype(np.int64)
+    ends = (start + np.cumsum(lengths)).tolist()
+    if (ends[-1] if ends else start) != len(body):
+        raise StorageError("its entries do not fill it")
+    return [(pid, body[first:end]) for pid, first, end in zip(ids, [start, *ends], ends, strict=False)]
 
 
 def crc_of(data: bytes) -> int:
@@ -162,11 +214,12 @@ class Snapshots:
         stems = [name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
         return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
 
-    def write(self, offset: int, producers: Producers, *, sync: bool = False) -> None:
+    def write(self, offset: int, table: ProducerTable, *, sync: bool = False) -> None:
         """Raises OSError; an earlier snapshot of the same offset may then be gone, others stand."""
-        data = encode_snapshot(producers)
+        parts = list(table.packed_parts())
+        data = encode_snapshot(parts)
         # The full file first: without its Kafka file it is never looked at.
-        self._disk.replace(self._path(offset, FULL_SUFFIX), encode_full(producers, crc_of(data)), sync=sync)
+        self._disk.replace(self._path(offset, FULL_SUFFIX), encode_full(parts, crc_of(data)), sync=sync)
         self._disk.replace(self._path(offset, SNAPSHOT_SUFFIX), data, sync=sync)
 
     def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
@@ -178,12 +231,13 @@ class Snapshots:
                 self.remove(offset)
         return None
 
-    def _load(self, offset: int, now_ms: int) -> Producers:
+    def _load(self, offset: int, now_ms: int) -> PackedProducers:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
-        producers = decode_snapshot(data, now_ms)
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
-            return producers  # written by Kafka
+            # Written by Kafka.
+            return [(pid, pack_entry(entry)) for pid, entry in decode_snapshot(data, now_ms)]
+        _open(data)
         return decode_full(self._disk.read(full), crc_of(data))
 
     def remove(self, offset: int) -> None:

@@ -26,6 +26,10 @@ HOT_ENTRIES = 1024
 """Entries kept as objects in the younger half; as many again may wait in the older half."""
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
+PLAIN = _TIGHT
+"""First byte of a packed entry with an epoch, a batch and no transaction: its first PLAIN_BYTES bytes are
+head, newest offset and newest batch at fixed positions, for readers of many at once."""
+PLAIN_BYTES = 43
 _HEAD = struct.Struct("<Bhqq")
 _APPEND_TIME = struct.Struct("<q")
 _APPEND_TIME_POSITION = 11
@@ -102,6 +106,16 @@ def unpack_entry(data: bytes) -> ProducerEntry:
     return ProducerEntry(epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, tuple(batches))
 
 
+def has_open_transaction(packed: bytes) -> bool:
+    """Whether the packed entry has one, without unpacking it."""
+    return bool(packed[0] & _TXN)
+
+
+def append_time_ms(packed: bytes) -> int:
+    """`last_append_ms` of a packed entry, without unpacking it."""
+    return int(_APPEND_TIME.unpack_from(packed, _APPEND_TIME_POSITION)[0])
+
+
 class ProducerTable:
     """Producer id -> ProducerEntry for one partition."""
 
@@ -139,10 +153,15 @@ class ProducerTable:
                 hot = self._hot
         hot[producer_id] = entry
 
-    def put_idle(self, producer_id: int, entry: ProducerEntry) -> None:
-        """Remember an id that is not known yet, packed at once: for loading many."""
-        self._idle[producer_id % SHARDS][producer_id] = pack_entry(entry)
+    def put_packed(self, producer_id: int, packed: bytes) -> None:
+        """Remember an id that is not known yet, as `pack_entry` gave it: for loading many."""
+        self._idle[producer_id % SHARDS][producer_id] = packed
         self._count += 1
+
+    def packed_parts(self) -> Iterator[dict[int, bytes]]:
+        """All entries packed, a part at a time, for writing many; not to be changed by the receiver."""
+        yield {pid: pack_entry(entry) for table in (self._hot, self._warm) for pid, entry in table.items()}
+        yield from (shard for shard in self._idle if shard)
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
         """All entries, in no order; the table must not change meanwhile."""
