@@ -75,6 +75,13 @@ def test_an_answer_that_waited_can_be_lost_where_it_is() -> None:
     assert draw_text([lost]).count("✗") == 1
 
 
+def test_a_note_that_repeats_is_counted() -> None:
+    note = WireEvent(Direction.NOTE, "", detail="no broker")
+    (step,) = plan([note, note, note])
+    assert str(step) == "no broker (×3)"
+    assert "┄ no broker (×3) ┄" in draw_text([step])
+
+
 def test_partitions_are_named_only_where_there_are_several() -> None:
     other = replace(request(2, 0), batches=(BatchSummary("t", 1, 7, 0, 0, 0, 1, 90),))
     one, two = (step.text for step in plan([request(1, 0), other]) if isinstance(step, Arrow))

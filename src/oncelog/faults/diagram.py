@@ -50,9 +50,13 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark across all columns."""
+    """A remark across all columns, made `times` times in a row."""
 
     text: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        return self.text if self.times == 1 else f"{self.text} (×{self.times})"
 
 
 Step = Arrow | Note
@@ -69,12 +73,21 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
     steps: list[Step] = []
     for event in events:
         if event.direction is Direction.NOTE:
-            steps.append(Note(event.detail))
+            _add_note(steps, event.detail)
         elif event.api in apis:
             steps.append(
                 reader.request(event) if event.direction is Direction.REQUEST else reader.answer(event)
             )
     return steps
+
+
+def _add_note(steps: list[Step], text: str) -> None:
+    """Append a note; one that only repeats the last is counted there."""
+    last = steps[-1] if steps else None
+    if isinstance(last, Note) and last.text == text:
+        steps[-1] = Note(text, last.times + 1)
+    else:
+        steps.append(Note(text))
 
 
 class _Reader:

@@ -164,7 +164,7 @@ class _Core:
             broker = await asyncio.open_connection(*upstream)
         except OSError as error:
             reason = error.strerror or error
-            self.log.note(f"connection {number}: no broker at {upstream[0]}:{upstream[1]}: {reason}")
+            self.log.note(f"no broker at {upstream[0]}:{upstream[1]}: {reason}")
             client[1].close()
             return
         relay = Relay(self, number, upstream, client, broker)

@@ -68,7 +68,7 @@ def _note(note: Note, y: float) -> str:
     width = _x(Lane.BROKER) - _x(Lane.PRODUCER) + 40
     return (
         f'<rect x="{_LEFT - 20}" y="{y - 16:g}" width="{width}" height="24" fill="#f6f8fa" stroke="#d0d7de"/>'
-        + _text(_x(Lane.NETWORK), y, note.text, "n", "middle", _COLOURS[Tone.NOTE])
+        + _text(_x(Lane.NETWORK), y, str(note), "n", "middle", _COLOURS[Tone.NOTE])
     )
 
 

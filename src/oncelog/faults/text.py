@@ -42,7 +42,7 @@ def _head() -> str:
 
 
 def _note(note: Note) -> list[str]:
-    text = f" {note.text} "
+    text = f" {note} "
     return [_lanes(), f"{text:┄^{_WIDTH + _MARGIN}}", _lanes()]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from oncelog.faults.rules import Action, Rule
 from oncelog.faults.stories.flows import NOT_IDEMPOTENT, numbers
-from oncelog.faults.stories.scene import PATIENCE_SECONDS, Scene
+from oncelog.faults.stories.scene import PATIENCE_SECONDS, RECORDS_PER_BATCH, Scene
 from oncelog.faults.stories.stage import Stage
 
 BATCHES = 60
+GROUP = 5 * RECORDS_PER_BATCH
+PACE_SECONDS = 0.01
 SEED = 11
 
 _AT_MOST_ONCE: dict[str, object] = {"enable.idempotence": "false", "acks": "0", "retries": 0}
@@ -46,6 +50,9 @@ def _run(stage: Stage, heading: str, settings: dict[str, object]) -> Scene:
         stage.scene(heading, rules, seed=SEED, is_drawn=False) as scene,
         scene.producer(settings) as producer,
     ):
-        scene.send(producer, numbers(BATCHES))
+        for first in range(1, len(numbers(BATCHES)), GROUP):
+            scene.send(producer, range(first, first + GROUP))
+            # A pace: without acknowledgements everything would be under way when the first fault strikes.
+            time.sleep(PACE_SECONDS)
         producer.flush(PATIENCE_SECONDS)
     return scene

@@ -1,0 +1,77 @@
+"""Our producer through seeded faults of every kind at once: the log and the wire afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from oncelog.faults import Direction, Fate, Rule, WireEvent
+from oncelog.faults.stories import Scene, Stage
+from oncelog.faults.stories.flows import numbers
+from oncelog.faults.stories.scene import PATIENCE_SECONDS
+
+BATCHES = 40
+SENT_BY_CLIENT = {Fate.PASSED, Fate.DROPPED, Fate.CUT, Fate.HELD, Fate.FORGED}
+REACHED_CLIENT = {Fate.PASSED, Fate.RELEASED}
+Key = tuple[int | None, int | None, int | None]
+
+
+def faults() -> list[Rule]:
+    return [
+        Rule(action="cut", api="Produce", direction="response", probability=0.10),
+        Rule(action="cut", api="Produce", direction="request", probability=0.05),
+        Rule(action="hold", api="Produce", probability=0.10, release_after=1, delay_ms=150),
+        Rule(action="duplicate", api="Produce", probability=0.10),
+        Rule(action="fail", api="Produce", probability=0.05, error="NOT_ENOUGH_REPLICAS"),
+        Rule(action="fail", api="Produce", direction="response", probability=0.05, error="REQUEST_TIMED_OUT"),
+    ]
+
+
+def play(seed: int) -> Scene:
+    with (
+        Stage() as stage,
+        stage.scene("every kind of fault", faults(), seed=seed) as scene,
+        scene.producer() as producer,
+    ):
+        scene.send(producer, numbers(BATCHES))
+        producer.flush(PATIENCE_SECONDS)
+    return scene
+
+
+def sent_by_client(event: WireEvent) -> list[Key]:
+    """The batches of a request as the producer wrote it: once per request, not per fate."""
+    is_copy = event.detail == "a copy"
+    if event.direction is not Direction.REQUEST or event.fate not in SENT_BY_CLIENT or is_copy:
+        return []
+    return [(b.producer_epoch, b.base_sequence, b.last_sequence) for b in event.batches]
+
+
+def check_the_wire(events: Sequence[WireEvent]) -> None:
+    """No batch under two sequences, none sent that is known to be stored, five unacknowledged at most."""
+    requests: dict[tuple[int, int], list[Key]] = {}
+    acknowledged: set[Key] = set()
+    outstanding: set[Key] = set()
+    for event in events:
+        journey = (event.connection, event.correlation_id)
+        for key in sent_by_client(event):
+            assert key not in acknowledged, f"{key} was sent again after its acknowledgement"
+            requests.setdefault(journey, []).append(key)
+            outstanding.add(key)
+            assert len(outstanding) <= 5
+        if event.fate in REACHED_CLIENT and any(o.error_code == 0 for o in event.outcomes):
+            acknowledged.update(requests[journey])
+            outstanding.difference_update(requests[journey])
+    assert not outstanding
+    assert {first for _, first, _ in acknowledged} == set(range(0, 3 * BATCHES, 3))
+    assert {epoch for epoch, _, _ in acknowledged} == {0}
+
+
+@pytest.mark.behaviour("I1", "I7", "I9", "I10")
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_every_record_once_and_in_order_under_any_pattern(seed: int) -> None:
+    scene = play(seed)
+    assert scene.log == list(numbers(BATCHES))
+    assert scene.counts.acknowledged == scene.counts.sent
+    assert sum(event.fate is not Fate.PASSED for event in scene.events) > 5
+    check_the_wire(scene.events)
