@@ -1,0 +1,214 @@
+"""The audit on Spark: proves what is exactly once, and finds every planted fault by its offset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_spark import create_topic, fill, records, store
+
+import oncelog
+from oncelog.edge.admin import Admin
+from oncelog.faults import Proxy, Rule
+from oncelog.spark.audit import audit_topic
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5")]
+
+COUNTS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> list[bytearray]:
+    """Batches of one producer, in order from sequence 0; keys are its records' numbers."""
+    batches, sequence = [], 0
+    for count in counts:
+        batches.append(
+            build_batch(
+                records(sequence, count),
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+        )
+        sequence += count
+    return batches
+
+
+def test_proves_a_clean_topic_however_it_is_split(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    for partition in range(2):
+        mixed = [batch for pair in zip(numbered(7), numbered(8), strict=True) for batch in pair]
+        store(bootstrap, topic, [*mixed, *numbered(7, [2, 2], epoch=1)], partition)
+    result = audit_topic(spark, bootstrap, topic)
+    assert result.findings == () and result.verdict == "clean"
+    totals = result.totals
+    assert (totals.records, totals.batches, totals.producers) == (2 * (2 * 31 + 4), 2 * 18, 4)
+    # Ranges of seven offsets cut batches in two: none may be lost or counted twice.
+    assert audit_topic(spark, bootstrap, [topic], offsets_per_task=7) == result
+
+
+def test_a_log_whose_beginning_is_gone(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    store(bootstrap, topic, numbered(7))
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 11})  # inside the batch of offsets 9 to 13
+    result = audit_topic(spark, bootstrap, topic)
+    assert result.verdict == "clean"
+    assert (result.totals.batches, result.totals.unknown_starts) == (4, 1)
+
+
+def test_without_producer_ids_nothing_is_proven(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    create_topic(shared_broker.bootstrap_servers, topic)
+    fill(shared_broker.bootstrap_servers, topic, 0, 20)
+    result = audit_topic(spark, shared_broker.bootstrap_servers, topic)
+    assert (result.verdict, result.totals.unnumbered_records) == ("unproven", 20)
+    assert audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
+
+
+# Faults planted in the segment files of a stopped broker
+
+
+def repeat(batches: list[bytearray]) -> list[bytearray]:
+    return [*batches[:5], batches[2], *batches[5:]]
+
+
+def drop(batches: list[bytearray]) -> list[bytearray]:
+    return [*batches[:4], *batches[5:]]
+
+
+def swap(batches: list[bytearray]) -> list[bytearray]:
+    return [*batches[:3], batches[4], batches[3], *batches[5:]]
+
+
+def overlap(batches: list[bytearray]) -> list[bytearray]:
+    longer = build_batch(records(8, 6), producer_id=7, producer_epoch=0, base_sequence=8)
+    return [*batches[:4], longer, *batches[5:]]
+
+
+def old_epoch(batches: list[bytearray]) -> list[bytearray]:
+    return [*batches, *numbered(7, [2], epoch=2), *numbered(7, [3], epoch=1)]
+
+
+def damage(batches: list[bytearray]) -> list[bytearray]:
+    bad = bytearray(batches[6])
+    bad[HEADER_BYTES + 4] ^= 0xFF
+    return [*batches[:6], bad, *batches[7:]]
+
+
+PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any, ...]]] = {
+    "repeat": (repeat, ("duplicate_batch", 14, 17, 4, 7, 4)),
+    "drop": (drop, ("sequence_gap", 9, 9, 9, 13, None)),
+    "swap": (swap, ("out_of_order", 13, 13, 8, 8, 8)),
+    "overlap": (overlap, ("overlap", 9, 14, 8, 13, 8)),
+    "old-epoch": (old_epoch, ("epoch_went_back", 33, 35, 0, 2, None)),
+    "damage": (damage, ("crc_damage", 23, 24, 23, 24, None)),
+}
+"""Fault -> (how, the finding: kind, first and last offset, first and last sequence, the other's offset)."""
+
+
+def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]]) -> None:
+    """Change the batches of a partition's only segment; they stand at consecutive offsets again."""
+    (segment,) = directory.glob("*.log")
+    data = segment.read_bytes()
+    batches = [bytearray(data[at : at + h.size_bytes]) for at, h in iter_batches(data)]
+    offset, changed = 0, [bytearray(batch) for batch in change(batches)]
+    for batch in changed:
+        ((_, header),) = iter_batches(batch)
+        stamp(batch, 0, offset, header.partition_leader_epoch)
+        offset += header.last_offset_delta + 1
+    segment.write_bytes(b"".join(changed))
+    if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
+        return  # the indexes still fit; without them the broker would read, and cut, the damaged batch
+    for derived in [*directory.glob("*index"), *directory.glob("*.snapshot*")]:
+        derived.unlink()
+
+
+@pytest.fixture(scope="module")
+def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.Broker]:
+    """One topic per planted fault, served by our broker from the changed files."""
+    data_dir = tmp_path_factory.mktemp("faulty")
+    broker = oncelog.Broker(data_dir)
+    with broker:
+        for name in [*PLANTED, "sound"]:
+            create_topic(broker.bootstrap_servers, name)
+            store(broker.bootstrap_servers, name, numbered(7))
+    for name, (change, _) in PLANTED.items():
+        rewrite(data_dir / f"{name}-0", change)
+    with oncelog.Broker(data_dir) as broker:
+        yield broker
+
+
+def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: oncelog.Broker) -> None:
+    result = audit_topic(spark, faulty_broker.bootstrap_servers, [*PLANTED, "sound"])
+    found = {
+        f.topic: (f.kind, f.base_offset, f.last_offset, f.first_sequence, f.last_sequence, f.other_offset)
+        for f in result.findings
+    }
+    assert found == {name: finding for name, (_, finding) in PLANTED.items()}
+    assert result.verdict == "violated" and result.finding_count == len(result.findings) == len(PLANTED)
+    assert {f.producer_id for f in result.findings} == {7}
+
+
+def test_findings_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:
+    result = audit_topic(spark, faulty_broker.bootstrap_servers, ["swap", "damage"])
+    frame = result.to_frame(spark)
+    assert [row.kind for row in frame.orderBy("topic").collect()] == ["crc_damage", "out_of_order"]
+    assert (
+        json.loads(json.dumps(result.to_rows()))[1]["explanation"]
+        == "stored after the later batch at offset 8"
+    )
+
+
+# Keys
+
+
+def write_through_lost_acknowledgements(bootstrap: str, topic: str, idempotence: bool) -> None:
+    """Thirty records, one request each; the answers to two requests are lost, and the client tries again."""
+    from confluent_kafka import Producer
+
+    with Proxy(bootstrap, rules=[Rule(action="cut", api="Produce", nth=4, count=2)]) as proxy:
+        producer = Producer(
+            {
+                "bootstrap.servers": proxy.bootstrap_servers,
+                "enable.idempotence": idempotence,
+                "acks": "all",
+                "max.in.flight.requests.per.connection": 1,
+                "batch.num.messages": 1,
+                "linger.ms": 0,
+                "retry.backoff.ms": 20,
+                "reconnect.backoff.ms": 20,
+            }
+        )
+        for n in range(30):
+            producer.produce(topic, key=f"order-{n}", value=json.dumps({"id": n}))
+        assert producer.flush(30) == 0
+
+
+def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offsets(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    for name, idempotence in [(f"{topic}.on", True), (f"{topic}.off", False)]:
+        create_topic(bootstrap, name)
+        write_through_lost_acknowledgements(bootstrap, name, idempotence)
+    on = audit_topic(spark, bootstrap, f"{topic}.on", key_check=True)
+    assert on.verdict == "clean" and on.keys == (30, 30, 0)
+
+    off = audit_topic(spark, bootstrap, f"{topic}.off", key_check="get_json_object(string(value), '$.id')")
+    assert off.verdict == "violated"
+    assert off.keys is not None and off.keys.keys == 30 and off.keys.repeated >= 1
+    for finding in off.findings:
+        assert finding.kind == "repeated_key" and finding.other_offset is not None
+        assert finding.base_offset > finding.other_offset
+        assert f"0:{finding.other_offset}, 0:{finding.base_offset}" in finding.explanation
+    assert off.keys.records - 30 >= len(off.findings)
