@@ -239,3 +239,18 @@ def test_a_log_start_beyond_the_log_begins_anew_there() -> None:
     partition = open_partition(disk, SMALL, log_start_offset=50)
     assert (partition.log_start_offset, partition.log_end_offset) == (50, 50)
     assert put(partition, batch()).base_offset == 50
+
+
+@pytest.mark.behaviour("I17", "I20")
+def test_a_long_segment_is_snapshotted_between_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncelog.log.store._SNAPSHOT_EVERY_BYTES", 500)
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    for number in range(20):
+        put(partition, batch(number))
+        partition.checkpoint_producers()
+    # One between segments at a time: the newest.
+    assert _names(disk, ".snapshot") == [f"{16:020d}.snapshot"]
+    partition = open_partition(disk.after_kill(), recovery_point=16)
+    assert put(partition, batch(15)).is_duplicate
+    assert put(partition, batch(20)).base_offset == 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncelog.broker.apis import api_versions
 from oncelog.broker.events import AppendEvent
-from oncelog.broker.flushing import Flushes
+from oncelog.broker.flushing import Flushes, FlushWait
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.registry import HANDLERS, OFFERED
@@ -155,4 +155,8 @@ def _expire_producers(node: Node, now_ms: int) -> None:
 
 
 def _write_checkpoints(node: Node, now_ms: int) -> None:
+    for _, partition in node.topics.all_partitions():
+        if partition.is_flush_due:
+            # So that after a kill only the active segment is read again; nobody waits for it.
+            node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, lambda error: None))
     node.log_manager.write_checkpoints()

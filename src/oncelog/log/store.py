@@ -139,6 +139,11 @@ class PartitionStore:
         return self._log_end_offset - self._recovery_point
 
     @property
+    def is_flush_due(self) -> bool:
+        """Whether a closed segment is not synced yet, so that recovery would read it again."""
+        return self._recovery_point < self._segments.active.base_offset
+
+    @property
     def size_bytes(self) -> int:
         return self._segments.size_bytes
 

@@ -1,0 +1,90 @@
+"""Flushing: beside appends in another thread, and of closed segments by the node's clock."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from helpers_log import NOW_MS, TP, batch, config, open_partition, put
+
+from oncelog.broker.node import Node
+from oncelog.config import BROKER
+from oncelog.edge.disk import RealDisk
+from oncelog.log.manager import LogManager
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import TopicPartition
+
+SMALL = config(segment_bytes=2000, index_interval_bytes=0)
+
+
+def test_flushes_run_beside_appends_rolls_and_deletions(tmp_path: Path) -> None:
+    partition = open_partition(RealDisk(tmp_path), SMALL)
+    failures: list[BaseException] = []
+    points: list[int] = []
+    is_over = threading.Event()
+
+    def flush() -> None:
+        try:
+            while not is_over.is_set():
+                partition.flush()
+                points.append(partition.recovery_point)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    for number in range(1500):
+        put(partition, batch(number))
+        if number % 400 == 399:
+            partition.delete_records(number - 200, NOW_MS)
+    is_over.set()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert failures == []
+    assert points == sorted(points)
+    partition.flush()
+    assert (partition.recovery_point, partition.unflushed_record_count) == (1500, 0)
+    partition.abandon()
+    again = open_partition(RealDisk(tmp_path), SMALL, log_start_offset=1399 - 200)
+    assert (again.log_end_offset, again.recovery_reports) == (1500, [])
+    assert put(again, batch(1495)).is_duplicate
+    again.abandon()
+
+
+@pytest.mark.behaviour("I17")
+def test_closed_segments_are_synced_so_that_recovery_stays_short() -> None:
+    disk = MemoryDisk()
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
+    node = Node(manager, BROKER.parse({"node.id": 1}), new_uuid=lambda: bytes(range(16)), now_ms=NOW_MS)
+    node.topics.create(TP.topic, 1, {"segment.bytes": "400"}, NOW_MS)
+    partition = manager.partitions[TP]
+    for number in range(12):
+        put(partition, batch(number))
+    assert partition.is_flush_due
+    node.tick(NOW_MS + 60_000)
+    assert node.flushes.take() == [partition]
+    partition.flush()
+    node.flushes.finished(partition, None)
+    assert not partition.is_flush_due
+    node.tick(NOW_MS + 120_000)
+    assert node.flushes.take() == []
+    assert disk.read("recovery-point-offset-checkpoint") == b"0\n1\norders 0 12\n"
+
+
+def test_closed_segments_open_without_reading_their_indexes() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(100):
+        put(partition, batch(number, timestamp_ms=NOW_MS + number))
+    partition.close(NOW_MS)
+    reads: list[str] = []
+    read = disk.read
+    disk.read = lambda path: (reads.append(path), read(path))[1]  # type: ignore[method-assign]
+    again = open_partition(disk, SMALL, clean_shutdown=True)
+    assert again.segment_count > 3
+    assert sum(path.endswith("index") for path in reads) == 2
+    assert again.read(3, 1).next_offset == 4
+    assert again.offset_for_timestamp(NOW_MS + 50) == (NOW_MS + 50, 50)
+    assert again.max_timestamp_offset() == (NOW_MS + 99, 99)
+    assert again.topic_partition == TopicPartition("orders", 0)
