@@ -254,3 +254,21 @@ def test_a_long_segment_is_snapshotted_between_rolls(monkeypatch: pytest.MonkeyP
     partition = open_partition(disk.after_kill(), recovery_point=16)
     assert put(partition, batch(15)).is_duplicate
     assert put(partition, batch(20)).base_offset == 20
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_indexes_that_kafka_preallocated(clean: bool) -> None:
+    """Zeros at the end of the active segment's indexes, as a killed Java broker leaves them."""
+    disk = MemoryDisk()
+    partition = _filled(disk)
+    put(partition, batch(0, pid=5, is_transactional=True))
+    partition.close(NOW_MS)
+    for suffix in (".index", ".timeindex"):
+        file = disk.open(f"{TP}/{_names(disk, suffix)[-1]}")
+        file.pwrite(bytes(2400), file.size())
+    partition = open_partition(disk, SMALL, clean_shutdown=clean)
+    put(partition, batch(12, pid=1))
+    assert len(read_all(partition, 10)) == partition.size_bytes
+    partition.close(NOW_MS)
+    sizes = [disk.open(f"{TP}/{_names(disk, suffix)[-1]}").size() for suffix in (".index", ".timeindex")]
+    assert max(sizes) < 100

@@ -6,7 +6,7 @@ and `complete`.
 
 from __future__ import annotations
 
-from oncelog.errors import CorruptMessage
+from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots
 from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
@@ -19,8 +19,9 @@ from oncelog.wire.control import ControlType, decode_control
 
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
-    """What the append rule asks of a header that names a producer id and epoch."""
-    assert header.producer_id is not None and header.producer_epoch is not None
+    """What the append rule asks of a header. Raises InvalidRecord without a producer id and epoch."""
+    if header.producer_id is None or header.producer_epoch is None:
+        raise InvalidRecord(f"producer id {header.producer_id} with epoch {header.producer_epoch}")
     return ProducedBatch(
         header.producer_id,
         header.producer_epoch,

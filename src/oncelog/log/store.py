@@ -167,8 +167,7 @@ class PartitionStore:
 
     def _write(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
         """Stamp and write a batch that may be stored; its base offset."""
-        if self._failure is not None:
-            raise KafkaStorageError(f"{self.topic_partition} is offline: {self._failure}")
+        self._check_online()
         base_offset = self._log_end_offset
         if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
@@ -187,6 +186,10 @@ class PartitionStore:
         self._log_end_offset = last_offset + 1
         self._unsnapshotted_bytes += len(records)
         return base_offset
+
+    def _check_online(self) -> None:
+        if self._failure is not None:
+            raise KafkaStorageError(f"{self.topic_partition} is offline: {self._failure}")
 
     def _roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next. On OSError nothing has changed."""
@@ -222,6 +225,7 @@ class PartitionStore:
         Raises KafkaStorageError; appends are then refused until the partition is opened again, since the
         operating system may have dropped what it could not write.
         """
+        self._check_online()
         end_offset = self._log_end_offset
         segments = self._segments.from_offset(self._recovery_point)
         try:
@@ -255,6 +259,7 @@ class PartitionStore:
     def close(self, now_ms: int) -> None:
         """Snapshot, write indexes, sync, close the files. Raises KafkaStorageError, but closes them."""
         try:
+            self._check_online()
             self._producers.table.expire(now_ms, self.config.producer_expiration_ms)
             self._segments.active.finish()
             self._snapshot_now(sync=True)
