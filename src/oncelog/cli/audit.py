@@ -50,16 +50,13 @@ def command(
     """
     from oncelog.config import CONSUMER
     from oncelog.spark.audit import audit_topic
-    from oncelog.spark.session import start_session
+    from oncelog.spark.session import local_session
 
     config = only_settings_of(CONSUMER, client_config)
     bootstrap = str(config.pop("bootstrap.servers"))
     CONSUMER.parse(config)
-    spark = start_session("oncelog audit", master)
-    try:
+    with local_session("oncelog audit", master) as spark:
         result = audit_topic(spark, bootstrap, topics, key_check=key_expr or keys, client_config=config)
-    finally:
-        spark.stop()
     if result.findings or output not in ("table", "wide"):
         emit(result.to_rows(), output, columns=_COLUMNS, wide=_WIDE)
     click.echo(_summary(result), err=True)

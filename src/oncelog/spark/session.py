@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +33,26 @@ def check_spark() -> None:
         )
 
 
-def start_session(app_name: str, master: str = "local[*]") -> SparkSession:
-    """The session of this process, started if need be. Logs only errors. Raises ConfigError."""
+@contextmanager
+def local_session(app_name: str, master: str = "local[*]") -> Iterator[SparkSession]:
+    """A session for the block; one that this process has already is used and left running.
+
+    Raises ConfigError as `check_spark`.
+    """
     check_spark()
+    from pyspark.sql import SparkSession
+
+    if (active := SparkSession.getActiveSession()) is not None:
+        yield active
+        return
+    session = _start(app_name, master)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _start(app_name: str, master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     # The planner and the tasks run in Python workers, which must have what this interpreter has.

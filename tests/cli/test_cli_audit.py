@@ -1,0 +1,119 @@
+"""The face of `oncelog audit`: how a result is shown, without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("pyspark")
+
+import oncelog.spark.audit
+import oncelog.spark.session
+from oncelog.cli.main import cli
+from oncelog.errors import ConfigError
+from oncelog.rules.audit import PartitionTotals
+from oncelog.spark.audit import AuditFinding, AuditResult, KeyTotals
+from oncelog.types import TopicPartition
+
+FINDING = AuditFinding(
+    kind="duplicate_batch",
+    topic="payments",
+    partition=2,
+    base_offset=120,
+    last_offset=124,
+    producer_id=9,
+    producer_epoch=0,
+    first_sequence=50,
+    last_sequence=54,
+    other_offset=90,
+    key=None,
+    explanation="the batch at offset 90 is stored again",
+)
+SEEN = PartitionTotals(batches=30, records=150, producers=2)
+
+
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asked for; put the answer into `result` first."""
+    asked: dict[str, Any] = {"result": AuditResult((), {TopicPartition("payments", 2): SEEN}, None)}
+
+    @contextlib.contextmanager
+    def no_session(*_: object) -> Iterator[None]:
+        yield None
+
+    def audit_topic(_spark: None, bootstrap: str, topics: tuple[str, ...], **options: object) -> AuditResult:
+        asked.update(bootstrap=bootstrap, topics=topics, **options)
+        return asked["result"]
+
+    monkeypatch.setattr(oncelog.spark.session, "local_session", no_session)
+    monkeypatch.setattr(oncelog.spark.audit, "audit_topic", audit_topic)
+    return asked
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["audit", *arguments])
+
+
+def test_options_reach_the_audit(audited: dict[str, Any]) -> None:
+    assert run("a", "b", "-b", "h:1", "-X", "fetch.min.bytes=5", "--keys").exit_code == 0
+    assert (audited["bootstrap"], audited["topics"], audited["key_check"]) == ("h:1", ("a", "b"), True)
+    assert audited["client_config"] == {"fetch.min.bytes": "5"}
+    assert run("a", "--key-expr", "upper(key)").exit_code == 0
+    assert audited["key_check"] == "upper(key)"
+
+
+def test_a_finding_is_a_row_and_exit_code_3(audited: dict[str, Any]) -> None:
+    totals = PartitionTotals(batches=30, records=150, producers=2, findings=1)
+    audited["result"] = AuditResult((FINDING,), {TopicPartition("payments", 2): totals}, None)
+    table = run("payments")
+    assert table.exit_code == 3
+    assert "duplicate_batch  payments          2          120          124" in table.stdout
+    assert "verdict: violated (1 findings)" in table.stderr
+    rows = json.loads(run("payments", "-o", "json").stdout)
+    assert rows == [
+        {
+            "kind": "duplicate_batch",
+            "topic": "payments",
+            "partition": 2,
+            "base_offset": 120,
+            "last_offset": 124,
+            "producer_id": 9,
+            "producer_epoch": 0,
+            "first_sequence": 50,
+            "last_sequence": 54,
+            "other_offset": 90,
+            "key": None,
+            "explanation": "the batch at offset 90 is stored again",
+        }
+    ]
+    assert "PRODUCER ID" in run("payments", "-o", "wide").stdout
+
+
+def test_what_is_cut_or_not_proven_is_said(audited: dict[str, Any]) -> None:
+    many = PartitionTotals(batches=9, records=90, unnumbered_records=40, unknown_starts=1, findings=5000)
+    audited["result"] = AuditResult((FINDING,), {TopicPartition("payments", 2): many}, None)
+    said = run("payments").stderr
+    assert "40 records carry no producer id" in said and "--keys" in said
+    assert "1 sequences begin before the log does" in said
+    assert "5000 findings, the first 1 shown" in said
+    unproven = PartitionTotals(batches=9, records=90, unnumbered_records=40)
+    audited["result"] = AuditResult((), {TopicPartition("payments", 2): unproven}, KeyTotals(90, 90, 0))
+    checked = run("payments", "--keys")
+    assert checked.exit_code == 0 and "90 different keys, 0 of them more than once" in checked.stderr
+
+
+def test_no_findings_are_an_empty_list_in_json_and_nothing_in_a_table(audited: dict[str, Any]) -> None:
+    assert json.loads(run("payments", "-o", "json").stdout) == []
+    assert run("payments").stdout == ""
+
+
+def test_a_wrong_setting_is_told_before_spark_starts(audited: dict[str, Any]) -> None:
+    wrong = run("payments", "-X", "fetch.mn.bytes=5")
+    assert isinstance(wrong.exception, ConfigError) and "did you mean fetch.min.bytes" in str(wrong.exception)
+    assert "topics" not in audited
+    assert run().exit_code == 2
