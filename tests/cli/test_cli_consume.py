@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 from helpers_cli import oncelog
@@ -92,6 +95,36 @@ def test_bytes_headers_and_nulls(servers: str) -> None:
     row = json.loads(oncelog("consume", "t", *arguments, servers=servers).out)
     assert row["key_base64"] == "/w==" and row["value"] is None and row["timestamp_ms"] == 5
     assert row["headers"] == [{"key": "h", "value": "x"}, {"key": "n", "value": None}]
+
+
+def test_an_interrupt_ends_it_in_order(servers: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "oncelog.cli.main",
+        "consume",
+        "t",
+        "-p",
+        "0",
+        "--from-beginning",
+        "-o",
+        "json",
+    ]
+    with subprocess.Popen([*command, "-b", servers], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert len(json.loads("[" + rest)) == 3
+
+
+def test_a_closed_pipe_ends_it_quietly(servers: str) -> None:
+    append(servers, T0, *(batch_of(*[b"x" * 1000] * 500) for _ in range(3)))
+    command = f"{sys.executable} -m oncelog.cli.main consume t --from-beginning -b {servers} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 def test_wrong_usage_and_unknown_topics(servers: str) -> None:

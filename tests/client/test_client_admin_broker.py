@@ -10,6 +10,7 @@ from helpers_client import append, batch_of
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 from oncelog.edge.admin import ConfigResource
 from oncelog.errors import (
+    BrokerNotAvailable,
     InvalidConfig,
     InvalidPartitions,
     InvalidTopicException,
@@ -160,6 +161,13 @@ def test_producers_are_known_until_their_topic_is_deleted_and_made_again(
     assert admin.describe_producers([T0])[T0].producers == ()
     assert append(broker.bootstrap_servers, T0, numbered[0]) == [0]  # stored: nothing is remembered
     assert admin.list_offsets({T0: "latest"})[T0].offset == 2
+
+
+def test_a_broker_that_is_not_there_is_said_at_once(admin: Admin) -> None:
+    with pytest.raises(BrokerNotAvailable, match=r"no broker 9; the cluster has \[1\]"):
+        admin.describe_configs([ConfigResource("broker", "9")])
+    with pytest.raises(BrokerNotAvailable, match="no broker 9"):
+        admin.describe_log_dirs([1, 9])
 
 
 def test_calls_from_many_threads(admin: Admin) -> None:

@@ -163,6 +163,23 @@ def test_ranges_end_also_where_only_markers_and_aborted_records_are_left(max_byt
     play(TRANSACTIONS, story)
 
 
+def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
+    log = ScriptedLog(*plain(20))
+    log.max_bytes = 150
+
+    async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
+        consumer.assign([])
+        pieces = consumer.fetch_batches(T0, 0, 20)
+        sizes = []
+        async for view in pieces:
+            sizes.append(len(view))
+            await asyncio.sleep(0.02)  # a reader slower than the broker
+            assert len(log.asked) <= len(sizes) + 1
+        assert log.asked == list(range(0, 20, 2))
+
+    play(log, story)
+
+
 def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
     log = ScriptedLog(*plain(20))
     log.max_bytes = 150  # two batches and a piece

@@ -111,40 +111,41 @@ def _place(
 
 
 def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
-    """Records as polls give them, until a limit is met; Ctrl-C is the ordinary end."""
+    """Records as polls give them, until a limit is met."""
     ends = consumer.end_offsets(consumer.assignment()) if limits.until_end else {}
     count = 0
     quiet_seconds = 0.0
-    try:
-        while limits.max_messages is None or count < limits.max_messages:
-            if ends and all(consumer.position(tp) >= end for tp, end in ends.items()):
-                return
-            wait = _POLL_SECONDS
-            if limits.timeout_ms is not None:
-                wait = min(wait, limits.timeout_ms / 1000 - quiet_seconds)
-            room = None if limits.max_messages is None else limits.max_messages - count
-            rows = consumer.poll(wait, max_records=room)
-            rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
-            quiet_seconds = 0.0 if rows else quiet_seconds + wait
-            if limits.timeout_ms is not None and quiet_seconds >= limits.timeout_ms / 1000:
-                return
-            count += len(rows)
-            yield rows
-    except KeyboardInterrupt:
-        return
+    while limits.max_messages is None or count < limits.max_messages:
+        if ends and all(consumer.position(tp) >= end for tp, end in ends.items()):
+            return
+        wait = _POLL_SECONDS
+        if limits.timeout_ms is not None:
+            wait = min(wait, limits.timeout_ms / 1000 - quiet_seconds)
+        room = None if limits.max_messages is None else limits.max_messages - count
+        rows = consumer.poll(wait, max_records=room)
+        rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
+        quiet_seconds = 0.0 if rows else quiet_seconds + wait
+        if limits.timeout_ms is not None and quiet_seconds >= limits.timeout_ms / 1000:
+            return
+        count += len(rows)
+        yield rows
 
 
 def _print(polls: Iterator[list[Any]], output: str) -> int:
-    """Print as they come; gives how many. A reader that closes the pipe is an ordinary end."""
+    """Print as they come; gives how many. Ctrl-C and a reader that closes the pipe are ordinary ends."""
     count = 0
     try:
-        if output == "table" or output == "wide":
+        if output in ("table", "wide"):
             click.echo(_table_line(["PARTITION", "OFFSET", "TIME", "KEY", "VALUE"], output == "wide"))
-        for rows in polls:
-            for index, record in enumerate(rows, start=count):
-                sys.stdout.write(_text_of(record, output, index))
-            count += len(rows)
-            sys.stdout.flush()
+        try:
+            for rows in polls:
+                # In one piece, so that an interrupt finds whole records written and counted.
+                text = "".join(_text_of(record, output, index) for index, record in enumerate(rows, count))
+                count += len(rows)
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            pass
         if output == "json":
             sys.stdout.write("\n]\n" if count else "[]\n")
         elif output == "yaml" and not count:

@@ -29,6 +29,7 @@ from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.errors import (
     BrokerError,
+    BrokerNotAvailable,
     DisconnectedError,
     MisuseError,
     NotController,
@@ -259,7 +260,16 @@ class AsyncAdmin:
     async def _ask_owner(self, resource: ConfigResource, message: Any) -> Any:
         """A broker knows its own settings; those of topics any broker."""
         cluster = await self._connected()
-        return await cluster.request(_node_of(resource), message)
+        node_id = _node_of(resource)
+        if node_id is not None:
+            await self._check_known(cluster, [node_id])
+        return await cluster.request(node_id, message)
+
+    async def _check_known(self, cluster: ClusterConnection, node_ids: Collection[int]) -> None:
+        await cluster.retrying(lambda: cluster.fetch_metadata(()))
+        known = sorted(cluster.metadata.brokers)
+        if missing := [node_id for node_id in node_ids if node_id not in known]:
+            raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {known}")
 
     async def describe_configs(
         self, resources: Collection[ConfigResource], *, raise_errors: bool = True
@@ -312,7 +322,7 @@ class AsyncAdmin:
     async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDirDescription]:
         """Where brokers (None: all) keep which partitions, and how large they are."""
         cluster = await self._connected()
-        await cluster.retrying(lambda: cluster.fetch_metadata(()))
+        await self._check_known(cluster, node_ids or ())
         found: list[LogDirDescription] = []
         for node_id in sorted(cluster.metadata.brokers) if node_ids is None else node_ids:
             response = await cluster.request(node_id, DescribeLogDirsRequest(topics=None))
