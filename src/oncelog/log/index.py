@@ -244,6 +244,7 @@ class TransactionIndex(_IndexFile):
     def __init__(self, disk: Disk, path: str) -> None:
         super().__init__(disk, path)
         self._entries: list[AbortedTransaction] = []
+        self.is_unsynced = False
 
     @classmethod
     def load(cls, disk: Disk, path: str, base_offset: int) -> TransactionIndex:
@@ -266,12 +267,19 @@ class TransactionIndex(_IndexFile):
     def entries(self) -> Sequence[AbortedTransaction]:
         return self._entries
 
-    @property
-    def is_pending(self) -> bool:
-        return self._written < len(self._entries)
-
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
+        self.is_unsynced = True
+
+    def sync(self) -> None:
+        """Make every entry survive a power loss; the file may be new in its directory. Raises OSError."""
+        # Before the write: an entry that comes meanwhile makes it unsynced again.
+        self.is_unsynced = False
+        try:
+            self.write_pending(sync=True)
+        except OSError:
+            self.is_unsynced = True
+            raise
 
     def cut_below(self, offset: int) -> None:
         """Keep the entries whose marker is below an offset."""

@@ -28,6 +28,7 @@ class Recovered:
     """A directory brought in order. `reports` says what was repaired, empty after a clean stop.
 
     `leader_epochs`: (epoch, first offset) of the batches that were read, for a lost epoch file.
+    `rebuilt_from`: indexes of what is above were made again and are not synced, None when none were.
     """
 
     segments: Segments
@@ -35,6 +36,7 @@ class Recovered:
     log_start_offset: int
     reports: list[str] = field(default_factory=list)
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
+    rebuilt_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     recovered = Recovered(
         Segments(segments), PartitionProducers(Snapshots(disk, directory)), log_start_offset, reports
     )
+    recovered.rebuilt_from = replay_from
     _recover_producers(recovered, how, replay_from)
     return recovered
 
@@ -134,7 +137,8 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= end_offset)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
     snapshot = producers.snapshots.load_newest(highest, how.now_ms)
-    start = recovered.log_start_offset
+    # Not from the log start: deleted records that are still in the file tell of their producers.
+    start = segments.first.base_offset
     if snapshot is not None:
         producers.load(snapshot, how.now_ms - how.config.producer_expiration_ms)
         start = snapshot.offset
@@ -142,7 +146,10 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
 
 
 def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
+    known = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
+        if segment.base_offset > start and segment.base_offset not in known:
+            _snapshot_again(recovered.producers, segment.base_offset)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
         noted_from = segment.transactions_from
         for found in scan(segment.file, position, segment.size_bytes):
@@ -155,6 +162,14 @@ def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
             aborted = recovered.producers.replay(header, found.bytes(), now_ms)
             if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
                 segment.transactions.append(aborted)
+
+
+def _snapshot_again(producers: PartitionProducers, base_offset: int) -> None:
+    """The snapshot of a roll was lost: without it the segments before could not be deleted safely."""
+    try:
+        producers.take_snapshot(base_offset)
+    except OSError:
+        pass  # on a full disk the partition opens all the same; deleting takes a snapshot of its own
 
 
 def _note_epoch(epochs: list[tuple[int, int]], epoch: int, offset: int) -> None:

@@ -298,8 +298,8 @@ class Segment:
         """
         if self._is_removed:
             return  # by the retention of the thread that appends, while this one began to flush
-        if self.transactions.is_pending:
-            self.transactions.write_pending(sync=True)
+        if self.transactions.is_unsynced:
+            self.transactions.sync()
         self.file.sync()
         if not is_active:
             self.index.write_pending(sync=True)

@@ -240,6 +240,21 @@ class Snapshots:
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))
 
+    def sync(self, offset: int) -> bool:
+        """Make an existing snapshot survive a power loss; False when there is none. Raises OSError."""
+        paths = [self._path(offset, FULL_SUFFIX), self._path(offset, SNAPSHOT_SUFFIX)]
+        if not self._disk.exists(paths[-1]):
+            return False
+        for path in paths:
+            if self._disk.exists(path):
+                file = self._disk.open(path)
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+        self._disk.sync_directory(self._directory)
+        return True
+
     def remove(self, offset: int) -> None:
         remove_if_exists(self._disk, self._path(offset, SNAPSHOT_SUFFIX))
         remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))

@@ -92,10 +92,9 @@ class PartitionStore:
             end_offset = recovered.segments.active.end_offset
             epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs)
-            if clean_shutdown:
-                partition._recovery_point = end_offset
-            else:
-                partition._recovery_point = min(max(recovery_point, log_start_offset), end_offset)
+            synced = end_offset if clean_shutdown else max(recovery_point, log_start_offset)
+            rebuilt_from = end_offset if recovered.rebuilt_from is None else recovered.rebuilt_from
+            partition._recovery_point = min(synced, rebuilt_from, end_offset)
         except OSError as error:
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {error}") from error
         return partition
@@ -210,14 +209,26 @@ class PartitionStore:
                 and self._segments.active.size_bytes
             ):
                 self._roll(now_ms)
-            while len(self._segments) > 1 and self._segments.first.end_offset <= self._log_start_offset:
-                segment = self._segments.drop_first()
+            doomed = [
+                segment
+                for segment in list(self._segments)[:-1]
+                if segment.end_offset <= self._log_start_offset
+            ]
+            if doomed:
+                self._keep_producers_without(doomed[-1].end_offset)
+            for segment in doomed:
+                self._segments.drop_first()
                 self._places.clear()
                 segment.remove()
                 self._producers.snapshots.remove(segment.base_offset)
             self._epochs.cut_start(self._log_start_offset)
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: deleting segments failed: {error}") from error
+
+    def _keep_producers_without(self, base_offset: int) -> None:
+        """Before the log below is deleted: what it says of producers must be safe in a snapshot."""
+        if not self._producers.snapshots.sync(base_offset):
+            self._producers.take_snapshot(self._log_end_offset, sync=True)
 
     def flush(self) -> None:
         """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
@@ -229,12 +240,13 @@ class PartitionStore:
         end_offset = self._log_end_offset
         segments = self._segments.from_offset(self._recovery_point)
         try:
-            if self._is_directory_dirty:
-                # Before the sync: a segment that comes meanwhile makes it dirty again.
-                self._is_directory_dirty = False
-                self._disk.sync_directory(self._directory)
+            # Before the syncs: a segment that comes meanwhile makes it dirty again.
+            is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
+            is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
                 segment.sync(is_active=segment is segments[-1])
+            if is_dirty:
+                self._disk.sync_directory(self._directory)
         except OSError as error:
             self._failure = f"a sync failed ({error}); open the partition again once the disk works"
             raise KafkaStorageError(f"{self.topic_partition}: {self._failure}") from error

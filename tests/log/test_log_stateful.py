@@ -1,0 +1,170 @@
+"""A partition through appends, retries, gaps, transactions, deletions and restarts, against plain lists."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+from oncelog.sim.disk import MemoryDisk
+from oncelog.wire.batch import iter_batches
+
+SMALL = config(segment_bytes=500, index_interval_bytes=80)
+PIDS = st.integers(1, 3)
+
+
+class Stored(NamedTuple):
+    pid: int
+    epoch: int
+    sequence: int
+    count: int
+    offset: int
+
+
+class PartitionMachine(RuleBasedStateMachine):
+    """`stored` is every data batch ever acknowledged, in order; nothing is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = MemoryDisk()
+        self.partition = open_partition(self.disk, SMALL)
+        self.stored: list[Stored] = []
+        self.open: dict[int, int] = {}
+        self.aborted: set[tuple[int, int, int]] = set()
+        self.end_offset = self.start_offset = 0
+        self.flushed_offset = 0
+
+    def _of(self, pid: int) -> list[Stored]:
+        return [item for item in self.stored if item.pid == pid]
+
+    def _next(self, pid: int) -> tuple[int, int]:
+        mine = self._of(pid)
+        return (mine[-1].epoch, mine[-1].sequence + mine[-1].count) if mine else (0, 0)
+
+    @rule(pid=PIDS, count=st.integers(1, 3), bump=st.booleans())
+    def append(self, pid: int, count: int, bump: bool) -> None:
+        epoch, sequence = self._next(pid)
+        if bump and pid not in self.open:
+            epoch, sequence = epoch + 1, 0
+        data = batch(sequence, count, pid=pid, epoch=epoch, is_transactional=pid in self.open)
+        appended = put(self.partition, data)
+        assert (appended.base_offset, appended.is_duplicate) == (self.end_offset, False)
+        self._note(Stored(pid, epoch, sequence, count, self.end_offset))
+
+    def _note(self, item: Stored) -> None:
+        self.stored.append(item)
+        self.end_offset += item.count
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        old = data.draw(st.sampled_from(self.stored[-20:]))
+        mine = self._of(old.pid)
+        current = [item for item in mine if item.epoch == mine[-1].epoch]
+        again = batch(old.sequence, old.count, pid=old.pid, epoch=old.epoch)
+        if old in current[-5:]:
+            appended = put(self.partition, again)
+            assert (appended.base_offset, appended.is_duplicate) == (old.offset, True)
+            return
+        with pytest.raises(InvalidProducerEpoch if old.epoch < mine[-1].epoch else OutOfOrderSequenceNumber):
+            put(self.partition, again)
+
+    @rule(pid=PIDS, gap=st.integers(1, 3))
+    def leave_a_gap(self, pid: int, gap: int) -> None:
+        epoch, sequence = self._next(pid)
+        if self._of(pid):
+            with pytest.raises(OutOfOrderSequenceNumber):
+                put(self.partition, batch(sequence + gap, pid=pid, epoch=epoch))
+
+    @rule(pid=PIDS)
+    def begin(self, pid: int) -> None:
+        if pid not in self.open:
+            epoch, sequence = self._next(pid)
+            put(self.partition, batch(sequence, pid=pid, epoch=epoch, is_transactional=True))
+            self.open[pid] = self.end_offset
+            self._note(Stored(pid, epoch, sequence, 1, self.end_offset))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), commit=st.booleans())
+    def end(self, data: st.DataObject, commit: bool) -> None:
+        pid = data.draw(st.sampled_from(sorted(self.open)))
+        put_marker(self.partition, marker(pid, commit=commit, epoch=self._next(pid)[0]))
+        first_offset = self.open.pop(pid)
+        if not commit:
+            self.aborted.add((pid, first_offset, self.end_offset))
+        self.end_offset += 1
+
+    @rule()
+    def flush(self) -> None:
+        self.partition.flush()
+        self.flushed_offset = self.partition.recovery_point
+        assert self.flushed_offset == self.end_offset
+
+    @rule(back=st.integers(0, 10))
+    def delete_records(self, back: int) -> None:
+        self.start_offset = max(self.start_offset, self.end_offset - back)
+        assert self.partition.delete_records(self.start_offset, NOW_MS) == self.start_offset
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        if clean:
+            self.partition.close(NOW_MS)
+            self.flushed_offset = self.end_offset
+        self.disk = self.disk.after_kill()
+        self.partition = open_partition(
+            self.disk,
+            SMALL,
+            clean_shutdown=clean,
+            recovery_point=self.flushed_offset,
+            log_start_offset=self.start_offset,
+        )
+        self.flushed_offset = self.partition.recovery_point
+        assert self.partition.recovery_reports == []
+
+    @rule(seed=st.integers(0, 99))
+    def lose_power_when_all_is_synced(self, seed: int) -> None:
+        self.flush()
+        self.disk = self.disk.after_power_loss(Random(seed))
+        self.partition = open_partition(
+            self.disk, SMALL, recovery_point=self.flushed_offset, log_start_offset=self.start_offset
+        )
+        self.flushed_offset = self.partition.recovery_point
+
+    @invariant()
+    def offsets_agree(self) -> None:
+        partition = self.partition
+        assert (partition.log_start_offset, partition.log_end_offset) == (self.start_offset, self.end_offset)
+        stable = min([*self.open.values(), self.end_offset])
+        assert partition.last_stable_offset == max(stable, self.start_offset)
+
+    @invariant()
+    def batches_agree(self) -> None:
+        found, offset = [], self.start_offset
+        while offset < self.end_offset:
+            data = self.partition.read(offset, 300)
+            found += [header for _, header in iter_batches(data.records)]
+            offset = data.next_offset
+        data_batches = [
+            Stored(h.producer_id, h.producer_epoch, h.base_sequence, h.records_count, h.base_offset)
+            for h in found
+            if not h.is_control
+        ]
+        assert data_batches == [item for item in self.stored if item.offset + item.count > self.start_offset]
+
+    @invariant()
+    def aborted_agree(self) -> None:
+        found = {
+            tuple(e[:3]) for e in self.partition.aborted_transactions(self.start_offset, self.end_offset)
+        }
+        assert found == {item for item in self.aborted if item[2] >= self.start_offset}
+
+
+TestPartitionMachine = PartitionMachine.TestCase
+TestPartitionMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(TestPartitionMachine)
