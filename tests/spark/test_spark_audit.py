@@ -54,6 +54,12 @@ def test_proves_a_clean_topic_however_it_is_split(
     assert audit_topic(spark, bootstrap, [topic], offsets_per_task=7) == result
 
 
+def test_an_empty_topic_is_clean(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    create_topic(shared_broker.bootstrap_servers, topic, partitions=3)
+    result = audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True)
+    assert (result.verdict, result.totals.batches, len(result.partitions)) == ("clean", 0, 3)
+
+
 def test_a_log_whose_beginning_is_gone(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
@@ -123,9 +129,8 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
     batches = [bytearray(data[at : at + h.size_bytes]) for at, h in iter_batches(data)]
     offset, changed = 0, [bytearray(batch) for batch in change(batches)]
     for batch in changed:
-        ((_, header),) = iter_batches(batch)
-        stamp(batch, 0, offset, header.partition_leader_epoch)
-        offset += header.last_offset_delta + 1
+        stamp(batch, 0, offset, partition_leader_epoch=0)
+        offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
     segment.write_bytes(b"".join(changed))
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
         return  # the indexes still fit; without them the broker would read, and cut, the damaged batch
@@ -157,6 +162,22 @@ def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: o
     assert found == {name: finding for name, (_, finding) in PLANTED.items()}
     assert result.verdict == "violated" and result.finding_count == len(result.findings) == len(PLANTED)
     assert {f.producer_id for f in result.findings} == {7}
+
+
+def test_bytes_that_are_no_batch_are_found_where_they_begin(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    create_topic(shared_broker.bootstrap_servers, topic)
+    store(shared_broker.bootstrap_servers, topic, numbered(7))
+    # Under the running broker's feet: when it starts, it would cut the log here.
+    (segment,) = (shared_broker.data_dir / f"{topic}-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    bad = [at for at, _ in iter_batches(data)][6]
+    data[bad + 16] = 9  # the magic byte
+    with segment.open("r+b") as file:
+        file.write(data)
+    (finding,) = audit_topic(spark, shared_broker.bootstrap_servers, topic).findings
+    assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
 
 
 def test_findings_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +160,34 @@ def test_an_end_has_no_meaning_in_a_stream(
     stream = read_stream(spark, shared_broker.bootstrap_servers, subscribe="t", endingOffsets="latest")
     with pytest.raises(Exception, match="endingOffsets has no meaning in a stream"):
         Collected().run(stream, checkpoint)
+
+
+def test_a_running_query_lives_through_a_broker_restart(spark: Any, checkpoint: str, tmp_path: Path) -> None:
+    broker = oncelog.Broker(tmp_path / "data").start()
+    collected = Collected()
+    try:
+        create_topic(broker.bootstrap_servers, "t")
+        fill(broker.bootstrap_servers, "t", 0, 10)
+        stream = read_stream(spark, broker.bootstrap_servers, subscribe="t", startingOffsets="earliest")
+        query = (
+            stream.writeStream.foreachBatch(collected.take).option("checkpointLocation", checkpoint).start()
+        )
+        try:
+            _until(query, lambda: len(collected.rows) >= 10)
+            broker.stop()
+            broker.start()
+            fill(broker.bootstrap_servers, "t", 10, 15)
+            _until(query, lambda: len(collected.rows) >= 25)
+        finally:
+            query.stop()
+    finally:
+        broker.stop()
+    assert collected.offsets() == list(range(25))
+
+
+def _until(query: Any, is_done: Callable[[], bool]) -> None:
+    """Wait for the stream; a query that failed raises its error here."""
+    deadline = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < deadline, "the stream did not get there in a minute"
+        query.awaitTermination(0.2)

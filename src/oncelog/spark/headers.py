@@ -47,6 +47,7 @@ _COLUMNS = (
 """`crc_ok` null: the bytes are no batch and nothing more could be read up to `last_offset`."""
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
+_FETCH_BYTES = "max.partition.fetch.bytes"
 
 
 class BatchHeadersSource(DataSource):  # type: ignore[misc]
@@ -94,16 +95,24 @@ def _to_arrow(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _read_rows(client: Mapping[str, object], wanted: OffsetRange) -> Iterator[tuple[Any, ...]]:
+    """A row per batch, and a last one for what could not be read.
+
+    A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
+    at a time up to the bad one.
+    """
     tp, position, end = wanted
-    with Consumer(client) as consumer:
-        try:
-            for view in consumer.fetch_batches(tp, position, end):
-                for row in _rows_of(tp, view):
-                    position = max(position, row[3] + 1)
-                    if wanted.start <= row[3] < end:
-                        yield row
-        except (CorruptMessage, InvalidRecord):
-            yield (*tp, position, end - 1, None, None, None, 0, 0, False, False, 0, None)
+    for settings in (client, {**client, _FETCH_BYTES: 1}):
+        with Consumer(settings) as consumer:
+            try:
+                for view in consumer.fetch_batches(tp, position, end):
+                    for row in _rows_of(tp, view):
+                        position = row[3] + 1
+                        if wanted.start <= row[3] < end:
+                            yield row
+                return
+            except (CorruptMessage, InvalidRecord):
+                continue
+    yield (*tp, position, end - 1, None, None, None, 0, 0, False, False, 0, None)
 
 
 def _rows_of(tp: TopicPartition, view: memoryview) -> Iterator[tuple[Any, ...]]:
