@@ -173,3 +173,19 @@ def test_a_failing_close_leaves_no_marker_and_frees_the_lock() -> None:
     manager = _open(disk)
     assert not manager.was_clean
     assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_end_offset == 1
+
+
+def test_an_offline_partition_is_no_clean_stop() -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    put(partition, batch(0))
+    disk.errors = {("sync", ".log"): 5}
+    with pytest.raises(KafkaStorageError):
+        partition.flush()
+    disk.errors = {}
+    assert partition.is_offline
+    manager.close(NOW_MS)
+    manager = _open(disk)
+    assert not manager.was_clean
+    assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).recovery_point == 0

@@ -163,6 +163,7 @@ class LogManager:
         try:
             if not failures:
                 self._write_offsets()
+            if not failures and not any(partition.is_offline for partition in self.partitions.values()):
                 self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
         except OSError as error:
             failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))

@@ -138,6 +138,11 @@ class PartitionStore:
         return self._log_end_offset - self._recovery_point
 
     @property
+    def is_offline(self) -> bool:
+        """Whether a sync failed, so that nothing more is taken until the partition is opened again."""
+        return self._failure is not None
+
+    @property
     def is_flush_due(self) -> bool:
         """Whether a closed segment is not synced yet, so that recovery would read it again."""
         return self._recovery_point < self._segments.active.base_offset
@@ -269,9 +274,14 @@ class PartitionStore:
         self.config = config
 
     def close(self, now_ms: int) -> None:
-        """Snapshot, write indexes, sync, close the files. Raises KafkaStorageError, but closes them."""
+        """Snapshot, write indexes, sync, close the files. Raises KafkaStorageError, but closes them.
+
+        An offline partition is only closed: it was reported, and the next start must recover it.
+        """
+        if self.is_offline:
+            self.abandon()
+            return
         try:
-            self._check_online()
             self._producers.table.expire(now_ms, self.config.producer_expiration_ms)
             self._segments.active.finish()
             self._snapshot_now(sync=True)
