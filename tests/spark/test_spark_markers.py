@@ -8,7 +8,9 @@ import pytest
 from apache_kafka import ApacheKafka
 from helpers_spark import Collected, create_topic, read, read_stream
 
+from oncelog.edge.admin import Admin
 from oncelog.spark.audit import audit_topic
+from oncelog.types import TopicPartition
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
@@ -53,3 +55,11 @@ def test_markers_and_aborted_records_are_no_loss(
     assert result.findings == () and result.verdict == "clean"
     assert (result.totals.records, result.totals.control_batches, result.totals.producers) == (60, 5, 6)
     assert result.keys is not None and result.keys.records == 20
+
+    # What is really gone is a loss here as well.
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 15})
+    begin = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 3}}}}'}
+    with pytest.raises(Exception, match=r"holds offsets 15 up to \(not including\) 65"):
+        read(spark, bootstrap, **begin).count()
+    assert read(spark, bootstrap, **begin, failOnDataLoss="false").count() == 10

@@ -7,7 +7,7 @@ the records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,6 +28,7 @@ MAX_FINDINGS = 1000
 """Findings kept per partition, and repeated keys kept in all; the counts go on."""
 OFFSETS_PER_TASK = 5_000_000
 _OFFSETS_NAMED = 10
+_ROWS_AT_ONCE = 10_000
 
 Verdict = Literal["clean", "violated", "unproven"]
 
@@ -215,12 +216,13 @@ def _partition_judge(
     return judge
 
 
-def stored_batches(headers: pa.Table) -> list[StoredBatch]:
-    """The rows of one partition in offset order, as the rules want them."""
+def stored_batches(headers: pa.Table) -> Iterator[StoredBatch]:
+    """The rows of one partition in offset order, as the rules want them; a few at a time as objects."""
     ordered = headers.select(StoredBatch._fields).sort_by(
         [("base_offset", "ascending"), ("last_offset", "ascending")]
     )
-    return [StoredBatch(*row) for row in zip(*(c.to_pylist() for c in ordered.columns), strict=True)]
+    for piece in ordered.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield from map(StoredBatch._make, zip(*(c.to_pylist() for c in piece.columns), strict=True))
 
 
 def _tp_of(row: Mapping[str, Any]) -> TopicPartition:

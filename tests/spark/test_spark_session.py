@@ -1,0 +1,41 @@
+"""The session that commands use: what is missing is said plainly, and a session that is there is kept."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncelog.spark.session
+from oncelog.errors import ConfigError
+from oncelog.spark.session import check_spark, local_session
+
+
+def test_missing_java_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Java 17 or newer.*openjdk"):
+        check_spark()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    assert check_spark() is None
+
+
+def test_missing_pyspark_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ConfigError, match=r"pip install 'oncelog\[spark\]'"):
+        check_spark()
+
+
+def test_logging_is_configured_by_a_file_that_is_there() -> None:
+    assert "level = error" in oncelog.spark.session._LOG_CONFIG.read_text()
+
+
+@pytest.mark.spark
+def test_a_session_that_is_there_is_used_and_left_running(spark: Any) -> None:
+    with local_session("other") as session:
+        assert session is spark
+    assert spark.range(3).count() == 3
