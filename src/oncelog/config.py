@@ -197,6 +197,7 @@ PRODUCER = SettingsTable(
         ("partitioner", "str", "default", "default (murmur2 for keys, sticky for null keys), round_robin, or consistent_random (CRC-32, as librdkafka).", None, None, ("default", "round_robin", "consistent_random")),
         ("transactional.id", "str", None, "Name of the transactional producer; implies idempotence."),
         ("transaction.timeout.ms", "int", 60_000, "The coordinator aborts a transaction left open longer.", 1),
+        ("oncelog.unsafe.max.in.flight", "int", None, "UNSAFE, for demonstrations: requests in flight with idempotence on, above 5; also sends a batch that may be stored under a new epoch. Records can be doubled. (Ours, not Kafka's.)", 1),
     ),
 )
 

@@ -5,6 +5,7 @@ MisuseError   a call that cannot be right now; the text says what to do instead
 PeerError     bytes from the other side that are not what the protocol says
 StorageError  the disk: which file, position or offset
 TimedOut      an operation of ours did not finish in its time
+OutcomeUnknown  a record was given up, and whether it is stored is not known
 BrokerError   the broker answered with an error code; one class per code
 """
 
@@ -39,6 +40,28 @@ class TimedOut(OncelogError, TimeoutError):
 
 class DisconnectedError(OncelogError, ConnectionError):
     """The connection ended; whether requests in flight were carried out is unknown."""
+
+
+class NotConnectedError(DisconnectedError):
+    """There was no connection to begin with: the request was surely not sent."""
+
+
+class OutcomeUnknown(OncelogError):
+    """Given up without knowing whether the record was stored: sending it again may store it twice.
+
+    `cause` is the last thing heard; `code` and `kafka_name` are the broker's when that was an answer.
+    """
+
+    def __init__(self, detail: str, cause: Exception | None = None) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.code: int | None = getattr(cause, "code", None)
+        self.kafka_name: str | None = getattr(cause, "kafka_name", None)
+        self.reaction: str | None = None
+
+
+class DeliveryUnknown(OutcomeUnknown, TimedOut):
+    """delivery.timeout.ms passed without an answer that says whether the record was stored."""
 
 
 class BrokerError(OncelogError):

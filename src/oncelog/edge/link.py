@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from oncelog.client.connection import ConnectionCore
 from oncelog.config import Settings
-from oncelog.errors import DisconnectedError, OncelogError, TimedOut
+from oncelog.errors import DisconnectedError, NotConnectedError, OncelogError, TimedOut
 
 
 class _Outgoing(NamedTuple):
@@ -194,7 +194,7 @@ class BrokerLink:
         except (OncelogError, OSError) as error:
             self._connecting = None
             self._note_failure(error)
-            self._fail_waiting(self._typed(error))
+            self._fail_waiting(self._never_sent(error))
             return
         self._connecting, self._protocol, self._failure_count = None, protocol, 0
         while self._waiting:
@@ -225,11 +225,14 @@ class BrokerLink:
             raise protocol.failure
         return protocol
 
-    def _typed(self, error: OncelogError | OSError) -> OncelogError:
+    def _never_sent(self, error: OncelogError | OSError) -> OncelogError:
+        """What requests are told that waited for a connection which did not come about."""
+        if isinstance(error, DisconnectedError):
+            return NotConnectedError(str(error))
         if isinstance(error, OncelogError):
             return error
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        return DisconnectedError(
+        return NotConnectedError(
             f"cannot connect to {self.peer}: {reason}; check that the broker runs and bootstrap.servers"
         )
 
@@ -255,6 +258,7 @@ class BrokerLink:
         self._expire_waiting(now_ms)
         if self._protocol is not None:
             self._expire_in_flight(self._protocol, now_ms)
+        if self._protocol is not None:  # a late answer has just ended it
             deadlines.append(self._protocol.core.next_deadline_ms() or 0)
         later = [deadline_ms for deadline_ms in deadlines if deadline_ms > now_ms]
         if later:

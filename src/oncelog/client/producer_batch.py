@@ -1,0 +1,264 @@
+"""A batch of records under way, and the outcome its records share.
+
+A record has no object of its own while it waits: it is a row in its batch. Whoever wants to know what
+became of it keeps (outcome, index). When a batch is cut in pieces, its outcome points at theirs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from oncelog.rules.sending import NumberedBatch
+from oncelog.types import Compression, Header, RecordMetadata, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.header import HEADER_BYTES, assign_producer
+from oncelog.wire.records import NewRecord, decode_records
+
+Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
+"""Timestamp (ms), key, value, headers."""
+
+Callback = Callable[[RecordMetadata | None, Exception | None], object]
+Listener = Callable[[], object]
+
+RECORD_OVERHEAD_BYTES = 21
+"""What a record costs in a batch besides its bytes, at most: lengths, timestamp and offset deltas."""
+
+
+class OffsetRange(NamedTuple):
+    """Records of one partition that stand together; offsets None: the broker did not tell them."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    last_offset: int | None
+    record_count: int
+
+
+class Outcome:
+    """What became of a batch's records. Written once, by the producer's core; then `notify` tells everyone."""
+
+    __slots__ = (
+        "_listeners",
+        "base_offset",
+        "callbacks",
+        "error",
+        "is_done",
+        "log_time_ms",
+        "pieces",
+        "times",
+        "tp",
+    )
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.is_done = False
+        self.error: Exception | None = None
+        self.base_offset: int | None = None
+        self.log_time_ms: int | None = None
+        self.times: list[int] | int = 0
+        self.callbacks: list[tuple[int, Callback]] = []
+        self.pieces: tuple[list[int], list[Outcome]] | None = None
+        self._listeners: list[Listener] = []
+
+    def settle(self, base_offset: int | None, log_time_ms: int | None, error: Exception | None) -> None:
+        """Set the outcome. `log_time_ms` None: the records keep the producer's timestamps."""
+        self.base_offset, self.log_time_ms, self.error = base_offset, log_time_ms, error
+        self.is_done = True
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` once done, at once if it is; it may be called twice in a race of two threads."""
+        self._listeners.append(listener)
+        if self.is_done:
+            self._call_listeners()
+
+    def notify(self) -> Iterator[Exception]:
+        """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on."""
+        callbacks, self.callbacks = self.callbacks, []
+        for index, callback in callbacks:
+            try:
+                error = self.error_of(index)
+                callback(None if error else self.metadata(index), error)
+            except Exception as raised:
+                yield raised
+        try:
+            self._call_listeners()
+        except Exception as raised:
+            yield raised
+
+    def _call_listeners(self) -> None:
+        while self._listeners:
+            self._listeners.pop(0)()
+
+    def split(self, starts: list[int], outcomes: list[Outcome]) -> None:
+        """The records from `starts[i]` on (to the next start) now belong to `outcomes[i]`."""
+        self.pieces = (starts, outcomes)
+
+    def _at(self, index: int) -> tuple[Outcome, int]:
+        outcome = self
+        while outcome.pieces is not None:
+            starts, outcomes = outcome.pieces
+            piece = bisect_right(starts, index) - 1
+            outcome, index = outcomes[piece], index - starts[piece]
+        return outcome, index
+
+    def error_of(self, index: int) -> Exception | None:
+        """Why the record failed; None when it was delivered."""
+        return self._at(index)[0].error
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Where a delivered record stands."""
+        outcome, index = self._at(index)
+        offset = None if outcome.base_offset is None else outcome.base_offset + index
+        if outcome.log_time_ms is not None:
+            timestamp_ms = outcome.log_time_ms
+        else:
+            timestamp_ms = outcome.times if isinstance(outcome.times, int) else outcome.times[index]
+        return RecordMetadata(outcome.tp.topic, outcome.tp.partition, offset, timestamp_ms)
+
+    def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
+        """The fate of records [first, first + count): stretches delivered, and (count, error) for the rest."""
+        while count > 0:
+            outcome, index = self._at(first)
+            part = min(count, self._piece_end(first) - first)
+            if outcome.error is not None:
+                yield part, outcome.error
+            else:
+                base = None if outcome.base_offset is None else outcome.base_offset + index
+                last = None if base is None else base + part - 1
+                yield OffsetRange(outcome.tp.topic, outcome.tp.partition, base, last, part)
+            first, count = first + part, count - part
+
+    def _piece_end(self, index: int) -> int:
+        end = 1 << 62
+        outcome: Outcome = self
+        shift = 0
+        while outcome.pieces is not None:
+            starts, outcomes = outcome.pieces
+            piece = bisect_right(starts, index - shift) - 1
+            if piece + 1 < len(starts):
+                end = min(end, shift + starts[piece + 1])
+            shift += starts[piece]
+            outcome = outcomes[piece]
+        return end
+
+
+class ProducerBatch(NumberedBatch):
+    """Records of one partition, open for more until sealed; then bytes.
+
+    `size_bytes` is an upper bound before compression. Times are the monotonic clock's milliseconds.
+    `attempt_count` counts how often it was sent. `charged_bytes` of buffer.memory are its own.
+    """
+
+    __slots__ = (
+        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_settled", "outcome",
+        "parent", "retry_at_ms", "rows", "sent_ms", "serial", "size_bytes", "tp", "unsettled_pieces",
+    )  # fmt: skip
+
+    def __init__(self, tp: TopicPartition, created_ms: float, serial: int) -> None:
+        super().__init__(0)
+        self.tp = tp
+        self.created_ms = created_ms
+        self.serial = serial
+        self.rows: list[Row] = []
+        self.size_bytes = HEADER_BYTES
+        self.charged_bytes = 0
+        self.outcome = Outcome(tp)
+        self.attempt_count = 0
+        self.retry_at_ms = 0.0
+        self.sent_ms: float | None = None
+        self.data: bytearray | None = None
+        self.encoded_identity: Any = None
+        self.parent: ProducerBatch | None = None
+        self.unsettled_pieces = 0
+        self.is_settled = False
+
+    def seal(self) -> None:
+        """No more records: from here on their number is fixed."""
+        if self.data is None:
+            self.record_count = len(self.rows)
+
+    def encode(self, compression: Compression, level: int | None) -> bytearray:
+        """The batch's bytes with its present numbers; made once, then only renumbered in place."""
+        numbers = (self.identity, self.base_sequence)
+        if self.data is None:
+            self.outcome.times = [row[0] for row in self.rows]
+            self.data = build_batch(
+                self.rows,  # type: ignore[arg-type]  # plain tuples in NewRecord's order, for speed
+                compression=compression,
+                level=level,
+                producer_id=self.identity.producer_id if self.identity else None,
+                producer_epoch=self.identity.producer_epoch if self.identity else None,
+                base_sequence=self.base_sequence,
+            )
+            self.rows = []
+        elif self.identity is not None and self.encoded_identity != numbers:
+            identity = self.identity
+            assign_producer(self.data, identity.producer_id, identity.producer_epoch, self.base_sequence)
+        self.encoded_identity = numbers
+        return self.data
+
+    def decoded_rows(self) -> list[NewRecord]:
+        """The records again, from rows or bytes; for cutting the batch in pieces."""
+        if self.data is None:
+            return [NewRecord(*row) for row in self.rows]
+        return [
+            NewRecord(record.timestamp_ms, record.key, record.value, record.headers)
+            for record in decode_records(self.data, verify=False)
+        ]
+
+
+def row_size_bytes(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> int:
+    """Upper bound of a record's bytes in an uncompressed batch."""
+    size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
+    for name, data in headers:
+        size += 10 + 4 * len(name) + (len(data) if data else 0)
+    return size
+
+
+def cut(batch: ProducerBatch, max_bytes: int) -> list[ProducerBatch]:
+    """Pieces of at most `max_bytes` (and always at least two) that carry the records of `batch` on.
+
+    Futures and callbacks of the records go with them. The batch must hold more than one record.
+    """
+    rows = batch.decoded_rows()
+    groups = _grouped(rows, max_bytes)
+    if len(groups) == 1:
+        half = len(rows) // 2
+        groups = [rows[:half], rows[half:]]
+    pieces, starts, start = [], [], 0
+    for group in groups:
+        pieces.append(_piece(batch, group))
+        starts.append(start)
+        start += len(group)
+    batch.outcome.split(starts, [piece.outcome for piece in pieces])
+    for index, callback in batch.outcome.callbacks:
+        at = bisect_right(starts, index) - 1
+        pieces[at].outcome.callbacks.append((index - starts[at], callback))
+    batch.outcome.callbacks = []
+    batch.unsettled_pieces = len(pieces)
+    return pieces
+
+
+def _grouped(rows: list[NewRecord], max_bytes: int) -> list[list[NewRecord]]:
+    groups: list[list[NewRecord]] = []
+    room = 0
+    for row in rows:
+        size = row_size_bytes(row.key, row.value, row.headers)
+        if not groups or size > room:
+            groups.append([])
+            room = max_bytes - HEADER_BYTES
+        groups[-1].append(row)
+        room -= size
+    return groups
+
+
+def _piece(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
+    piece = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
+    piece.rows = list(rows)
+    piece.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
+    piece.attempt_count = batch.attempt_count
+    piece.parent = batch
+    piece.seal()
+    return piece

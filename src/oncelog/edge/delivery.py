@@ -1,0 +1,135 @@
+"""What `send` returns: small handles on the outcome that a whole batch shares."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from oncelog.client.producer_batch import OffsetRange, Outcome
+from oncelog.errors import TimedOut
+from oncelog.types import RecordMetadata
+
+
+def _wait(outcome: Outcome, timeout: float | None) -> None:
+    if outcome.is_done:
+        return
+    done = threading.Event()
+    outcome.listen(done.set)
+    if not done.wait(timeout):
+        raise TimedOut(f"no outcome within {timeout:g} s; the record is still under way")
+
+
+_STATE = frozenset(("_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"))
+"""What concurrent.futures keeps in every future, and this one only when it is asked for."""
+
+
+class RecordFuture(Future[RecordMetadata]):
+    """One record's outcome: a concurrent.futures.Future that cannot be cancelled and costs little.
+
+    Its lock and lists are made when somebody (`wait`, `as_completed`) reaches for them.
+    """
+
+    def __init__(self, outcome: Outcome, index: int) -> None:
+        self._outcome = outcome
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _STATE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        super().__init__()
+        self._outcome.listen(self._complete)
+        return self.__dict__[name]
+
+    def _complete(self) -> None:
+        if super().done():
+            return
+        error = self._outcome.error_of(self._index)
+        if error is None:
+            self.set_result(self._outcome.metadata(self._index))
+        else:
+            self.set_exception(error)
+
+    def done(self) -> bool:
+        """Whether it was delivered or failed."""
+        return self._outcome.is_done
+
+    def cancel(self) -> bool:
+        """Never: a record that was taken is sent."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def running(self) -> bool:
+        """Whether it is under way."""
+        return not self._outcome.is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record stands. Raises why it failed, TimedOut after `timeout` seconds without either."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._outcome.metadata(self._index)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Why it failed; None when it was delivered. Raises TimedOut."""
+        _wait(self._outcome, timeout)
+        return self._outcome.error_of(self._index)
+
+    def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
+        """Call `fn(self)` once there is an outcome, on the producer's thread or at once."""
+        self._outcome.listen(lambda: fn(self))
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """What became of many records: stretches that stand in the log, and how many failed with what."""
+
+    delivered: list[OffsetRange]
+    failed: list[tuple[int, Exception]]
+
+    @property
+    def delivered_count(self) -> int:
+        return sum(each.record_count for each in self.delivered)
+
+    @property
+    def failed_count(self) -> int:
+        return sum(count for count, _ in self.failed)
+
+
+class Delivery:
+    """The outcome of many records sent at once. `parts`: (outcome, first index, count)."""
+
+    def __init__(self, parts: list[tuple[Outcome, int, int]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(count for _, _, count in self._parts)
+
+    def done(self) -> bool:
+        """Whether every record has its outcome."""
+        return all(outcome.is_done for outcome, _, _ in self._parts)
+
+    def outcome(self, timeout: float | None = None) -> DeliveryResult:
+        """All outcomes, failures included. `timeout` in seconds for each batch. Raises TimedOut."""
+        delivered: list[OffsetRange] = []
+        failed: list[tuple[int, Exception]] = []
+        for outcome, first, count in self._parts:
+            _wait(outcome, timeout)
+            for each in outcome.ranges(first, count):
+                if isinstance(each, OffsetRange):
+                    delivered.append(each)
+                else:
+                    failed.append(each)
+        return DeliveryResult(delivered, failed)
+
+    def result(self, timeout: float | None = None) -> DeliveryResult:
+        """All outcomes. Raises the first failure, TimedOut."""
+        result = self.outcome(timeout)
+        if result.failed:
+            raise result.failed[0][1]
+        return result

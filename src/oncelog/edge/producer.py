@@ -1,0 +1,393 @@
+"""The producer's two faces over one core: blocking (`Producer`) and asyncio (`AsyncProducer`)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from oncelog.client.partitioner import Partitioner
+from oncelog.client.producer_batch import Callback, Outcome, Row, row_size_bytes
+from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
+from oncelog.config import PRODUCER, Settings
+from oncelog.edge.cluster import parse_bootstrap
+from oncelog.edge.delivery import Delivery, RecordFuture
+from oncelog.edge.loop import LoopThread
+from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
+from oncelog.errors import MisuseError, TimedOut
+from oncelog.types import Header, RecordMetadata, TopicPartition
+
+__all__ = ["AsyncProducer", "Delivery", "Producer", "RecordFuture"]
+
+
+def prepare(
+    config: Mapping[str, object] | None, keywords: Mapping[str, object]
+) -> tuple[Settings, ProducerOptions]:
+    """Settings checked against each other (row I3); warns when defaulted idempotence had to go."""
+    settings = PRODUCER.parse({**(config or {}), **keywords})
+    options = resolve(settings)
+    parse_bootstrap(settings["bootstrap.servers"])
+    if settings["enable.idempotence"] and not options.is_idempotent:
+        warnings.warn(f"idempotence is {options.reason}; records may be doubled", UserWarning, stacklevel=4)
+    return settings, options
+
+
+class _Sender:
+    """Choosing partitions and appending; shared by both faces, always under the driver's lock."""
+
+    def __init__(self, driver: ProducerDriver) -> None:
+        self.driver = driver
+        self.counts: dict[str, int] = {}
+        self._partitioners: dict[str, Partitioner] = {}
+        self._sticky: dict[str, int] = {}
+
+    def choose(self, topic: str, row: Row, count: int) -> int:
+        """The partition for a record without one."""
+        key = row[1]
+        partitioner = self._partitioner(topic)
+        if partitioner.is_round_robin:
+            return partitioner.next_round_robin(count)
+        if key is not None and (key or partitioner.hashes_empty_keys):
+            return partitioner.for_key(key, count)
+        if not partitioner.is_sticky:
+            return random.randrange(count)
+        return self._stick(topic, partitioner, count, row_size_bytes(*row[1:]))
+
+    def choose_many(self, topic: str, keys: list[bytes | None]) -> list[int]:
+        """`choose` for many records of one table; those without a key stay together."""
+        count = self.counts[topic]
+        with self.driver.lock:
+            partitioner = self._partitioner(topic)
+            if partitioner.is_round_robin:
+                return [partitioner.next_round_robin(count) for _ in keys]
+            alone = partitioner.any_other(count, self._sticky.get(topic))
+            self._sticky[topic] = alone
+            hashed = [key for key in keys if key is not None and (key or partitioner.hashes_empty_keys)]
+            if len(hashed) == len(keys):
+                return partitioner.for_keys(hashed, count)
+            chosen = iter(partitioner.for_keys(hashed, count))
+            return [
+                next(chosen) if key is not None and (key or partitioner.hashes_empty_keys) else alone
+                for key in keys
+            ]
+
+    def _partitioner(self, topic: str) -> Partitioner:
+        partitioner = self._partitioners.get(topic)
+        if partitioner is None:
+            partitioner = Partitioner(self.driver.options.partitioner, random.randrange)
+            self._partitioners[topic] = partitioner
+        return partitioner
+
+    def _stick(self, topic: str, partitioner: Partitioner, count: int, size_bytes: int) -> int:
+        # A batch is filled before another partition has its turn (KIP-480).
+        chosen = self._sticky.get(topic)
+        if chosen is None or not self.driver.core.has_open_batch(TopicPartition(topic, chosen), size_bytes):
+            chosen = self._sticky[topic] = partitioner.any_other(count, chosen)
+        return chosen
+
+    def append(
+        self, topic: str, partition: int | None, row: Row, callback: Callback | None, now_ms: float
+    ) -> tuple[Outcome, int, bool]:
+        """Put one record into its batch; the topic's partition count is known."""
+        count = self.counts[topic]
+        if partition is None:
+            partition = self.choose(topic, row, count)
+        elif not 0 <= partition < count:
+            raise MisuseError(
+                f"topic {topic!r} has partitions 0 to {count - 1}, so there is no partition {partition}"
+            )
+        return self.driver.core.append(TopicPartition(topic, partition), row, now_ms, callback)
+
+
+def make_row(
+    value: bytes | None, key: bytes | None, timestamp_ms: int | None, headers: Iterable[Header]
+) -> Row:
+    """A record as the core takes it; text is refused, since only the caller knows its encoding."""
+    for name, data in (("value", value), ("key", key)):
+        if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
+            raise MisuseError(f"{name} must be bytes or None, not {type(data).__name__}; encode it first")
+    if timestamp_ms is None:
+        timestamp_ms = time.time_ns() // 1_000_000
+    return (
+        timestamp_ms,
+        key if key is None or isinstance(key, bytes) else bytes(key),
+        value if value is None or isinstance(value, bytes) else bytes(value),
+        tuple(headers),
+    )
+
+
+class AsyncProducer:
+    """Sends records from asyncio code. `await send(...)` waits for room, and gives an awaitable outcome.
+
+        async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
+            outcome = await producer.send("payments", b"42.00", b"account-1")
+            metadata = await outcome
+
+    Settings: a mapping with Kafka's keys, or keywords with underscores for the dots.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+        self.settings, self.options = prepare(config, settings)
+        self._driver: ProducerDriver | None = None
+        self._sender: _Sender | None = None
+
+    async def __aenter__(self) -> Self:
+        self._started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _started(self) -> _Sender:
+        if self._sender is None:
+            self._driver = ProducerDriver(self.settings, self.options)
+            self._driver.start()
+            self._sender = _Sender(self._driver)
+        return self._sender
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[Header] = (),
+        on_delivery: Callback | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Take a record. Raises TimedOut after max.block.ms without metadata or room in the buffer."""
+        sender = self._started()
+        row = make_row(value, key, timestamp_ms, headers)
+        driver = sender.driver
+        if topic not in sender.counts:
+            sender.counts[topic] = await driver.partition_count(topic)
+        await self._wait_for_room(driver, row_size_bytes(row[1], row[2], row[3]))
+        with driver.lock:
+            outcome, index, wake = sender.append(topic, partition, row, on_delivery, monotonic_ms())
+        if wake:
+            driver.wake()
+        return _as_asyncio(RecordFuture(outcome, index))
+
+    async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
+        deadline = monotonic_ms() + self.options.max_block_ms
+        while not driver.core.has_room(size_bytes):
+            driver.wake()
+            left_s = (deadline - monotonic_ms()) / 1000
+            try:
+                await asyncio.wait_for(driver.next_settled(), max(left_s, 0))
+            except TimeoutError:
+                raise _no_room(self.options) from None
+
+    async def flush(self) -> None:
+        """Send everything now and wait until all of it has its outcome."""
+        driver = self._started().driver
+        with driver.lock:
+            driver.core.flush()
+        driver.wake()
+        while not driver.core.is_idle:
+            await driver.next_settled()
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers under Kafka's names (producer-metrics)."""
+        return _metrics(self._started().driver)
+
+    def idempotence(self) -> IdempotenceReport:
+        """Whether idempotence is on, and with which settings (row I22)."""
+        return _report(self.options, self._driver)
+
+    async def close(self) -> None:
+        """Flush, then end the connections; safe to call twice."""
+        if self._driver is not None:
+            await self.flush()
+            await self._driver.close()
+            self._driver = self._sender = None
+
+
+def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:
+    return asyncio.wrap_future(record)
+
+
+def _no_room(options: ProducerOptions) -> TimedOut:
+    return TimedOut(
+        f"no room in buffer.memory={options.buffer_bytes} within max.block.ms={options.max_block_ms}: "
+        "records come in faster than the broker acknowledges them"
+    )
+
+
+def _metrics(driver: ProducerDriver) -> dict[str, float]:
+    with driver.lock:
+        core = driver.core
+        return core.metrics.to_dict(monotonic_ms(), core.buffered_bytes, driver.options.buffer_bytes)
+
+
+def _report(options: ProducerOptions, driver: ProducerDriver | None) -> IdempotenceReport:
+    identity = driver.core.identity if driver else None
+    return options.report(*(identity or (None, None)))
+
+
+class Producer:
+    """Sends records; each is stored once, in order per partition, as long as this object lives (row I2).
+
+        with Producer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
+            future = producer.send("payments", b"42.00", b"account-1")
+            print(future.result(timeout=10).offset)
+
+    `send` returns at once; a thread of its own carries the records. Safe to use from many threads.
+    Settings: a mapping with Kafka's keys, or keywords with underscores for the dots. Raises ConfigError.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+        self.settings, self.options = prepare(config, settings)
+        self._thread = LoopThread("oncelog-producer")
+        self._driver: ProducerDriver = self._thread.run(self._make_driver())
+        self._sender = _Sender(self._driver)
+        self._closed = False
+
+    async def _make_driver(self) -> ProducerDriver:
+        driver = ProducerDriver(self.settings, self.options)
+        driver.start()
+        return driver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[Header] = (),
+        on_delivery: Callback | None = None,
+    ) -> RecordFuture:
+        """Take a record for sending.
+
+        Blocks only for the topic's metadata and for room in buffer.memory, at most max.block.ms, then
+        TimedOut. Raises MessageTooLarge, MisuseError (closed, no such partition, not bytes).
+        `on_delivery(metadata, error)` is called on the producer's thread; it must not block.
+        """
+        self._check(topic)
+        row = make_row(value, key, timestamp_ms, headers)
+        outcome, index = self._append(topic, partition, row, on_delivery)
+        return RecordFuture(outcome, index)
+
+    def _check(self, topic: str) -> None:
+        if self._closed or not self._thread.is_running:
+            raise MisuseError("this producer is closed (or was made before a fork); make a new one")
+        if topic not in self._sender.counts:
+            self._sender.counts[topic] = self._thread.run(self._driver.partition_count(topic))
+
+    def _append(
+        self, topic: str, partition: int | None, row: Row, callback: Callback | None
+    ) -> tuple[Outcome, int]:
+        driver = self._driver
+        with driver.lock:
+            if not driver.core.has_room(row_size_bytes(row[1], row[2], row[3])):
+                self._wait_for_room(row_size_bytes(row[1], row[2], row[3]))
+            outcome, index, wake = self._sender.append(topic, partition, row, callback, monotonic_ms())
+        if wake:
+            self._thread.call_soon(driver.wake)
+        return outcome, index
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        """Holding the lock, which the wait lets go of."""
+        self._thread.call_soon(self._driver.wake)
+        seconds = self.options.max_block_ms / 1000
+        if not self._driver.settled.wait_for(lambda: self._driver.core.has_room(size_bytes), seconds):
+            raise _no_room(self.options)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | None],
+        keys: Iterable[bytes | None] | None = None,
+        *,
+        partition: int | None = None,
+        timestamps_ms: Iterable[int] | int | None = None,
+        headers: Iterable[Header] = (),
+    ) -> Delivery:
+        """Take many records; one outcome for all. `headers` are those of every record."""
+        self._check(topic)
+        now_ms = time.time_ns() // 1_000_000
+        stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
+        fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
+        key_iterator = iter(keys) if keys is not None else None
+        shared = tuple(headers)
+        parts: dict[int, tuple[Outcome, int, int]] = {}
+        for value in values:
+            key = next(key_iterator, None) if key_iterator else None
+            row = make_row(value, key, next(stamps, fixed) if stamps else fixed, shared)
+            outcome, index = self._append(topic, partition, row, None)
+            known = parts.get(id(outcome))
+            parts[id(outcome)] = (outcome, known[1], known[2] + 1) if known else (outcome, index, 1)
+        return Delivery(list(parts.values()))
+
+    def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
+        """Take an Arrow table or record batch: column value and, if wanted, key, timestamp, headers.
+
+        Encoded in whole columns. Partitions are chosen as in `send`; records without a key go to one
+        partition per table.
+        """
+        from oncelog.edge.tables import encode_table
+
+        self._check(topic)
+        driver, sender = self._driver, self._sender
+        parts: list[tuple[Outcome, int, int]] = []
+        for batch in encode_table(
+            table, self.options, partition, lambda keys: sender.choose_many(topic, keys)
+        ):
+            with driver.lock:
+                if not driver.core.has_room(len(batch.data)):
+                    self._wait_for_room(len(batch.data))
+                tp = TopicPartition(topic, batch.partition)
+                outcome = driver.core.append_sealed(
+                    tp, batch.data, batch.record_count, batch.times, monotonic_ms()
+                )
+            parts.append((outcome, 0, batch.record_count))
+            self._thread.call_soon(driver.wake)
+        return Delivery(parts)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send everything now and wait until all of it has its outcome. Raises TimedOut."""
+        if self._closed:
+            return
+        with self._driver.lock:
+            self._driver.core.flush()
+            self._thread.call_soon(self._driver.wake)
+            if not self._driver.settled.wait_for(lambda: self._driver.core.is_idle, timeout):
+                raise TimedOut(f"records are still under way after {timeout:g} s")
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers under Kafka's names (producer-metrics)."""
+        return _metrics(self._driver)
+
+    def idempotence(self) -> IdempotenceReport:
+        """Whether idempotence is on, and with which settings (row I22)."""
+        return _report(self.options, self._driver)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush within `timeout` seconds (None: as long as delivery.timeout.ms allows), then end."""
+        if self._closed:
+            return
+        try:
+            if self._thread.is_running:
+                self.flush(timeout)
+        finally:
+            self._closed = True
+            if self._thread.is_running:
+                self._thread.run(self._driver.close())
+                self._thread.stop()

@@ -1,0 +1,207 @@
+"""The loop that carries a ProducerCore: sends what it drains, brings it answers, ids, metadata and time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from typing import Any
+
+from oncelog.client.producer import ProducerCore
+from oncelog.client.producer_options import ProducerOptions
+from oncelog.client.producer_request import MAX_PRODUCE_VERSION, ProduceCall
+from oncelog.config import Settings
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.errors import (
+    BrokerError,
+    ConfigError,
+    DisconnectedError,
+    MisuseError,
+    OncelogError,
+    TimedOut,
+    UnsupportedVersion,
+    raise_for_code,
+)
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import InitProducerIdRequest
+
+_LOG = logging.getLogger("oncelog.producer")
+_IDLE_SECONDS = 60.0
+
+
+def monotonic_ms() -> float:
+    """Milliseconds of the monotonic clock."""
+    return time.monotonic_ns() / 1e6
+
+
+class ProducerDriver:
+    """Not thread safe except for `lock`, which guards the core, and `wake`."""
+
+    def __init__(self, settings: Settings, options: ProducerOptions) -> None:
+        self.settings = settings
+        self.options = options
+        self.cluster = ClusterConnection(settings)
+        self.core = ProducerCore(options, self.cluster.metadata, random.random)
+        self.lock = threading.Lock()
+        self.settled = threading.Condition(self.lock)
+        self.start_error: OncelogError | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._main: asyncio.Task[None] | None = None
+        self._is_asking_id = False
+        self._is_refreshing = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Begin; on the loop that shall run it."""
+        self.loop = asyncio.get_running_loop()
+        self._main = self.loop.create_task(self._run())
+
+    def wake(self) -> None:
+        """Something was appended, or time moved: drain soon. From the loop's thread."""
+        self._event.set()
+
+    async def close(self) -> None:
+        """Stop sending; what has no outcome yet stays without one."""
+        self._is_closing = True  # wait_for of Python 3.11 swallows a cancellation when its event is set, too
+        for task in [*self._tasks, *([self._main] if self._main else [])]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
+        await self.cluster.close()
+
+    async def _run(self) -> None:
+        while not self._is_closing:
+            # A timer and not wait_for, which in Python 3.11 can swallow a cancellation.
+            timer = asyncio.get_running_loop().call_later(self._turn(), self._event.set)
+            await self._event.wait()
+            timer.cancel()
+            self._event.clear()
+
+    def _turn(self) -> float:
+        """One drain; seconds until the next is due."""
+        now_ms = monotonic_ms()
+        with self.lock:
+            calls = self.core.drain(now_ms)
+            due_ms = self.core.next_wakeup_ms(now_ms)
+            needs_id, stale = self.core.is_identity_needed, bool(self.core.stale)
+        for call in calls:
+            self._send(call)
+        self.notify()
+        if needs_id and not self._is_asking_id:
+            self._is_asking_id = True
+            self._spawn(self._ask_identity())
+        if stale and not self._is_refreshing:
+            self._is_refreshing = True
+            self._spawn(self._refresh())
+        return _IDLE_SECONDS if due_ms is None else max(0.0, due_ms - now_ms) / 1000
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def notify(self) -> None:
+        """Tell futures, callbacks and waiters what was settled; never while holding the lock."""
+        with self.lock:
+            outcomes, self.core.settled = self.core.settled, []
+            if outcomes:
+                self.settled.notify_all()
+        for outcome in outcomes:
+            for error in outcome.notify():
+                _LOG.error("a delivery callback raised", exc_info=error)
+        if outcomes:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def next_settled(self) -> None:
+        """Wait until something got its outcome."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _send(self, call: ProduceCall) -> None:
+        try:
+            future = self.cluster.submit(call.node_id, call.message, max_version=MAX_PRODUCE_VERSION)
+        except OncelogError as error:
+            with self.lock:
+                self.core.on_failure(call, error, monotonic_ms())
+            self._event.set()
+            return
+        future.add_done_callback(lambda done: self._on_done(call, done))
+
+    def _on_done(self, call: ProduceCall, done: asyncio.Future[Any]) -> None:
+        now_ms = monotonic_ms()
+        error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
+        with self.lock:
+            if error is None and not call.is_answered:
+                self.core.on_sent(call, now_ms)
+            elif error is None:
+                self.core.on_response(call, done.result(), now_ms)
+            elif isinstance(error, (UnsupportedVersion, MisuseError, ConfigError)):
+                self.core.on_refused(call, error, now_ms)
+            else:
+                failure = error if isinstance(error, OncelogError) else OncelogError(repr(error))
+                self.core.on_failure(call, failure, now_ms)
+        self.notify()
+        self._event.set()
+
+    async def _ask_identity(self) -> None:
+        """InitProducerId, again and again while the error is one that passes."""
+        attempt = 0
+        try:
+            while True:
+                try:
+                    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
+                    answer = await self.cluster.request(None, request)
+                    raise_for_code(answer.error_code)
+                except (DisconnectedError, TimedOut, BrokerError) as error:
+                    if isinstance(error, BrokerError) and not error.retriable:
+                        with self.lock:
+                            error.reaction = "fatal"
+                            self.core.die(error)
+                        self.notify()
+                        return
+                else:
+                    with self.lock:
+                        self.core.give_identity(answer.producer_id, answer.producer_epoch)
+                    return
+                await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
+                attempt += 1
+        finally:
+            self._is_asking_id = False
+            self._event.set()
+
+    async def _refresh(self) -> None:
+        """Metadata of the topics whose leader is unknown or wrong, then a pause."""
+        try:
+            with self.lock:
+                topics = {tp.topic for tp in self.core.stale}
+                self.core.stale.clear()
+            try:
+                await self.cluster.refresh_metadata(topics)
+            except OncelogError as error:
+                _LOG.debug("metadata refresh failed: %s", error)
+            await asyncio.sleep(self.settings["retry.backoff.ms"] / 1000)
+        finally:
+            self._is_refreshing = False
+            self._event.set()
+
+    async def partition_count(self, topic: str) -> int:
+        """Of a topic, created if the broker does so. Raises after max.block.ms."""
+        timeout_s = self.options.max_block_ms / 1000
+        try:
+            await asyncio.wait_for(self.cluster.leader(TopicPartition(topic, 0)), timeout_s)
+        except TimeoutError:
+            raise TimedOut(
+                f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}"
+            ) from None
+        count = self.cluster.metadata.partition_count(topic)
+        if count is None:
+            raise TimedOut(f"topic {topic!r} went away while it was looked up")
+        return count

@@ -1,0 +1,87 @@
+"""Arrow tables to sealed batches, for `Producer.send_table`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncelog.client.producer_options import ProducerOptions
+from oncelog.errors import MisuseError
+from oncelog.wire.columns import arrow_to_batches
+
+_COLUMNS = {"key", "value", "timestamp", "headers"}
+_BATCH_BYTES = 512 * 1024
+"""Whole columns are encoded at once, which pays only in batches larger than batch.size's default."""
+
+Choose = Callable[[list[bytes | None]], list[int]]
+
+
+class EncodedBatch(NamedTuple):
+    """A batch without numbers; `times` are its records' timestamps in ms, or the one of all of them."""
+
+    partition: int
+    data: bytearray
+    record_count: int
+    times: list[int] | int
+
+
+def encode_table(
+    table: Any, options: ProducerOptions, partition: int | None, choose: Choose
+) -> Iterator[EncodedBatch]:
+    """Batches for each partition, in row order within it. `choose` gives a partition for every key.
+
+    Raises MisuseError for columns other than value, key, timestamp and headers.
+    """
+    names = set(table.schema.names)
+    if "value" not in names or names - _COLUMNS:
+        raise MisuseError(
+            f"expected the columns value and perhaps key, timestamp, headers; got {sorted(names)}"
+        )
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    for piece in table.combine_chunks().to_batches(max_chunksize=1 << 20):
+        for chosen, rows in _by_partition(piece, partition, choose):
+            yield from _encode(rows, options, chosen)
+
+
+def _by_partition(piece: Any, partition: int | None, choose: Choose) -> Iterator[tuple[int, Any]]:
+    if partition is not None:
+        yield partition, piece
+        return
+    keyed = "key" in piece.schema.names
+    keys = piece.column("key").to_pylist() if keyed else [None] * piece.num_rows
+    chosen = np.array(choose(keys), dtype=np.int64)
+    for each in np.unique(chosen).tolist():
+        yield each, piece.take(pa.array(np.flatnonzero(chosen == each)))
+
+
+def _encode(rows: Any, options: ProducerOptions, partition: int) -> Iterator[EncodedBatch]:
+    names = rows.schema.names
+    times = _times(rows)
+    start = 0
+    for data, count in arrow_to_batches(
+        rows.column("key") if "key" in names else None,
+        rows.column("value"),
+        times,
+        headers=rows.column("headers") if "headers" in names else None,
+        max_batch_bytes=max(options.batch_bytes, min(_BATCH_BYTES, options.max_request_bytes)),
+        compression=options.compression,
+        level=options.level,
+    ):
+        part = times if isinstance(times, int) else times.slice(start, count).to_pylist()
+        yield EncodedBatch(partition, data, count, part)
+        start += count
+
+
+def _times(rows: Any) -> Any:
+    if "timestamp" not in rows.schema.names:
+        return time.time_ns() // 1_000_000
+    column = rows.column("timestamp")
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("ms", tz=column.type.tz), safe=False)
+    return column.cast(pa.int64())
