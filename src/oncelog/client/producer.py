@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oncelog.client.cluster import ClusterMetadata
-from oncelog.client.producer_batch import (
-    Callback,
-    Outcome,
-    ProducerBatch,
-    Row,
-    cut,
-    row_size_bytes,
-)
+from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut, row_size_bytes
 from oncelog.client.producer_metrics import ProducerMetrics
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_partition import PartitionQueue
@@ -214,16 +207,18 @@ class ProducerCore:
         return by_node
 
     def _is_ready(self, part: PartitionQueue, now_ms: float) -> bool:
-        urgent = self.buffered_bytes * 4 > self.options.buffer_bytes * 3
-        return part.candidate(now_ms, self.identity, self._flush_below, urgent) is not None
+        return self._candidate(part, now_ms) is not None
+
+    def _candidate(self, part: PartitionQueue, now_ms: float) -> ProducerBatch | None:
+        nearly_full = self.buffered_bytes * 4 > self.options.buffer_bytes * 3
+        return part.candidate(now_ms, self.identity, self._flush_below, nearly_full)
 
     def _pick(self, parts: Iterable[PartitionQueue], now_ms: float) -> list[ProducerBatch]:
         """One batch per partition, together at most max.request.size (but at least one)."""
         picked: list[ProducerBatch] = []
         size = REQUEST_OVERHEAD_BYTES
-        urgent = self.buffered_bytes * 4 > self.options.buffer_bytes * 3
         for part in parts:
-            batch = part.candidate(now_ms, self.identity, self._flush_below, urgent)
+            batch = self._candidate(part, now_ms)
             if batch is None:
                 continue
             batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes

@@ -37,7 +37,7 @@ class OffsetRange(NamedTuple):
 
 
 class Outcome:
-    """What became of a batch's records. Written once, by the producer's core; then `notify` tells everyone."""
+    """What became of a batch's records. Written once, by the core; then `notify` tells everyone."""
 
     __slots__ = (
         "_listeners",
@@ -118,7 +118,7 @@ class Outcome:
         return RecordMetadata(outcome.tp.topic, outcome.tp.partition, offset, timestamp_ms)
 
     def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
-        """The fate of records [first, first + count): stretches delivered, and (count, error) for the rest."""
+        """The fate of records [first, first + count): stretches delivered, and (count, error) else."""
         while count > 0:
             outcome, index = self._at(first)
             part = min(count, self._piece_end(first) - first)
