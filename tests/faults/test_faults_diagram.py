@@ -85,7 +85,10 @@ def test_a_note_that_repeats_is_counted() -> None:
 def test_partitions_are_named_only_where_there_are_several() -> None:
     other = replace(request(2, 0), batches=(BatchSummary("t", 1, 7, 0, 0, 0, 1, 90),))
     one, two = (step.text for step in plan([request(1, 0), other]) if isinstance(step, Arrow))
-    assert ("t-0" in one, "t-1" in two) == (True, True)
+    assert ("partition 0  pid" in one, "partition 1  pid" in two) == (True, True)
+    elsewhere = replace(request(2, 0), batches=(BatchSummary("u", 1, 7, 0, 0, 0, 1, 90),))
+    one, two = (step.text for step in plan([request(1, 0), elsewhere]) if isinstance(step, Arrow))
+    assert ("t-0  pid" in one, "u-1  pid" in two) == (True, True)
 
 
 def test_other_apis_are_counted_and_not_drawn() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from oncelog.faults.events import BatchSummary, Direction, Fate, Outcome, WireEvent
-from oncelog.faults.wording import label
+from oncelog.faults.wording import Where, label
 
 DRAWN_APIS = frozenset({"Produce", "InitProducerId"})
 
@@ -69,7 +69,7 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
     """The arrows of a diagram, in the order of the events; partitions are named where there are several."""
     events = list(events)
     partitions = {(batch.topic, batch.partition) for event in events for batch in event.batches}
-    reader = _Reader(with_partition=len(partitions) > 1)
+    reader = _Reader(_naming(partitions))
     steps: list[Step] = []
     for event in events:
         if event.direction is Direction.NOTE:
@@ -79,6 +79,13 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
                 reader.request(event) if event.direction is Direction.REQUEST else reader.answer(event)
             )
     return steps
+
+
+def _naming(partitions: set[tuple[str, int]]) -> Where:
+    """As short as tells them apart."""
+    if len(partitions) <= 1:
+        return Where.NOWHERE
+    return Where.PARTITION if len({topic for topic, _ in partitions}) == 1 else Where.TOPIC_PARTITION
 
 
 def _add_note(steps: list[Step], text: str) -> None:
@@ -93,8 +100,8 @@ def _add_note(steps: list[Step], text: str) -> None:
 class _Reader:
     """Remembers what was sent and stored, to name a retry and a recognised batch."""
 
-    def __init__(self, with_partition: bool) -> None:
-        self._with_partition = with_partition
+    def __init__(self, where: Where) -> None:
+        self._where = where
         self._requests: dict[_Journey, WireEvent] = {}
         self._sent: set[_Batch] = set()
         self._offsets: dict[_Batch, int] = {}
@@ -131,7 +138,7 @@ class _Reader:
         )
 
     def _label(self, event: WireEvent) -> str:
-        return label(event, with_partition=self._with_partition)
+        return label(event, self._where)
 
     def _what_was_done(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
         request = self._requests.get(journey)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from oncelog.faults.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 
@@ -27,30 +28,42 @@ def sequence_text(batch: BatchSummary) -> str:
     return f"seq {batch.base_sequence}–{batch.last_sequence}"
 
 
-def batch_text(batch: BatchSummary, *, with_partition: bool = True) -> str:
+class Where(Enum):
+    """How a message's partition is named: not, by its number, or with its topic."""
+
+    NOWHERE = 0
+    PARTITION = 1
+    TOPIC_PARTITION = 2
+
+    def text(self, topic: str, partition: int) -> str:
+        """The name, followed by two spaces unless it is empty."""
+        return {0: "", 1: f"partition {partition}  ", 2: f"{topic}-{partition}  "}[self.value]
+
+
+def batch_text(batch: BatchSummary, where: Where = Where.TOPIC_PARTITION) -> str:
     """Where it goes, who numbered it, and how."""
-    where = f"{batch.topic}-{batch.partition}  " if with_partition else ""
+    place = where.text(batch.topic, batch.partition)
     if batch.producer_id is None:
-        return f"{where}{batch.records_count} records, unnumbered"
-    return f"{where}pid {batch.producer_id} epoch {batch.producer_epoch}  {sequence_text(batch)}"
+        return f"{place}{batch.records_count} records, unnumbered"
+    return f"{place}pid {batch.producer_id} epoch {batch.producer_epoch}  {sequence_text(batch)}"
 
 
-def outcome_text(outcome: Outcome, *, with_partition: bool = True) -> str:
+def outcome_text(outcome: Outcome, where: Where = Where.TOPIC_PARTITION) -> str:
     """The error's name, or the offset."""
-    where = f"{outcome.topic}-{outcome.partition}  " if with_partition else ""
+    place = where.text(outcome.topic, outcome.partition)
     if outcome.error_code:
-        return f"{where}{outcome.error_name}"
-    return f"{where}ok" + ("" if outcome.base_offset is None else f"  offset {outcome.base_offset}")
+        return f"{place}{outcome.error_name}"
+    return f"{place}ok" + ("" if outcome.base_offset is None else f"  offset {outcome.base_offset}")
 
 
-def label(event: WireEvent, *, with_partition: bool = True) -> str:
+def label(event: WireEvent, where: Where = Where.TOPIC_PARTITION) -> str:
     """What a message says, without its fate."""
     if event.direction is Direction.NOTE:
         return event.detail
     name = event.api + (" answer" if event.direction is Direction.RESPONSE else "")
     parts: Sequence[str] = [
-        *(batch_text(batch, with_partition=with_partition) for batch in event.batches),
-        *(outcome_text(outcome, with_partition=with_partition) for outcome in event.outcomes),
+        *(batch_text(batch, where) for batch in event.batches),
+        *(outcome_text(outcome, where) for outcome in event.outcomes),
     ]
     if event.producer is not None:
         parts = [f"pid {event.producer[0]} epoch {event.producer[1]}"]

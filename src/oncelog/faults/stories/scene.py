@@ -97,7 +97,7 @@ class Scene:
         self, producer: Producer, numbers: Iterable[int], partition: int = 0
     ) -> list[Future[RecordMetadata]]:
         """Hand records to the producer and remember them."""
-        futures = []
+        futures: list[Future[RecordMetadata]] = []
         for number in numbers:
             future = producer.send(self.topic, value_of(number), partition=partition)
             self._sent.append((partition, number, future))
