@@ -72,22 +72,13 @@ def check_the_wire(events: Sequence[WireEvent]) -> None:
     assert {epoch for epoch, _, _ in acknowledged} == {0}
 
 
-# A batch in the middle is answered REQUEST_TIMED_OUT while later ones are acknowledged, and while it is
-# sent again four new ones follow: the broker then has stored five batches since and forgotten it.
-PUSHED_OUT = pytest.mark.xfail(reason="new batches may push an unacknowledged one out of the broker's five")
-
-# A broker takes any first sequence of a producer it does not know (row I15), so a second batch that
-# arrives before the first closes the door on it.
-COLD_START = pytest.mark.xfail(reason="the second batch of a new producer may be stored before its first")
-
-
 @pytest.mark.behaviour("I1", "I7", "I9", "I10")
-@pytest.mark.parametrize("seed", [pytest.param(1, marks=PUSHED_OUT), 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
 def test_every_record_once_and_in_order_under_any_pattern(seed: int) -> None:
     check(play(seed))
 
 
-@COLD_START
+@pytest.mark.behaviour("I9", "I15")
 def test_the_first_batch_of_a_new_producer_is_lost_on_its_way_and_comes_later() -> None:
     lost = Rule(action="fail", api="Produce", nth=1, error="NOT_ENOUGH_REPLICAS")
     with (

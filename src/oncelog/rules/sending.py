@@ -3,7 +3,10 @@
 A batch gets (producer id, epoch, base sequence) once, when it is first sent, and keeps them until its
 outcome is known. Per partition, batches that have numbers and no outcome stand in one list, by sequence:
 
-    all of them on the wire, fewer than five       the next new batch may be numbered
+    nothing acknowledged yet under this id         one batch, alone: a broker takes any first sequence of an
+                                                   id it does not know, so a second could be stored first
+    all of them on the wire, and at most four      the next new batch may be numbered; the four count even if
+    numbered after the lowest                      acknowledged, for they push it out of the broker's memory
     one of them came back without an outcome       only the lowest is sent, alone, until the list flows again
     OUT_OF_ORDER for a batch sent behind another   a reordering: it waits, and is sent again as it is
     OUT_OF_ORDER for a batch sent as the lowest    a gap: nothing fills it, numbering must start again
@@ -50,16 +53,26 @@ def next_epoch(identity: Identity) -> Identity | None:
 class NumberedBatch:
     """What sending needs to know of a batch. `base_sequence` and `identity` are None until first sent.
 
+    `ordinal` counts the batches numbered before it on its partition.
     `may_be_stored`: an attempt ended without saying whether the batch was stored. `was_lowest`: when it
     was last sent, every batch before it had its outcome, so that OUT_OF_ORDER cannot be a reordering.
     """
 
-    __slots__ = ("base_sequence", "identity", "is_on_wire", "may_be_stored", "record_count", "was_lowest")
+    __slots__ = (
+        "base_sequence",
+        "identity",
+        "is_on_wire",
+        "may_be_stored",
+        "ordinal",
+        "record_count",
+        "was_lowest",
+    )
 
     def __init__(self, record_count: int) -> None:
         self.record_count = record_count
         self.identity: Identity | None = None
         self.base_sequence: int | None = None
+        self.ordinal = 0
         self.may_be_stored = False
         self.is_on_wire = False
         self.was_lowest = False
@@ -87,13 +100,26 @@ class PartitionSequences(Generic[B]):
     can double them; it exists to show that (row I13).
     """
 
-    __slots__ = ("has_gap", "identity", "in_flight", "is_guarded", "limit", "next_sequence", "unresolved")
+    __slots__ = (
+        "has_gap",
+        "identity",
+        "in_flight",
+        "is_guarded",
+        "known_producer_id",
+        "limit",
+        "next_ordinal",
+        "next_sequence",
+        "unresolved",
+    )
 
     def __init__(self, limit: int = MAX_UNACKNOWLEDGED, is_guarded: bool = True) -> None:
         self.limit = limit
         self.is_guarded = is_guarded
         self.identity: Identity | None = None
         self.next_sequence = 0
+        self.next_ordinal = 0
+        self.known_producer_id: int | None = None
+        """The id under which the broker has acknowledged something here."""
         self.in_flight: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
@@ -110,9 +136,15 @@ class PartitionSequences(Generic[B]):
         return (
             self.identity == current
             and self.unresolved is None
-            and len(self.in_flight) < self.limit
+            and self.next_ordinal - self.in_flight[0].ordinal < self._window
             and all([batch.is_on_wire for batch in self.in_flight])
         )
+
+    @property
+    def _window(self) -> int:
+        """How many batches may be numbered from the lowest unacknowledged one on."""
+        is_known = self.identity is not None and self.known_producer_id == self.identity.producer_id
+        return self.limit if is_known or not self.is_guarded else 1
 
     def number(self, batch: B, current: Identity) -> None:
         """Give a new batch its numbers and put it on the wire; only after `may_number`."""
@@ -120,6 +152,7 @@ class PartitionSequences(Generic[B]):
             self.identity, self.next_sequence = current, 0
         batch.identity, batch.base_sequence = current, self.next_sequence
         self.next_sequence = advance(self.next_sequence, batch.record_count)
+        batch.ordinal, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
         self.in_flight.append(batch)
         self.send(batch)
 
@@ -157,6 +190,7 @@ class PartitionSequences(Generic[B]):
     def on_stored(self, batch: B) -> None:
         """Acknowledged, as new or as a duplicate."""
         index = self._take(batch)
+        self.known_producer_id = batch.identity.producer_id if batch.identity else None
         if self.unresolved is not None and index >= self.unresolved:
             self.unresolved = None  # the broker stores in sequence, so what was unknown is stored
 
@@ -204,8 +238,9 @@ class PartitionSequences(Generic[B]):
         """Number what is in flight from 0 under another identity; only when `is_restart_due`."""
         self.identity, self.next_sequence = identity, 0
         self.has_gap, self.unresolved = False, None
-        for batch in self.in_flight:
-            batch.identity, batch.base_sequence = identity, self.next_sequence
+        self.next_ordinal = len(self.in_flight)
+        for ordinal, batch in enumerate(self.in_flight):
+            batch.identity, batch.base_sequence, batch.ordinal = identity, self.next_sequence, ordinal
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, pieces: Sequence[B]) -> None:
@@ -214,9 +249,12 @@ class PartitionSequences(Generic[B]):
         if batch.base_sequence is None or sum(piece.record_count for piece in pieces) != batch.record_count:
             raise ValueError("the pieces of a batch must hold its records, and it must have been numbered")
         sequence = batch.base_sequence
-        for piece in pieces:
-            piece.identity, piece.base_sequence = batch.identity, sequence
+        for ordinal, piece in enumerate(pieces, batch.ordinal):
+            piece.identity, piece.base_sequence, piece.ordinal = batch.identity, sequence, ordinal
             sequence = advance(sequence, piece.record_count)
+        for later in self.in_flight[index + 1 :]:
+            later.ordinal += len(pieces) - 1
+        self.next_ordinal += len(pieces) - 1
         self.in_flight[index : index + 1] = pieces
         if self.unresolved is not None and index < self.unresolved:
             self.unresolved += len(pieces) - 1
