@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from raw_client import RawClient
 
-from oncelog.errors import ERROR_BY_CODE, CoordinatorLoadInProgress
+from oncelog.errors import (
+    ERROR_BY_CODE,
+    CoordinatorLoadInProgress,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+)
 from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import CreateTopicsRequest, InitProducerIdRequest, ProduceRequest
 from oncelog.wire.records import NewRecord
@@ -56,7 +61,11 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    answer = client.call(request, PRODUCE_VERSION).responses[0].partition_responses[0]
+    for _ in range(100):  # a partition just created has no leader for a moment; nothing was judged yet
+        answer = client.call(request, PRODUCE_VERSION).responses[0].partition_responses[0]
+        if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):
+            break
+        time.sleep(0.05)
     if answer.error_code:
         assert answer.base_offset == -1
         return ERROR_BY_CODE[answer.error_code].kafka_name, None
