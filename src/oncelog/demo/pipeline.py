@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncelog.demo.flights import RESULT_COLUMNS
-from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,45 +22,6 @@ MAX_OFFSETS_PER_BATCH = 120_000
 VALUE_SCHEMA = (
     "carrier string, flight int, origin string, dest string, hour int, dep_delay bigint, arr_delay bigint"
 )
-
-JAVA_HELP = (
-    "install a JDK 17 or newer (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless; "
-    "macOS: brew install openjdk@17) and put it on PATH or into JAVA_HOME"
-)
-
-
-def check_spark_can_run() -> None:
-    """Raise ConfigError that says what to install when PySpark or Java is missing."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        raise ConfigError("the demo runs on PySpark: pip install 'oncelog[spark,demo]'") from None
-    home = os.environ.get("JAVA_HOME")
-    if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
-        raise ConfigError(f"PySpark needs Java, and none was found: {JAVA_HELP}")
-
-
-def start_spark(work_dir: Path) -> SparkSession:
-    """A quiet local session on two cores with `format("oncelog")` in it."""
-    from pyspark.sql import SparkSession
-
-    # Spark's Python workers must be the interpreter that runs the demo.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("oncelog demo")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
-        .config("spark.log.level", "ERROR")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from oncelog.demo.pipeline import KeyCounts, PipelineResult
 from oncelog.demo.served import ServedBroker
 from oncelog.demo.showing import Showing
 from oncelog.demo.story import FaultCounts, Mark, count_faults, tell
+from oncelog.spark.session import check_spark, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +66,7 @@ class DemoResult:
 
 def run_demo(*, seed: int, rows: int | None, work_dir: Path, showing: Showing) -> DemoResult:
     """Run everything under `work_dir` (which must be empty or new). Raises OncelogError when it cannot."""
-    pipeline.check_spark_can_run()
+    check_spark()
     timer = _Timer()
     with timer.step("read the flights"), showing.step("Reading the flights", None):
         flights = load_flights(rows)
@@ -130,9 +131,9 @@ def _work_on_spark(
     timer: _Timer,
     showing: Showing,
 ) -> None:
-    with timer.step("start Spark"), showing.step("Starting Spark", None):
-        spark = pipeline.start_spark(work_dir)
-    try:
+    with ExitStack() as stack:
+        with timer.step("start Spark"), showing.step("Starting Spark", None):
+            spark = stack.enter_context(local_session("oncelog demo", "local[2]"))
         with timer.step("stream on Spark"), showing.step("Streaming on Spark", len(flights)) as advance_to:
             result.pipeline = pipeline.run_delay_pipeline(
                 spark, bootstrap_servers, EXACTLY_ONCE.topic, work_dir, on_progress=advance_to
@@ -149,8 +150,6 @@ def _work_on_spark(
                 marks = tell(load.events)
                 result.judged.append(Judged(load, count_faults(load.events, marks), marks, counts))
                 advance_to(number)
-    finally:
-        spark.stop()
 
 
 def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
