@@ -45,7 +45,7 @@ def positive_murmur2(key: bytes) -> int:
 
 def murmur2_many(keys: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """`positive_murmur2` of many keys at once; pays from some hundred keys on."""
-    sizes = np.fromiter((len(key) for key in keys), dtype=np.int64, count=len(keys))
+    sizes = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     hashes = np.empty(len(keys), dtype=np.uint32)
     for size in np.unique(sizes).tolist():
         (at,) = np.nonzero(sizes == size)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oncelog.client.cluster import ClusterMetadata
-from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut, row_size_bytes
+from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut
 from oncelog.client.producer_metrics import ProducerMetrics
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_partition import PartitionQueue
@@ -63,15 +63,14 @@ class ProducerCore:
     # Appending
 
     def append(
-        self, tp: TopicPartition, row: Row, now_ms: float, callback: Callback | None = None
+        self, tp: TopicPartition, row: Row, size: int, now_ms: float, callback: Callback | None = None
     ) -> tuple[Outcome, int, bool]:
-        """Take a record; (outcome, index in it, whether a drain is worth while).
+        """Take a record of `row_size_bytes`; (outcome, index in it, whether a drain is worth while).
 
         Raises MessageTooLarge when the record alone exceeds max.request.size, and the fatal error.
         """
         if self.fatal is not None:
             raise self.fatal
-        size = row_size_bytes(row[1], row[2], row[3])
         if size > self.options.max_request_bytes:
             raise MessageTooLarge(
                 f"a record of {size} bytes is above max.request.size={self.options.max_request_bytes}"
@@ -357,6 +356,7 @@ class ProducerCore:
                 if batch.is_on_wire or batch.may_be_stored:
                     batch.may_be_stored = True
                     error = DeliveryUnknown(f"{text}; whether the records are stored is not known")
+                    error.reaction = Mark.ABORTABLE.value
                 self._fail(batch, error)
 
     def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:

@@ -7,7 +7,7 @@ became of it keeps (outcome, index). When a batch is cut in pieces, its outcome 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from oncelog.rules.sending import NumberedBatch
@@ -57,7 +57,7 @@ class Outcome:
         self.error: Exception | None = None
         self.base_offset: int | None = None
         self.log_time_ms: int | None = None
-        self.times: list[int] | int = 0
+        self.times: Sequence[int] | int = 0
         self.callbacks: list[tuple[int, Callback]] = []
         self.pieces: tuple[list[int], list[Outcome]] | None = None
         self._listeners: list[Listener] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from oncelog.client.partitioner import Partitioner
 from oncelog.client.producer_batch import Callback, Outcome, Row, row_size_bytes
 from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
 from oncelog.config import PRODUCER, Settings
@@ -18,6 +16,7 @@ from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
+from oncelog.edge.producer_sender import Sender, make_row
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.types import Header, RecordMetadata, TopicPartition
 
@@ -36,90 +35,6 @@ def prepare(
     return settings, options
 
 
-class _Sender:
-    """Choosing partitions and appending; shared by both faces, always under the driver's lock."""
-
-    def __init__(self, driver: ProducerDriver) -> None:
-        self.driver = driver
-        self.counts: dict[str, int] = {}
-        self._partitioners: dict[str, Partitioner] = {}
-        self._sticky: dict[str, int] = {}
-
-    def choose(self, topic: str, row: Row, count: int) -> int:
-        """The partition for a record without one."""
-        key = row[1]
-        partitioner = self._partitioner(topic)
-        if partitioner.is_round_robin:
-            return partitioner.next_round_robin(count)
-        if key is not None and (key or partitioner.hashes_empty_keys):
-            return partitioner.for_key(key, count)
-        if not partitioner.is_sticky:
-            return random.randrange(count)
-        return self._stick(topic, partitioner, count, row_size_bytes(*row[1:]))
-
-    def choose_many(self, topic: str, keys: list[bytes | None]) -> list[int]:
-        """`choose` for many records of one table; those without a key stay together."""
-        count = self.counts[topic]
-        with self.driver.lock:
-            partitioner = self._partitioner(topic)
-            if partitioner.is_round_robin:
-                return [partitioner.next_round_robin(count) for _ in keys]
-            alone = partitioner.any_other(count, self._sticky.get(topic))
-            self._sticky[topic] = alone
-            hashed = [key for key in keys if key is not None and (key or partitioner.hashes_empty_keys)]
-            if len(hashed) == len(keys):
-                return partitioner.for_keys(hashed, count)
-            chosen = iter(partitioner.for_keys(hashed, count))
-            return [
-                next(chosen) if key is not None and (key or partitioner.hashes_empty_keys) else alone
-                for key in keys
-            ]
-
-    def _partitioner(self, topic: str) -> Partitioner:
-        partitioner = self._partitioners.get(topic)
-        if partitioner is None:
-            partitioner = Partitioner(self.driver.options.partitioner, random.randrange)
-            self._partitioners[topic] = partitioner
-        return partitioner
-
-    def _stick(self, topic: str, partitioner: Partitioner, count: int, size_bytes: int) -> int:
-        # A batch is filled before another partition has its turn (KIP-480).
-        chosen = self._sticky.get(topic)
-        if chosen is None or not self.driver.core.has_open_batch(TopicPartition(topic, chosen), size_bytes):
-            chosen = self._sticky[topic] = partitioner.any_other(count, chosen)
-        return chosen
-
-    def append(
-        self, topic: str, partition: int | None, row: Row, callback: Callback | None, now_ms: float
-    ) -> tuple[Outcome, int, bool]:
-        """Put one record into its batch; the topic's partition count is known."""
-        count = self.counts[topic]
-        if partition is None:
-            partition = self.choose(topic, row, count)
-        elif not 0 <= partition < count:
-            raise MisuseError(
-                f"topic {topic!r} has partitions 0 to {count - 1}, so there is no partition {partition}"
-            )
-        return self.driver.core.append(TopicPartition(topic, partition), row, now_ms, callback)
-
-
-def make_row(
-    value: bytes | None, key: bytes | None, timestamp_ms: int | None, headers: Iterable[Header]
-) -> Row:
-    """A record as the core takes it; text is refused, since only the caller knows its encoding."""
-    for name, data in (("value", value), ("key", key)):
-        if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-            raise MisuseError(f"{name} must be bytes or None, not {type(data).__name__}; encode it first")
-    if timestamp_ms is None:
-        timestamp_ms = time.time_ns() // 1_000_000
-    return (
-        timestamp_ms,
-        key if key is None or isinstance(key, bytes) else bytes(key),
-        value if value is None or isinstance(value, bytes) else bytes(value),
-        tuple(headers),
-    )
-
-
 class AsyncProducer:
     """Sends records from asyncio code. `await send(...)` waits for room, and gives an awaitable outcome.
 
@@ -133,7 +48,8 @@ class AsyncProducer:
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self.settings, self.options = prepare(config, settings)
         self._driver: ProducerDriver | None = None
-        self._sender: _Sender | None = None
+        self._sender: Sender | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         self._started()
@@ -144,11 +60,13 @@ class AsyncProducer:
     ) -> None:
         await self.close()
 
-    def _started(self) -> _Sender:
+    def _started(self) -> Sender:
+        if self._closed:
+            raise MisuseError("this producer is closed; make a new one")
         if self._sender is None:
             self._driver = ProducerDriver(self.settings, self.options)
             self._driver.start()
-            self._sender = _Sender(self._driver)
+            self._sender = Sender(self._driver)
         return self._sender
 
     async def send(
@@ -166,11 +84,14 @@ class AsyncProducer:
         sender = self._started()
         row = make_row(value, key, timestamp_ms, headers)
         driver = sender.driver
-        if topic not in sender.counts:
-            sender.counts[topic] = await driver.partition_count(topic)
-        await self._wait_for_room(driver, row_size_bytes(row[1], row[2], row[3]))
+        if topic not in sender.partitions:
+            sender.learn(topic, await driver.partition_count(topic))
+        size_bytes = row_size_bytes(row[1], row[2], row[3])
+        await self._wait_for_room(driver, size_bytes)
         with driver.lock:
-            outcome, index, wake = sender.append(topic, partition, row, on_delivery, monotonic_ms())
+            outcome, index, wake = sender.append(
+                topic, partition, row, size_bytes, on_delivery, monotonic_ms()
+            )
         if wake:
             driver.wake()
         return _as_asyncio(RecordFuture(outcome, index))
@@ -195,8 +116,8 @@ class AsyncProducer:
             await driver.next_settled()
 
     def metrics(self) -> dict[str, float]:
-        """Numbers under Kafka's names (producer-metrics)."""
-        return _metrics(self._started().driver)
+        """Numbers under Kafka's names (producer-metrics); empty before the first send."""
+        return _metrics(self._driver) if self._driver else {}
 
     def idempotence(self) -> IdempotenceReport:
         """Whether idempotence is on, and with which settings (row I22)."""
@@ -204,10 +125,15 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Flush, then end the connections; safe to call twice."""
-        if self._driver is not None:
-            await self.flush()
-            await self._driver.close()
-            self._driver = self._sender = None
+        if self._closed:
+            return
+        try:
+            if self._driver is not None:
+                await self.flush()
+        finally:
+            self._closed = True
+            if self._driver is not None:
+                await self._driver.close()
 
 
 def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:
@@ -247,7 +173,7 @@ class Producer:
         self.settings, self.options = prepare(config, settings)
         self._thread = LoopThread("oncelog-producer")
         self._driver: ProducerDriver = self._thread.run(self._make_driver())
-        self._sender = _Sender(self._driver)
+        self._sender = Sender(self._driver)
         self._closed = False
 
     async def _make_driver(self) -> ProducerDriver:
@@ -288,23 +214,28 @@ class Producer:
     def _check(self, topic: str) -> None:
         if self._closed or not self._thread.is_running:
             raise MisuseError("this producer is closed (or was made before a fork); make a new one")
-        if topic not in self._sender.counts:
-            self._sender.counts[topic] = self._thread.run(self._driver.partition_count(topic))
+        if topic not in self._sender.partitions:
+            self._sender.learn(topic, self._thread.run(self._driver.partition_count(topic)))
 
     def _append(
         self, topic: str, partition: int | None, row: Row, callback: Callback | None
     ) -> tuple[Outcome, int]:
         driver = self._driver
+        size_bytes = row_size_bytes(row[1], row[2], row[3])
         with driver.lock:
-            if not driver.core.has_room(row_size_bytes(row[1], row[2], row[3])):
-                self._wait_for_room(row_size_bytes(row[1], row[2], row[3]))
-            outcome, index, wake = self._sender.append(topic, partition, row, callback, monotonic_ms())
+            if not driver.core.has_room(size_bytes):
+                self._wait_for_room(size_bytes)
+            outcome, index, wake = self._sender.append(
+                topic, partition, row, size_bytes, callback, monotonic_ms()
+            )
         if wake:
             self._thread.call_soon(driver.wake)
         return outcome, index
 
     def _wait_for_room(self, size_bytes: int) -> None:
         """Holding the lock, which the wait lets go of."""
+        if self._driver.is_own_thread():
+            raise _no_room(self.options)  # a callback that waits would stop what it waits for
         self._thread.call_soon(self._driver.wake)
         seconds = self.options.max_block_ms / 1000
         if not self._driver.settled.wait_for(lambda: self._driver.core.has_room(size_bytes), seconds):
@@ -346,9 +277,11 @@ class Producer:
 
         self._check(topic)
         driver, sender = self._driver, self._sender
+        if partition is not None:
+            sender.named(topic, partition)
         parts: list[tuple[Outcome, int, int]] = []
         for batch in encode_table(
-            table, self.options, partition, lambda keys: sender.choose_many(topic, keys)
+            table, self.options, partition, lambda keys, rows: sender.choose_many(topic, keys, rows)
         ):
             with driver.lock:
                 if not driver.core.has_room(len(batch.data)):
@@ -362,9 +295,11 @@ class Producer:
         return Delivery(parts)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything now and wait until all of it has its outcome. Raises TimedOut."""
+        """Send everything now and wait until all of it has its outcome. Raises TimedOut, MisuseError."""
         if self._closed:
             return
+        if not self._thread.is_running or self._driver.is_own_thread():
+            raise MisuseError("flush() cannot wait here: in a delivery callback, or in a forked process")
         with self._driver.lock:
             self._driver.core.flush()
             self._thread.call_soon(self._driver.wake)

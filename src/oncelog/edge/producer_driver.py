@@ -55,10 +55,16 @@ class ProducerDriver:
         self._is_refreshing = False
         self._waiters: list[asyncio.Future[None]] = []
         self._is_closing = False
+        self._thread_id: int | None = None
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs on the thread that carries the records, as callbacks do."""
+        return threading.get_ident() == self._thread_id
 
     def start(self) -> None:
         """Begin; on the loop that shall run it."""
         self.loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._main = self.loop.create_task(self._run())
 
     def wake(self) -> None:
@@ -66,20 +72,34 @@ class ProducerDriver:
         self._event.set()
 
     async def close(self) -> None:
-        """Stop sending; what has no outcome yet stays without one."""
+        """Stop sending; what has no outcome yet fails."""
         self._is_closing = True  # wait_for of Python 3.11 swallows a cancellation when its event is set, too
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
         await self.cluster.close()
+        with self.lock:
+            self.core.die(MisuseError("the producer was closed before this record was acknowledged"))
+        self.notify()
 
     async def _run(self) -> None:
         while not self._is_closing:
             # A timer and not wait_for, which in Python 3.11 can swallow a cancellation.
-            timer = asyncio.get_running_loop().call_later(self._turn(), self._event.set)
+            timer = asyncio.get_running_loop().call_later(self._guarded_turn(), self._event.set)
             await self._event.wait()
             timer.cancel()
             self._event.clear()
+
+    def _guarded_turn(self) -> float:
+        """A turn; what goes wrong in it ends the producer with an error, for nobody may wait for ever."""
+        try:
+            return self._turn()
+        except Exception as error:
+            _LOG.exception("the producer cannot go on")
+            with self.lock:
+                self.core.die(OncelogError(f"the producer cannot go on: {error!r}"))
+            self.notify()
+            return _IDLE_SECONDS
 
     def _turn(self) -> float:
         """One drain; seconds until the next is due."""
@@ -196,7 +216,7 @@ class ProducerDriver:
         """Of a topic, created if the broker does so. Raises after max.block.ms."""
         timeout_s = self.options.max_block_ms / 1000
         try:
-            await asyncio.wait_for(self.cluster.leader(TopicPartition(topic, 0)), timeout_s)
+            await asyncio.wait_for(self._find_leader(TopicPartition(topic, 0)), timeout_s)
         except TimeoutError:
             raise TimedOut(
                 f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}"
@@ -205,3 +225,7 @@ class ProducerDriver:
         if count is None:
             raise TimedOut(f"topic {topic!r} went away while it was looked up")
         return count
+
+    async def _find_leader(self, tp: TopicPartition) -> None:
+        await self.cluster.leader(tp)
+        await self.cluster.start()  # from here on metadata is asked for again by its age

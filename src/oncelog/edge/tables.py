@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +18,27 @@ _COLUMNS = {"key", "value", "timestamp", "headers"}
 _BATCH_BYTES = 512 * 1024
 """Whole columns are encoded at once, which pays only in batches larger than batch.size's default."""
 
-Choose = Callable[[list[bytes | None]], list[int]]
+Choose = Callable[[list[bytes | None] | None, int], list[int] | int]
 
 
 class EncodedBatch(NamedTuple):
-    """A batch without numbers; `times` are its records' timestamps in ms, or the one of all of them."""
+    """A batch without numbers; `times` are its records' timestamps in ms, or the one of all of them.
+
+    A memoryview reads the table's own column: no object per record.
+    """
 
     partition: int
     data: bytearray
     record_count: int
-    times: list[int] | int
+    times: Sequence[int] | int
 
 
 def encode_table(
     table: Any, options: ProducerOptions, partition: int | None, choose: Choose
 ) -> Iterator[EncodedBatch]:
-    """Batches for each partition, in row order within it. `choose` gives a partition for every key.
+    """Batches for each partition, in row order within it.
+
+    `choose(keys or None, number of rows)` gives a partition for every row, or the one of all.
 
     Raises MisuseError for columns other than value, key, timestamp and headers.
     """
@@ -53,10 +58,13 @@ def _by_partition(piece: Any, partition: int | None, choose: Choose) -> Iterator
     if partition is not None:
         yield partition, piece
         return
-    keyed = "key" in piece.schema.names
-    keys = piece.column("key").to_pylist() if keyed else [None] * piece.num_rows
-    chosen = np.array(choose(keys), dtype=np.int64)
-    for each in np.unique(chosen).tolist():
+    keys = piece.column("key").cast(pa.binary()).to_pylist() if "key" in piece.schema.names else None
+    choice = choose(keys, piece.num_rows)
+    if isinstance(choice, int):
+        yield choice, piece
+        return
+    chosen = np.array(choice, dtype=np.int32)
+    for each in np.flatnonzero(np.bincount(chosen)).tolist():
         yield each, piece.take(pa.array(np.flatnonzero(chosen == each)))
 
 
@@ -73,7 +81,7 @@ def _encode(rows: Any, options: ProducerOptions, partition: int) -> Iterator[Enc
         compression=options.compression,
         level=options.level,
     ):
-        part = times if isinstance(times, int) else times.slice(start, count).to_pylist()
+        part = times if isinstance(times, int) else memoryview(times.slice(start, count).to_numpy())
         yield EncodedBatch(partition, data, count, part)
         start += count
 

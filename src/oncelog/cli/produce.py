@@ -1,0 +1,305 @@
+"""`oncelog produce`: send lines or files as records."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, Self
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.errors import MessageTooLarge, OncelogError, TimedOut
+from oncelog.types import Header, RecordMetadata
+
+_PROGRESS_EVERY = 1000
+_FIELDS = {"topic", "offset", "partition", "timestamp", "timestamp_ms", "headers"} | {
+    "key", "key_base64", "value", "value_base64",
+}  # fmt: skip
+
+Arguments = dict[str, Any]
+"""Keywords of Producer.send."""
+
+
+@click.command("produce")
+@click.argument("topic")
+@click.argument("files", nargs=-1, type=click.File("rb", lazy=True))
+@click.option("-k", "--key-separator", metavar="SEP", help=r"Lines are KEY SEP VALUE; \t is a tab.")
+@click.option("--jsonl", is_flag=True, help="Lines are JSON objects, as `consume -o jsonl` prints them.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="To this partition (default: by key).")
+@output_option
+@bootstrap_options
+def command(
+    topic: str,
+    files: tuple[IO[bytes], ...],
+    key_separator: str | None,
+    jsonl: bool,
+    partition: int | None,
+    output: str,
+    client_config: dict[str, Any],
+) -> None:
+    """Send each line of FILES, or of standard input, as a record; then tell where they stand.
+
+    \b
+    Examples:
+      oncelog produce flights flights.csv
+      printf 'a=1\\nb=2\\n' | oncelog produce numbers --key-separator =
+      oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
+    With --jsonl an object holds value, and if wanted key, headers (an object, or a list of key and
+    value), partition, timestamp (ms); key_base64 and value_base64 for bytes. topic and offset are
+    passed over.
+    Ctrl-C sends what was read so far; a second one ends at once. Exit code 1: a record failed.
+    """
+    if jsonl and key_separator is not None:
+        raise click.UsageError("--jsonl and --key-separator exclude each other")
+    if key_separator == "":
+        raise click.UsageError("--key-separator must not be empty")
+    parse = _parser(jsonl, key_separator)
+    tally = _Tally()
+    stopped = _send_all(client_config, topic, partition, _parsed(_lines(files), parse), tally)
+    emit(tally.rows(), output, columns=["topic", "partition", "first_offset", "last_offset", "records"])
+    if tally.failed:
+        error = tally.first_error
+        click.echo(f"oncelog: {tally.failed} records failed: {type(error).__name__}: {error}", err=True)
+    if stopped is not None:
+        raise stopped
+    if tally.failed:
+        sys.exit(1)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What one partition took; offsets None: the broker did not tell them."""
+
+    first_offset: int | None
+    last_offset: int | None
+    records: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the records; `on_delivery` runs on the producer's thread, the rest after it."""
+
+    partitions: dict[tuple[str, int], _Stretch] = field(default_factory=dict)
+    sent: int = 0
+    failed: int = 0
+    first_error: Exception | None = None
+
+    def on_delivery(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        if metadata is None:
+            self.failed += 1
+            self.first_error = self.first_error or error
+            return
+        offset = metadata.offset
+        at = (metadata.topic, metadata.partition)
+        known = self.partitions.get(at)
+        if known is None:
+            self.partitions[at] = _Stretch(offset, offset, 1)
+            return
+        known.records += 1
+        if offset is not None:
+            known.first_offset = offset if known.first_offset is None else min(known.first_offset, offset)
+            known.last_offset = offset if known.last_offset is None else max(known.last_offset, offset)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": topic,
+                "partition": partition,
+                "first_offset": part.first_offset,
+                "last_offset": part.last_offset,
+                "records": part.records,
+            }
+            for (topic, partition), part in sorted(self.partitions.items())
+        ]
+
+
+class _Interrupt:
+    """The first Ctrl-C ends the reading, never a send in its middle; the second one ends everything."""
+
+    def __init__(self) -> None:
+        self.is_set = self._is_reading = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        was_set, self.is_set = self.is_set, True
+        if was_set or self._is_reading:
+            self._is_reading = False
+            raise KeyboardInterrupt
+
+    def until(self, items: Iterable[Arguments]) -> Iterator[Arguments]:
+        """The items, until interrupted."""
+        iterator = iter(items)
+        while True:
+            try:
+                self._is_reading = True
+                if self.is_set:
+                    return
+                item = next(iterator)
+                self._is_reading = False
+            except (StopIteration, KeyboardInterrupt):
+                return
+            finally:
+                self._is_reading = False
+            yield item
+
+
+def _send_all(
+    client_config: dict[str, Any],
+    topic: str,
+    partition: int | None,
+    records: Iterable[Arguments],
+    tally: _Tally,
+) -> Exception | None:
+    """Send and flush; gives what ended it before its time. Records before that are sent all the same."""
+    from oncelog.config import PRODUCER
+    from oncelog.edge.producer import Producer
+
+    producer = Producer(only_settings_of(PRODUCER, client_config))
+    stopped: Exception | None = None
+    try:
+        with _Interrupt() as interrupt, _progress(tally) as show:
+            try:
+                for record in interrupt.until(records):
+                    if partition is not None:
+                        record["partition"] = partition
+                    _send(producer, topic, record, tally)
+                    if tally.sent % _PROGRESS_EVERY == 0:
+                        show()
+            except (OncelogError, click.ClickException) as error:
+                stopped = error
+            producer.close()
+    except KeyboardInterrupt:
+        with suppress(TimedOut):
+            producer.close(0)
+        raise
+    return stopped
+
+
+def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
+    tally.sent += 1
+    try:
+        producer.send(topic, on_delivery=tally.on_delivery, **record)
+    except MessageTooLarge as error:  # this record alone; the others can go on
+        tally.on_delivery(None, error)
+
+
+def _progress(tally: _Tally) -> AbstractContextManager[Callable[[], object]]:
+    """A line on standard error when that is a terminal and nobody types on it."""
+    if not sys.stderr.isatty() or (sys.stdin is not None and sys.stdin.isatty()):
+        return nullcontext(lambda: None)
+    return _Status(tally)
+
+
+class _Status(AbstractContextManager[Callable[[], object]]):
+    def __init__(self, tally: _Tally) -> None:
+        from rich.console import Console
+
+        self._tally = tally
+        self._status = Console(stderr=True).status("sending")
+
+    def __enter__(self) -> Callable[[], object]:
+        self._status.start()
+        return self._show
+
+    def _show(self) -> None:
+        delivered = sum(part.records for part in self._tally.partitions.copy().values())
+        self._status.update(f"{self._tally.sent:,} records taken, {delivered:,} stored")
+
+    def __exit__(self, *raised: object) -> None:
+        self._status.stop()
+
+
+def _lines(files: tuple[IO[bytes], ...]) -> Iterator[tuple[str, bytes]]:
+    """(where it stands, line without its end) of every line. A closed standard input has none."""
+    if not files and sys.stdin is None:
+        return
+    for file in files or (sys.stdin.buffer,):
+        name = getattr(file, "name", "standard input")
+        try:
+            for number, line in enumerate(file, 1):
+                yield f"{name}:{number}", line.removesuffix(b"\n").removesuffix(b"\r")
+        except OSError as error:
+            raise click.ClickException(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Arguments]) -> Iterator[Arguments]:
+    for where, line in lines:
+        try:
+            yield parse(line)
+        except ValueError as error:
+            raise click.ClickException(f"{where}: {error}") from error
+
+
+def _parser(jsonl: bool, key_separator: str | None) -> Callable[[bytes], Arguments]:
+    if jsonl:
+        return parse_json
+    if key_separator is None:
+        return lambda line: {"value": line}
+    separator = key_separator.replace("\\t", "\t").encode()
+
+    def with_key(line: bytes) -> Arguments:
+        key, found, value = line.partition(separator)
+        if not found:
+            raise ValueError(f"no {key_separator!r} between key and value")
+        return {"key": key, "value": value}
+
+    return with_key
+
+
+def parse_json(line: bytes) -> Arguments:
+    """One JSON object to keywords of Producer.send. Raises ValueError saying what is wrong."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or row.keys() - _FIELDS:
+        raise ValueError(f"expected a JSON object with some of {', '.join(sorted(_FIELDS))}")
+    timestamp = row.get("timestamp", row.get("timestamp_ms"))
+    for name, number in (("partition", row.get("partition")), ("timestamp", timestamp)):
+        if number is not None and type(number) is not int:
+            raise ValueError(f"{name} must be a whole number, not {number!r}")
+    return {
+        "key": _bytes_of(row, "key"),
+        "value": _bytes_of(row, "value"),
+        "headers": _headers_of(row.get("headers") or []),
+        "partition": row.get("partition"),
+        "timestamp_ms": timestamp,
+    }
+
+
+def _bytes_of(row: dict[str, Any], name: str) -> bytes | None:
+    """Text as UTF-8; anything that is no text as the JSON it is."""
+    encoded = row.get(f"{name}_base64")
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, TypeError) as error:
+            raise ValueError(f"{name}_base64: {error}") from None
+    data = row.get(name)
+    if data is None:
+        return None
+    return data.encode() if isinstance(data, str) else json.dumps(data, separators=(",", ":")).encode()
+
+
+def _headers_of(headers: Any) -> list[Header]:
+    if isinstance(headers, dict):
+        headers = [{"key": key, "value": value} for key, value in headers.items()]
+    if not isinstance(headers, list):
+        raise ValueError("headers must be an object, or a list of objects with key and value")
+    pairs: list[Header] = []
+    for each in headers:
+        if not isinstance(each, dict) or not isinstance(each.get("key"), str):
+            raise ValueError(f"a header must be an object with key and value, not {each!r}")
+        pairs.append((each["key"], _bytes_of(each, "value")))
+    return pairs

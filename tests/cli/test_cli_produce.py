@@ -1,0 +1,191 @@
+"""`oncelog produce` against our broker."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from helpers_cli import Outcome, oncelog
+
+from oncelog import Admin, Broker, Consumer, NewTopic, Record, TopicPartition
+from oncelog.cli.produce import parse_json
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(config={"auto.create.topics.enable": "false"}) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
+    """A topic of two partitions for this test alone."""
+    name = re.sub(r"\W+", "-", request.node.name)[:80]
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name, 2)])
+    return name
+
+
+def produce(broker: Broker, *arguments: str, stdin: bytes | None = b"") -> Outcome:
+    source = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+    with mock.patch.object(sys, "stdin", source):
+        return oncelog("produce", *arguments, servers=broker.bootstrap_servers)
+
+
+def read(broker: Broker, topic: str) -> list[Record]:
+    with Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
+        tps = [TopicPartition(topic, partition) for partition in (0, 1)]
+        consumer.assign(tps)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(tps)
+        records: list[Record] = []
+        while len(records) < sum(ends.values()):
+            records += consumer.poll(5)
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def test_lines_of_standard_input(broker: Broker, topic: str) -> None:
+    got = produce(broker, topic, "-p", "1", "-o", "json", stdin=b"a\n\xff\r\n\nlast")
+    assert (got.code, got.err) == (0, "")
+    assert json.loads(got.out) == [
+        {"topic": topic, "partition": 1, "first_offset": 0, "last_offset": 3, "records": 4}
+    ]
+    assert [record.value for record in read(broker, topic)] == [b"a", b"\xff", b"", b"last"]
+
+
+def test_files_with_keys(broker: Broker, topic: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"k1\tv1\nk2\tv2\twith\n")
+    two.write_bytes(b"k1\tv3\n")
+    got = produce(broker, topic, str(one), str(two), "--key-separator", r"\t")
+    assert got.code == 0
+    assert got.out.splitlines()[0].split() == [
+        "TOPIC",
+        "PARTITION",
+        "FIRST",
+        "OFFSET",
+        "LAST",
+        "OFFSET",
+        "RECORDS",
+    ]
+    records = read(broker, topic)
+    assert sorted((record.key, record.value) for record in records) == [
+        (b"k1", b"v1"),
+        (b"k1", b"v3"),
+        (b"k2", b"v2\twith"),
+    ]
+    assert len({record.partition for record in records if record.key == b"k1"}) == 1
+
+
+def test_json_lines_are_what_consume_prints(broker: Broker, topic: str) -> None:
+    row = {"key": "k", "value_base64": "/w==", "partition": 1, "timestamp": 7, "headers": {"h": "x"}}
+    assert produce(broker, topic, "--jsonl", stdin=json.dumps(row).encode()).code == 0
+    (first,) = read(broker, topic)
+    assert (first.partition, first.key, first.value, first.timestamp_ms) == (1, b"k", b"\xff", 7)
+    assert first.headers == (("h", b"x"),)
+    ends = ["--from-beginning", "--until-end", "-o", "jsonl"]
+    printed = oncelog("consume", topic, *ends, servers=broker.bootstrap_servers).out
+    assert produce(broker, topic, "--jsonl", stdin=printed.encode()).code == 0
+    assert [record[3:] for record in read(broker, topic)] == [first[3:]] * 2
+
+
+def test_json_fields() -> None:
+    assert parse_json(b'{"value": {"a": [1]}, "headers": [{"key": "n", "value": null}]}') == {
+        "key": None,
+        "value": b'{"a":[1]}',
+        "headers": [("n", None)],
+        "partition": None,
+        "timestamp_ms": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "Expecting"),
+        (b"[]", "expected a JSON object"),
+        (b'{"valu": 1}', "expected a JSON object"),
+        (b'{"partition": "1"}', "whole number"),
+        (b'{"value_base64": "x"}', "value_base64"),
+        (b'{"headers": 3}', "headers must be"),
+        (b'{"headers": [1]}', "a header must be"),
+    ],
+)
+def test_a_wrong_line_is_named_and_what_was_before_is_sent(
+    broker: Broker, topic: str, line: bytes, says: str
+) -> None:
+    got = produce(broker, topic, "--jsonl", "-o", "jsonl", stdin=b'{"value": "good"}\n' + line)
+    assert got.code == 1
+    assert ":2: " in got.err and says in got.err
+    assert json.loads(got.out)["records"] == 1
+
+
+def test_a_line_without_its_separator(broker: Broker, topic: str) -> None:
+    got = produce(broker, topic, "-k", "=", stdin=b"a=1\nb\n")
+    assert got.code == 1 and "no '=' between key and value" in got.err
+
+
+def test_failed_records_are_exit_code_1_with_the_typed_error(broker: Broker, topic: str) -> None:
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(f"{topic}-small", 1, configs={"max.message.bytes": "300"})])
+    settings = ["-X", "batch.size=100", "-X", "max.request.size=2000", "-o", "json"]
+    lines = b"\n".join([b"x", b"y" * 500, b"z" * 5000, b"w"])
+    got = produce(broker, f"{topic}-small", *settings, stdin=lines)
+    assert got.code == 1
+    assert "2 records failed: MessageTooLarge: " in got.err
+    assert sum(row["records"] for row in json.loads(got.out)) == 2
+
+
+def test_wrong_usage_and_unknown_topics(broker: Broker, topic: str, tmp_path: Path) -> None:
+    assert produce(broker, topic, "--jsonl", "-k", ",").code == 2
+    assert produce(broker, topic, "-k", "").code == 2
+    assert produce(broker, topic, "-X", "acks=0", "-X", "enable.idempotence=true").code == 2
+    assert produce(broker, topic, "-p", "2", stdin=b"x").code == 2
+    missing = produce(broker, topic, str(tmp_path / "missing"))
+    assert missing.code in (1, 2) and "missing" in missing.err
+    gone = produce(broker, "gone", "-X", "max.block.ms=300", stdin=b"x")
+    assert gone.code in (1, 4) and "gone" in gone.err
+
+
+def test_nothing_to_send(broker: Broker, topic: str) -> None:
+    assert produce(broker, topic, "-o", "json", stdin=b"").out == "[]\n"
+    assert produce(broker, topic, "-o", "json", stdin=None).out == "[]\n"
+
+
+def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "oncelog.cli.main",
+        "produce",
+        topic,
+        "-o",
+        "json",
+        "-X",
+        "linger.ms=60000",
+    ]
+    with subprocess.Popen(
+        [*command, "-X", "delivery.timeout.ms=120000", "-b", broker.bootstrap_servers],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        # More than a pipe holds: once it is written, the command has read the first lines at least.
+        process.stdin.write(b"line\n" * 100_000)
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        rows = json.loads(process.stdout.read())
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")
+    count = sum(row["records"] for row in rows)
+    assert count > 80_000
+    assert [record.value for record in read(broker, topic)] == [b"line"] * count
