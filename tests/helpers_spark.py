@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raw_client import RawClient
+from helpers_broker import RawClient
 
 from oncelog.edge.admin import Admin, NewTopic
 from oncelog.types import Header
@@ -44,7 +44,7 @@ def _store_one(client: RawClient, topic: str, partition: int, batch: bytes | byt
     request = ProduceRequest(
         acks=-1, topic_data=[ProduceRequest.TopicProduceData(name=topic, partition_data=[data])]
     )
-    answer = client.call(request, PRODUCE_VERSION).responses[0].partition_responses[0]
+    answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
     assert answer.error_code == 0, f"produce to {topic}-{partition}: error {answer.error_code}"
     return int(answer.base_offset)
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import NamedTuple
 
-from raw_client import RawClient
+from helpers_broker import RawClient
 
 from oncelog.errors import (
     ERROR_BY_CODE,
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 def create_topic(client: RawClient) -> str:
     topic = f"scenario-{next(topic_numbers)}"
     wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
-    answer = client.call(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
+    answer = client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
     assert [each.error_code for each in answer.topics] == [0]
     return topic
 
@@ -42,7 +42,7 @@ def create_topic(client: RawClient) -> str:
 def new_producer_id(client: RawClient) -> int:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     for _ in range(100):  # a broker that has just started answers COORDINATOR_LOAD_IN_PROGRESS
-        answer = client.call(request, INIT_PRODUCER_ID_VERSION)
+        answer = client.ask(request, INIT_PRODUCER_ID_VERSION)
         if answer.error_code != CoordinatorLoadInProgress.code:
             break
         time.sleep(0.1)
@@ -62,7 +62,7 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
     for _ in range(100):  # a partition just created has no leader for a moment; nothing was judged yet
-        answer = client.call(request, PRODUCE_VERSION).responses[0].partition_responses[0]
+        answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
         if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):
             break
         time.sleep(0.05)

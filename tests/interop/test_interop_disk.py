@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafka
-from raw_client import RawClient
+from helpers_broker import RawClient
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog

@@ -1,0 +1,77 @@
+"""What the broker counts, what Prometheus reads of it, and the alert rules over those names."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers_broker import RawClient, batch
+
+from oncelog.edge.broker import Broker
+from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+
+ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
+
+
+def scrape(broker: Broker) -> dict[str, float]:
+    """The page as Prometheus reads it: `name{labels}` to value."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+@pytest.mark.behaviour("I22", "I19")
+def test_duplicates_refusals_and_fenced_producers_are_counted() -> None:
+    with Broker(metrics_port=0) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("counted")
+        pid = client.new_producer_id()
+        assert client.produce("counted", batch(b"1", b"2", pid=pid, sequence=0)).error_code == 0
+        assert client.produce("counted", batch(b"1", b"2", pid=pid, sequence=0)).error_code == 0
+        gap = client.produce("counted", batch(b"9", pid=pid, sequence=9))
+        assert gap.error_code == OutOfOrderSequenceNumber.code
+        assert client.produce("counted", batch(b"3", pid=pid, epoch=1, sequence=0)).error_code == 0
+        late = client.produce("counted", batch(b"4", pid=pid, epoch=0, sequence=2))
+        assert late.error_code == InvalidProducerEpoch.code
+        read, counted = scrape(broker), broker.metrics()
+    assert read["oncelog_duplicates_acknowledged_total"] == counted["duplicates_acknowledged"] == 1
+    assert read["oncelog_out_of_order_refused_total"] == counted["out_of_order_refused"] == 1
+    assert read["oncelog_fenced_refused_total"] == counted["fenced_refused"] == 1
+    assert read["oncelog_producer_ids_active"] == counted["producer_ids_active"] == 1
+    assert read["oncelog_batches_stored_total"] == 2
+    assert read["oncelog_records_stored_total"] == 3
+    assert read['oncelog_request_duration_seconds_count{api="Produce"}'] == 5
+    assert read['oncelog_append_errors_total{error="OUT_OF_ORDER_SEQUENCE_NUMBER"}'] == 1
+
+
+@pytest.mark.behaviour("I23")
+def test_every_alert_is_about_metrics_that_are_exported() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    with Broker(metrics_port=0) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("alerted")
+        client.produce("alerted", batch(b"gap", pid=client.new_producer_id(), epoch=0, sequence=1))
+        exported = {name.partition("{")[0] for name in scrape(broker)} | {"oncelog_append_errors_total"}
+    named = {name for rule in rules for name in re.findall(r"oncelog_\w+", rule["expr"])}
+    assert named <= exported
+    for about in ("out_of_order_refused", "fenced_refused", "transactions_timed_out"):
+        assert any(about in name for name in named)
+    for rule in rules:
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+@pytest.mark.behaviour("I23")
+def test_prometheus_takes_the_alert_rules() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (of Prometheus) is not installed, so the rule file is not loaded for real")
+    checked = subprocess.run(
+        [promtool, "check", "rules", str(ALERTS)], capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "SUCCESS" in checked.stdout
