@@ -165,8 +165,7 @@ class ProducerCore:
         if self.options.is_idempotent and not self._renew_identities():
             return []
         calls = []
-        by_node = self._ready_by_node(now_ms)
-        for node_id, parts in by_node.items():
+        for node_id, parts in self._ready_by_node(now_ms).items():
             while parts and self._in_flight_requests.get(node_id, 0) < self.options.max_in_flight:
                 batches = self._pick(parts, now_ms)
                 if not batches:
@@ -287,6 +286,7 @@ class ProducerCore:
         self.metrics.on_error(error)
         if batch.is_settled:
             return
+        batch.is_on_wire = False  # answered: a refusal is no attempt that may yet be stored
         reaction = reaction_to(error.code, self.options.mode)
         error.reaction = reaction.mark.value
         part = self._partitions[batch.tp]

@@ -71,7 +71,8 @@ class Outcome:
         """Call `listener` once done, at once if it is; it may be called twice in a race of two threads."""
         self._listeners.append(listener)
         if self.is_done:
-            self._call_listeners()
+            for raised in self._call_listeners():
+                raise raised
 
     def notify(self) -> Iterator[Exception]:
         """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on."""
@@ -82,14 +83,18 @@ class Outcome:
                 callback(None if error else self.metadata(index), error)
             except Exception as raised:
                 yield raised
-        try:
-            self._call_listeners()
-        except Exception as raised:
-            yield raised
+        yield from self._call_listeners()
 
-    def _call_listeners(self) -> None:
+    def _call_listeners(self) -> Iterator[Exception]:
         while self._listeners:
-            self._listeners.pop(0)()
+            try:
+                listener = self._listeners.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                listener()
+            except Exception as raised:
+                yield raised
 
     def split(self, starts: list[int], outcomes: list[Outcome]) -> None:
         """The records from `starts[i]` on (to the next start) now belong to `outcomes[i]`."""

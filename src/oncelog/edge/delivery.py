@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from oncelog.client.producer_batch import OffsetRange, Outcome
 from oncelog.errors import TimedOut
 from oncelog.types import RecordMetadata
+
+_LOG = logging.getLogger("oncelog.producer")
 
 
 def _wait(outcome: Outcome, timeout: float | None) -> None:
@@ -47,10 +51,11 @@ class RecordFuture(Future[RecordMetadata]):
         if super().done():
             return
         error = self._outcome.error_of(self._index)
-        if error is None:
-            self.set_result(self._outcome.metadata(self._index))
-        else:
-            self.set_exception(error)
+        with suppress(InvalidStateError):  # two threads may come here at once
+            if error is None:
+                self.set_result(self._outcome.metadata(self._index))
+            else:
+                self.set_exception(error)
 
     def done(self) -> bool:
         """Whether it was delivered or failed."""
@@ -81,8 +86,18 @@ class RecordFuture(Future[RecordMetadata]):
         return self._outcome.error_of(self._index)
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Call `fn(self)` once there is an outcome, on the producer's thread or at once."""
-        self._outcome.listen(lambda: fn(self))
+        """Call `fn(self)` once there is an outcome, on the producer's thread or at once.
+
+        What it raises is logged, as concurrent.futures does.
+        """
+
+        def call() -> None:
+            try:
+                fn(self)
+            except Exception:
+                _LOG.exception("a done callback raised")
+
+        self._outcome.listen(call)
 
 
 @dataclass(frozen=True, slots=True)

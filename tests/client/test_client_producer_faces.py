@@ -1,0 +1,344 @@
+"""The producer's faces against our broker: futures, callbacks, many records, tables, asyncio, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers_producer import new_topic, producer_of, read, values
+
+from oncelog import Admin, Broker, Producer
+from oncelog.aio import Producer as AsyncProducer
+from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
+from oncelog.faults import Proxy, Rule
+from oncelog.types import RecordMetadata
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def producer(servers: str) -> Iterator[Producer]:
+    with producer_of(servers) as running:
+        yield running
+
+
+def test_a_record_comes_back_whole(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers, 2)
+    headers = [("a", b"1"), ("a", None), ("ü", b"")]
+    future = producer.send(topic, b"v", b"k", partition=1, timestamp_ms=7, headers=headers)
+    assert future.result(10) == RecordMetadata(topic, 1, 0, 7)
+    producer.send(topic, None, bytearray(b"k"), partition=1).result(10)
+    first, second = read(servers, topic)
+    assert (first.key, first.value, first.timestamp_ms, first.headers) == (b"k", b"v", 7, tuple(headers))
+    assert (second.key, second.value, second.headers) == (b"k", None, ())
+
+
+def test_the_brokers_time_is_told(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers, message_timestamp_type="LogAppendTime")
+    metadata = producer.send(topic, b"v", timestamp_ms=7).result(10)
+    assert metadata.timestamp_ms == read(servers, topic)[0].timestamp_ms > 7
+
+
+def test_without_acknowledgements_offsets_are_not_known(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, acks="0", enable_idempotence=False) as producer:
+        metadata = producer.send(topic, b"v", timestamp_ms=7).result(10)
+    assert metadata == RecordMetadata(topic, 0, None, 7)
+    with producer_of(servers) as later:
+        later.send(topic, b"w").result(10)
+    assert b"v" in values(servers, topic)
+
+
+def test_futures_work_with_concurrent_futures(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers)
+    futures = [producer.send(topic, b"%d" % number) for number in range(50)]
+    done, waiting = concurrent.futures.wait(futures, timeout=10)
+    assert (len(done), waiting) == (50, set())
+    offsets = [future.result().offset for future in concurrent.futures.as_completed(futures, timeout=10)]
+    assert sorted(offset for offset in offsets if offset is not None) == list(range(50))
+    assert not futures[0].cancel() and not futures[0].cancelled() and not futures[0].running()
+    called = threading.Event()
+    futures[0].add_done_callback(lambda future: called.set())
+    assert called.is_set() and futures[0].exception() is None
+
+
+def test_callbacks_that_raise_stop_nothing(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers)
+    heard: list[int | None] = []
+
+    def fail(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        heard.append(metadata.offset if metadata else None)
+        raise RuntimeError("a callback's own fault")
+
+    futures = [producer.send(topic, b"x", on_delivery=fail) for _ in range(3)]
+    for future in futures:
+        future.add_done_callback(lambda each: 1 / 0)
+    assert [future.result(10).offset for future in futures] == [0, 1, 2]
+    assert producer.send(topic, b"y").result(10).offset == 3
+    producer.flush(10)
+    assert heard == [0, 1, 2]
+
+
+def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers)
+    errors: list[Exception] = []
+    more: list[object] = []
+    done = threading.Event()
+
+    def again(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        more.append(producer.send(topic, b"again"))
+        try:
+            producer.flush()
+        except MisuseError as misuse:
+            errors.append(misuse)
+        done.set()
+
+    producer.send(topic, b"x", on_delivery=again)
+    assert done.wait(10) and len(errors) == 1
+    producer.flush(10)
+    assert values(servers, topic) == [b"x", b"again"]
+
+
+def test_many_with_keys_times_and_headers(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers, 3)
+    keys = [b"k%d" % (number % 10) for number in range(1000)]
+    payload = [b"%d" % number for number in range(1000)]
+    delivery = producer.send_many(
+        topic, iter(payload), keys, timestamps_ms=range(1000), headers=[("h", b"x")]
+    )
+    result = delivery.result(10)
+    assert (len(delivery), delivery.done(), result.delivered_count, result.failed_count) == (
+        1000,
+        True,
+        1000,
+        0,
+    )
+    records = read(servers, topic)
+    assert {(each.value, each.key, each.timestamp_ms) for each in records} == set(
+        zip(payload, keys, range(1000), strict=True)
+    )
+    assert {each.headers for each in records} == {(("h", b"x"),)}
+    assert len({(each.key, each.partition) for each in records}) == 10
+    assert sum(each.record_count for each in result.delivered) == 1000
+
+
+def test_a_table_goes_where_send_would_put_it(servers: str, producer: Producer) -> None:
+    by_send, by_table = new_topic(servers, 5), new_topic(servers, 5)
+    keys = [b"key-%d" % (number % 300) * (number % 3) for number in range(3000)]
+    payload = [b"%d" % number for number in range(3000)]
+    for key, value in zip(keys, payload, strict=True):
+        producer.send(by_send, value, key, timestamp_ms=5)
+    table = pa.table(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(payload, pa.binary()),
+            "timestamp": pa.array(range(3000), pa.int64()),
+            "headers": pa.array(
+                [[{"key": "h", "value": b"x"}] if number % 2 else None for number in range(3000)],
+                pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+            ),
+        }
+    )
+    assert producer.send_table(by_table, table).result(10).delivered_count == 3000
+    producer.flush(10)
+    sent, tabled = read(servers, by_send), read(servers, by_table)
+    assert [each[1:3] + each[5:7] for each in sent] == [each[1:3] + each[5:7] for each in tabled]
+    for record in tabled:
+        number = record.timestamp_ms
+        assert record.value == b"%d" % number
+        assert record.headers == ((("h", b"x"),) if number % 2 else ())
+
+
+def test_tables_without_keys_and_to_one_partition(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers, 4)
+    batch = pa.record_batch({"value": pa.array([b"v", None, b"w"], pa.binary())})
+    assert producer.send_table(topic, batch).result(10).delivered_count == 3
+    assert len({record.partition for record in read(servers, topic)}) == 1
+    delivery = producer.send_table(topic, batch, partition=2)
+    assert {each.partition for each in delivery.result(10).delivered} == {2}
+    times = pa.array([1_000, 2_000, 3_000], pa.timestamp("us", tz="UTC"))
+    producer.send_table(topic, pa.table({"value": batch["value"], "timestamp": times}), partition=3).result(
+        10
+    )
+    assert [each.timestamp_ms for each in read(servers, topic) if each.partition == 3] == [1, 2, 3]
+    with pytest.raises(MisuseError, match="partition 4"):
+        producer.send_table(topic, batch, partition=4)
+    with pytest.raises(MisuseError, match="expected the columns"):
+        producer.send_table(topic, pa.table({"value": batch["value"], "other": batch["value"]}))
+    assert producer.send_table(topic, batch.slice(0, 0)).result(10).delivered_count == 0
+
+
+def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers)
+    with pytest.raises(MisuseError, match="encode"):
+        producer.send(topic, "text")  # type: ignore[arg-type]
+    for bad in [("h", "text"), (b"h", b"x"), ("\ud800", b"x")]:
+        with pytest.raises(MisuseError, match="header"):
+            producer.send(topic, b"x", headers=[bad])  # type: ignore[list-item]
+    for time_ms in (-1, 1 << 63, 1.5):
+        with pytest.raises(MisuseError, match="timestamp_ms"):
+            producer.send(topic, b"x", timestamp_ms=time_ms)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="partition 1"):
+        producer.send(topic, b"x", partition=1)
+    assert producer.send(topic, b"good").result(10).offset == 0
+
+
+def test_new_partitions_are_learned(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, metadata_max_age_ms=100) as producer:
+        producer.send(topic, b"x").result(10)
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_partitions({topic: 3})
+        pause = threading.Event()
+        for _ in range(100):
+            if producer.send(topic, b"y").result(10).partition:
+                break
+            pause.wait(0.05)
+    assert {record.partition for record in read(servers, topic)} > {0}
+
+
+def test_close_flushes_and_after_it_nothing_goes(servers: str) -> None:
+    topic = new_topic(servers)
+    producer = producer_of(servers, linger_ms=60_000)
+    future = producer.send(topic, b"x")
+    producer.close()
+    producer.close()
+    assert future.done() and values(servers, topic) == [b"x"]
+    for use in (lambda: producer.send(topic, b"y"), lambda: producer.send_many(topic, [b"y"])):
+        with pytest.raises(MisuseError, match="closed"):
+            use()
+
+
+def test_what_close_leaves_behind_has_an_outcome(servers: str) -> None:
+    topic = new_topic(servers)
+    with Proxy(servers) as proxy:
+        producer = producer_of(proxy.bootstrap_servers)
+        producer.send(topic, b"x").result(10)
+        proxy.add(Rule(action="hold", api="Produce", direction="response"))
+        future = producer.send(topic, b"y")
+        with pytest.raises(TimedOut):
+            producer.close(0.2)
+    assert isinstance(future.exception(10), OncelogError)
+
+
+def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> None:
+    topic = new_topic(servers)
+    producer.send(topic, b"x").result(10)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            producer.send(topic, b"from the child")
+        except MisuseError:
+            producer.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.send(topic, b"y").result(10)
+    assert values(servers, topic) == [b"x", b"y"]
+
+
+def test_asyncio(servers: str) -> None:
+    topic = new_topic(servers, 2)
+
+    async def run() -> None:
+        heard: list[int | None] = []
+        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 0}) as producer:
+            outcomes = [
+                await producer.send(
+                    topic,
+                    b"%d" % n,
+                    partition=1,
+                    on_delivery=lambda m, e: heard.append(m.offset if m else None),
+                )
+                for n in range(20)
+            ]
+            assert [(await each).offset for each in outcomes] == list(range(20))
+            last = await producer.send(topic, b"last", b"k")
+            await producer.flush()
+            assert last.done() or (await last).offset == 0
+            assert producer.idempotence().producer_id is not None
+            assert producer.metrics()["record-delivered-total"] == 21
+        assert heard == list(range(20))
+        with pytest.raises(MisuseError, match="closed"):
+            await producer.send(topic, b"x")
+
+    asyncio.run(run())
+    assert len(values(servers, topic)) == 21
+
+
+def test_asyncio_waits_for_room(servers: str) -> None:
+    topic = new_topic(servers)
+
+    async def run(proxy: Proxy) -> None:
+        settings = {"buffer.memory": 1000, "max.block.ms": 300, "linger.ms": 0}
+        async with AsyncProducer({"bootstrap.servers": proxy.bootstrap_servers, **settings}) as producer:
+            await (await producer.send(topic, b"warm"))
+            proxy.add(Rule(action="hold", api="Produce", direction="response"))
+            first = await producer.send(topic, b"x" * 900)
+            with pytest.raises(TimedOut, match=r"buffer\.memory"):
+                await producer.send(topic, b"x" * 900)
+            proxy.clear()
+            proxy.release()
+            await (await producer.send(topic, b"x" * 900))
+            assert (await first).offset == 1
+
+    with Proxy(servers) as proxy:
+        asyncio.run(run(proxy))
+    assert len(values(servers, topic)) == 3
+
+
+@pytest.mark.behaviour("I1", "I11")
+def test_a_broker_restart_while_sending(tmp_path: Path) -> None:
+    broker = Broker(tmp_path).start()
+    topic = new_topic(broker.bootstrap_servers, 2)
+    with producer_of(broker.bootstrap_servers, batch_size=200) as producer:
+        futures = [producer.send(topic, b"%04d" % n, partition=n % 2) for n in range(200)]
+        broker.stop()
+        futures += [producer.send(topic, b"%04d" % n, partition=n % 2) for n in range(200, 400)]
+        broker.start()
+        futures += [producer.send(topic, b"%04d" % n, partition=n % 2) for n in range(400, 600)]
+        offsets = [future.result(30).offset for future in futures]
+    assert offsets == [number // 2 for number in range(600)]
+    expected = [b"%04d" % n for half in (0, 1) for n in range(half, 600, 2)]
+    assert values(broker.bootstrap_servers, topic) == expected
+    broker.stop()
+
+
+@pytest.mark.behaviour("I11", "I18")
+def test_no_broker_within_the_delivery_timeout(tmp_path: Path) -> None:
+    broker = Broker(tmp_path).start()
+    settings = {"request_timeout_ms": 200, "delivery_timeout_ms": 400, "batch_size": 1}
+    with producer_of(broker.bootstrap_servers, **settings) as producer:
+        producer.send("t", b"x").result(10)
+        broker.stop()
+        delivery = producer.send_many("t", [b"y", b"z"])
+        with pytest.raises(TimedOut, match=r"delivery\.timeout\.ms=400"):
+            delivery.result(10)
+        assert delivery.outcome(10).failed_count == 2
+        broker.start()
+        assert producer.send("t", b"w").result(10).offset == 1
+    assert values(broker.bootstrap_servers, "t") == [b"x", b"w"]
+    broker.stop()
+
+
+def test_no_broker_at_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with (
+        producer_of(f"127.0.0.1:{port}", max_block_ms=300) as producer,
+        pytest.raises((TimedOut, DisconnectedError), match=r"'t'|127\.0\.0\.1"),
+    ):
+        producer.send("t", b"x")
