@@ -171,7 +171,7 @@ def test_tables_without_keys_and_to_one_partition(servers: str, producer: Produc
     producer.send_table(topic, pa.table({"value": batch["value"], "timestamp": times}), partition=3).result(
         10
     )
-    assert [each.timestamp_ms for each in read(servers, topic) if each.partition == 3] == [1, 2, 3]
+    assert [each.timestamp_ms for each in read(servers, topic) if each.partition == 3][-3:] == [1, 2, 3]
     with pytest.raises(MisuseError, match="partition 4"):
         producer.send_table(topic, batch, partition=4)
     with pytest.raises(MisuseError, match="expected the columns"):
@@ -320,12 +320,12 @@ def test_a_broker_restart_while_sending(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I11", "I18")
 def test_no_broker_within_the_delivery_timeout(tmp_path: Path) -> None:
     broker = Broker(tmp_path).start()
-    settings = {"request_timeout_ms": 200, "delivery_timeout_ms": 400, "batch_size": 1}
+    settings = {"request_timeout_ms": 500, "delivery_timeout_ms": 1500, "reconnect_backoff_max_ms": 50}
     with producer_of(broker.bootstrap_servers, **settings) as producer:
         producer.send("t", b"x").result(10)
         broker.stop()
         delivery = producer.send_many("t", [b"y", b"z"])
-        with pytest.raises(TimedOut, match=r"delivery\.timeout\.ms=400"):
+        with pytest.raises(TimedOut, match=r"delivery\.timeout\.ms=1500"):
             delivery.result(10)
         assert delivery.outcome(10).failed_count == 2
         broker.start()
