@@ -160,6 +160,14 @@ def test_nothing_to_send(broker: Broker, topic: str) -> None:
     assert produce(broker, topic, "-o", "json", stdin=None).out == "[]\n"
 
 
+def test_a_closed_standard_input_is_an_empty_one(broker: Broker, topic: str) -> None:
+    command = (
+        f"{sys.executable} -m oncelog.cli.main produce {topic} -o json -b {broker.bootstrap_servers} <&-"
+    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
     command = [
         sys.executable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -168,6 +169,7 @@ def _send_all(
     from oncelog.config import PRODUCER
     from oncelog.edge.producer import Producer
 
+    _occupy_standard_input()
     producer = Producer(only_settings_of(PRODUCER, client_config))
     stopped: Exception | None = None
     try:
@@ -187,6 +189,12 @@ def _send_all(
             producer.close(0)
         raise
     return stopped
+
+
+def _occupy_standard_input() -> None:
+    """A closed descriptor 0 would go to the event loop, and libuv aborts on closing one that low."""
+    if sys.stdin is None and (descriptor := os.open(os.devnull, os.O_RDONLY)) > 2:
+        os.close(descriptor)  # it was not closed after all
 
 
 def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
