@@ -94,8 +94,13 @@ class BrokerError(OncelogError):
         self.detail = detail
         super().__init__(detail)
 
+    @property
+    def message(self) -> str:
+        """What went wrong, without the code's name: the `error_message` of an answer."""
+        return self.detail or self.hint
+
     def __str__(self) -> str:
-        text = self.detail or self.hint
+        text = self.message
         return f"{self.kafka_name} ({self.code})" + (f": {text}" if text else "")
 
 

@@ -41,7 +41,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             _grow(node, asked, message.validate_only, now_ms)
         except BrokerError as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.message
         except StorageError as error:
             result.error_code, result.error_message = KafkaStorageError.code, str(error)
         results.append(result)

@@ -53,8 +53,14 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
 
 
 def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
-    code = error.code if isinstance(error, BrokerError) else KafkaStorageError.code
-    return _Result(name=asked.name, topic_id=NO_ID, error_code=code, error_message=str(error), configs=None)
+    refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
+    return _Result(
+        name=asked.name,
+        topic_id=NO_ID,
+        error_code=refusal.code,
+        error_message=refusal.message,
+        configs=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _delete(node: Node, asked: _Asked, now_ms: int) -> _Result:
             raise TopicDeletionDisabled("delete.topic.enable is false")
         node.topics.delete(topic, now_ms)
     except BrokerError as error:
-        result.error_code, result.error_message = error.code, str(error)
+        result.error_code, result.error_message = error.code, error.message
     except StorageError as error:
         result.error_code, result.error_message = KafkaStorageError.code, str(error)
     else:

@@ -35,7 +35,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
                 if wanted is None or entry.name in wanted
             ]
         except BrokerError as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.message
         results.append(result)
     return DescribeConfigsResponse(results=results)
 

@@ -41,7 +41,7 @@ def _describe(node: Node, topic: str, index: int) -> _Result:
         _, partition = node.topics.partition(TopicPartition(topic, index))
         result.active_producers = [_producer(state) for state in partition.describe_producers()]
     except BrokerError as error:
-        result.error_code, result.error_message = error.code, str(error)
+        result.error_code, result.error_message = error.code, error.message
     return result
 
 

@@ -149,7 +149,7 @@ class _Produce:
         result: _PartitionResult,
         error: BrokerError,
     ) -> None:
-        result.error_code, result.error_message = error.code, str(error)
+        result.error_code, result.error_message = error.code, error.message
         result.record_errors = [
             ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
             for index, text in getattr(error, "record_errors", ())

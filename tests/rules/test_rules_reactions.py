@@ -1,0 +1,35 @@
+"""tests/tables/reactions.txt: what a producer does about a code, by its mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncelog.errors import ERROR_BY_CODE
+from oncelog.rules.reactions import Mode, reaction_to
+
+TABLE = Path(__file__).parents[1] / "tables" / "reactions.txt"
+NAMES = {cls.kafka_name: code for code, cls in ERROR_BY_CODE.items()}
+ROWS = [line.split() for line in TABLE.read_text().splitlines() if line and line[0] not in "# "]
+
+
+@pytest.mark.behaviour("I18")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_reaction(row: list[str]) -> None:
+    name, mode, action, mark, may_be_stored, is_metadata_stale = row
+    reaction = reaction_to(NAMES[name], Mode(mode))
+    assert (reaction.action.value, reaction.mark.value) == (action, mark)
+    assert reaction.may_be_stored == (may_be_stored == "maybe")
+    assert reaction.is_metadata_stale == (is_metadata_stale == "stale")
+
+
+def test_a_code_from_the_future_fails_its_records_as_possibly_stored() -> None:
+    reaction = reaction_to(9_999, Mode.IDEMPOTENT)
+    assert (reaction.action.value, reaction.mark.value, reaction.may_be_stored) == ("fail", "abortable", True)
+
+
+def test_what_the_broker_calls_retriable_is_never_fatal() -> None:
+    for code, error in ERROR_BY_CODE.items():
+        if error.retriable:
+            assert reaction_to(code, Mode.IDEMPOTENT).mark.value != "fatal", error.kafka_name

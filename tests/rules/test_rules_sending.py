@@ -1,0 +1,197 @@
+"""Numbering a partition's batches: what may be sent, what is renumbered, what is given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.rules.sending import (
+    MAX_EPOCH,
+    Identity,
+    NumberedBatch,
+    OutOfOrder,
+    PartitionSequences,
+    next_epoch,
+)
+
+FIRST = Identity(7, 0)
+SECOND = Identity(7, 1)
+RECORDS = 3
+Sequences = PartitionSequences[NumberedBatch]
+
+
+def warm(**options: object) -> Sequences:
+    """Sequences under which the broker has acknowledged one batch: 0-2."""
+    sequences: Sequences = PartitionSequences(**options)  # type: ignore[arg-type]
+    batch = NumberedBatch(RECORDS)
+    sequences.number(batch, FIRST)
+    sequences.on_stored(batch)
+    return sequences
+
+
+def sent(sequences: Sequences, count: int, identity: Identity = FIRST) -> list[NumberedBatch]:
+    """`count` new batches on the wire."""
+    batches = []
+    for _ in range(count):
+        assert sequences.may_number(identity)
+        batches.append(NumberedBatch(RECORDS))
+        sequences.number(batches[-1], identity)
+    return batches
+
+
+def bases(batches: list[NumberedBatch]) -> list[int | None]:
+    return [batch.base_sequence for batch in batches]
+
+
+@pytest.mark.behaviour("I5")
+def test_sequences_start_at_0_step_by_records_and_wrap() -> None:
+    sequences = warm()
+    sequences.next_sequence = 2**31 - 2
+    assert bases(sent(sequences, 2)) == [2**31 - 2, 1]
+
+
+@pytest.mark.behaviour("I10", "I15")
+def test_the_first_batch_of_an_id_goes_alone() -> None:
+    sequences: Sequences = PartitionSequences()
+    (first,) = sent(sequences, 1)
+    assert not sequences.may_number(FIRST)
+    sequences.on_stored(first)
+    assert bases(sent(sequences, 5)) == [3, 6, 9, 12, 15]
+
+
+@pytest.mark.behaviour("I10")
+def test_five_are_unacknowledged_at_most() -> None:
+    sequences = warm()
+    batches = sent(sequences, 5)
+    assert not sequences.may_number(FIRST)
+    sequences.on_stored(batches[0])
+    assert sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I10")
+def test_acknowledged_batches_count_as_long_as_one_before_them_is_not() -> None:
+    sequences = warm()
+    lowest, *later = sent(sequences, 5)
+    for batch in later:
+        sequences.on_stored(batch)
+    assert not sequences.may_number(FIRST), "a sixth would push the lowest out of the broker's memory"
+    sequences.on_stored(lowest)
+    assert sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I9", "I11")
+def test_only_the_lowest_is_sent_again_with_its_own_numbers() -> None:
+    sequences = warm()
+    batches = sent(sequences, 3)
+    for batch in reversed(batches):
+        sequences.on_no_outcome(batch, may_be_stored=True)
+    assert not sequences.may_number(FIRST)
+    for batch in batches:
+        assert sequences.next_retry() is batch
+        sequences.send(batch)
+        assert sequences.next_retry() is None
+        sequences.on_stored(batch)
+    assert bases(batches) == [3, 6, 9]
+
+
+@pytest.mark.behaviour("I9")
+def test_out_of_order_behind_another_is_a_reordering() -> None:
+    sequences = warm()
+    first, second = sent(sequences, 2)
+    assert sequences.on_out_of_order(second) is OutOfOrder.RETRY
+    sequences.on_stored(first)
+    assert sequences.next_retry() is second
+    assert (second.identity, second.base_sequence) == (FIRST, 6)
+    assert not sequences.is_restart_needed
+
+
+@pytest.mark.behaviour("I12")
+def test_out_of_order_as_the_lowest_restarts_from_the_first_unacknowledged() -> None:
+    sequences = warm()
+    first, second = sent(sequences, 2)
+    assert sequences.on_out_of_order(first) is OutOfOrder.RENUMBER
+    assert not sequences.is_restart_due, "the second is still on the wire"
+    assert sequences.on_out_of_order(second) is OutOfOrder.RETRY
+    assert sequences.is_restart_due
+    sequences.restart(SECOND)
+    assert bases([first, second]) == [0, 3]
+    assert {first.identity, second.identity} == {SECOND}
+    assert sequences.next_retry() is first
+
+
+@pytest.mark.behaviour("I12", "I13")
+def test_a_batch_that_may_be_stored_is_never_renumbered_under_guard() -> None:
+    sequences = warm()
+    (batch,) = sent(sequences, 1)
+    sequences.on_no_outcome(batch, may_be_stored=True)
+    sequences.send(batch)
+    assert sequences.on_out_of_order(batch) is OutOfOrder.GIVE_UP
+    assert sequences.in_flight == []
+    assert sequences.is_restart_due
+
+
+@pytest.mark.behaviour("I13")
+def test_without_guard_it_is_renumbered_and_may_be_doubled() -> None:
+    sequences = warm(limit=6, is_guarded=False)
+    (batch,) = sent(sequences, 1)
+    sequences.on_no_outcome(batch, may_be_stored=True)
+    sequences.send(batch)
+    assert sequences.on_out_of_order(batch) is OutOfOrder.RENUMBER
+    sequences.restart(SECOND)
+    assert (batch.identity, batch.base_sequence) == (SECOND, 0)
+
+
+@pytest.mark.behaviour("I11")
+def test_a_refused_batch_leaves_a_gap_and_a_lost_one_is_resolved_by_its_successor() -> None:
+    refused = warm()
+    first, second = sent(refused, 2)
+    refused.on_no_outcome(first, may_be_stored=False)
+    refused.on_given_up(first)
+    assert refused.is_restart_needed
+    assert refused.on_out_of_order(second) is OutOfOrder.RETRY
+    assert refused.is_restart_due
+
+    lost = warm()
+    first, second = sent(lost, 2)
+    lost.on_no_outcome(first, may_be_stored=True)
+    lost.on_given_up(first)
+    assert not lost.may_number(FIRST), "whether the numbers go on is not known yet"
+    lost.on_stored(second)
+    assert not lost.is_restart_needed
+    assert lost.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I11")
+def test_a_lost_batch_without_successor_starts_a_new_epoch() -> None:
+    sequences = warm()
+    (batch,) = sent(sequences, 1)
+    sequences.on_no_outcome(batch, may_be_stored=True)
+    sequences.on_given_up(batch)
+    assert sequences.is_restart_due
+    sequences.restart(SECOND)
+    assert bases(sent(sequences, 1, SECOND)) == [0]
+
+
+def test_another_identity_waits_until_nothing_is_in_flight() -> None:
+    sequences = warm()
+    (batch,) = sent(sequences, 1)
+    assert not sequences.may_number(SECOND)
+    sequences.on_stored(batch)
+    assert bases(sent(sequences, 1, SECOND)) == [0]
+
+
+def test_pieces_share_out_the_numbers_of_their_batch() -> None:
+    sequences = warm()
+    large, later = sent(sequences, 2)
+    large.is_on_wire = False
+    pieces = [NumberedBatch(1), NumberedBatch(2)]
+    sequences.split(large, pieces)
+    assert bases([*pieces, later]) == [3, 4, 6]
+    assert sequences.in_flight == [*pieces, later]
+    assert sequences.next_retry() is pieces[0]
+    with pytest.raises(ValueError, match="must hold its records"):
+        sequences.split(later, [NumberedBatch(1)])
+
+
+def test_epochs_end_at_32767() -> None:
+    assert next_epoch(Identity(7, MAX_EPOCH - 1)) == Identity(7, MAX_EPOCH)
+    assert next_epoch(Identity(7, MAX_EPOCH)) is None
