@@ -1,0 +1,269 @@
+"""The producer's core against the broker's own append rule, through seeded loss, delay and reordering.
+
+No socket and no clock: a seed decides what becomes of each request and answer, so a failing seed replays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.producer import ProducerCore
+from oncelog.client.producer_batch import ProducerBatch, row_size_bytes
+from oncelog.client.producer_options import resolve
+from oncelog.client.producer_request import ProduceCall
+from oncelog.config import PRODUCER
+from oncelog.errors import (
+    DisconnectedError,
+    NotConnectedError,
+    NotEnoughReplicas,
+    OutcomeUnknown,
+    RequestTimedOut,
+    TimedOut,
+)
+from oncelog.rules.append import Duplicate, ProducedBatch, ProducerEntry, Refuse, Store, decide_append
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import read_header
+from oncelog.wire.messages import MetadataResponse, ProduceResponse
+from oncelog.wire.records import decode_records
+
+TP = [TopicPartition("t", 0), TopicPartition("t", 1)]
+RECORDS = 120
+STEP_MS = 10.0
+MAX_STEPS = 20_000
+PRODUCER_ID = 5
+
+
+def metadata() -> ClusterMetadata:
+    known = ClusterMetadata()
+    topic = MetadataResponse.MetadataResponseTopic(
+        name="t",
+        partitions=[
+            MetadataResponse.MetadataResponsePartition(
+                partition_index=tp.partition, leader_id=1, leader_epoch=0
+            )
+            for tp in TP
+        ],
+    )
+    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="h", port=1)
+    known.update(MetadataResponse(brokers=[broker], topics=[topic], cluster_id="c", controller_id=1))
+    return known
+
+
+class FakeBroker:
+    """Two partitions that store what `decide_append` lets in."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
+        self.entries: dict[tuple[TopicPartition, int], ProducerEntry] = {}
+
+    def produce(self, call: ProduceCall) -> ProduceResponse:
+        rows = []
+        for part in call.message.topic_data[0].partition_data:
+            rows.append(self._append(TopicPartition("t", part.index), bytes(part.records)))
+        topic = ProduceResponse.TopicProduceResponse(name="t", partition_responses=rows)
+        return ProduceResponse(responses=[topic])
+
+    def _append(self, tp: TopicPartition, data: bytes) -> ProduceResponse.PartitionProduceResponse:
+        header, log = read_header(data), self.logs[tp]
+        answer = ProduceResponse.PartitionProduceResponse(index=tp.partition, base_offset=len(log))
+        if header.producer_id is not None:
+            batch = ProducedBatch(
+                header.producer_id,
+                header.producer_epoch or 0,
+                header.base_sequence,
+                header.last_offset_delta,
+                header.max_timestamp_ms,
+                False,
+            )
+            key = (tp, header.producer_id)
+            match decide_append(self.entries.get(key), batch, Origin.CLIENT, base_offset=len(log), now_ms=0):
+                case Store(entry=entry):
+                    self.entries[key] = entry
+                case Duplicate(base_offset=base_offset):
+                    answer.base_offset = base_offset
+                    return answer
+                case Refuse(error=error):
+                    answer.error_code, answer.base_offset = error.code, -1
+                    return answer
+        log += [record.value for record in decode_records(data)]
+        return answer
+
+
+class World:
+    """One run: a core, a broker, and a network that a seed makes bad."""
+
+    def __init__(self, seed: int, **settings: object) -> None:
+        self.random = random.Random(seed)
+        given = {
+            "bootstrap.servers": "h:1",
+            "batch.size": 400,
+            "linger.ms": 5,
+            "request.timeout.ms": 1_000,
+            "delivery.timeout.ms": 100_000,
+            "retry.backoff.ms": 20,
+            "retry.backoff.max.ms": 80,
+            **settings,
+        }
+        self.core = ProducerCore(resolve(PRODUCER.parse(given)), metadata(), self.random.random)
+        self.broker = FakeBroker()
+        self.now_ms = 0.0
+        self.outcomes: list[tuple[TopicPartition, bytes, object, int]] = []
+        self.events: list[tuple[float, int, object]] = []
+        self.numbers: dict[ProducerBatch, object] = {}
+        self.trouble = True
+        self.serial = 0
+
+    def send(self, number: int) -> None:
+        tp, value = TP[number % 2], b"%06d" % number
+        row = (1_700_000_000_000, None, value, ())
+        outcome, index, _ = self.core.append(tp, row, row_size_bytes(*row[1:]), self.now_ms)
+        self.outcomes.append((tp, value, outcome, index))
+
+    def later(self, delay_ms: float, action: object) -> None:
+        self.serial += 1
+        self.events.append((self.now_ms + delay_ms, self.serial, action))
+
+    def step(self) -> None:
+        self.now_ms += STEP_MS
+        if self.core.is_identity_needed and self.core.identity is None:
+            self.core.give_identity(PRODUCER_ID, 0)
+        due = sorted(event for event in self.events if event[0] <= self.now_ms)
+        self.events = [event for event in self.events if event[0] > self.now_ms]
+        for _, _, action in due:
+            action()  # type: ignore[operator]
+        for call in self.core.drain(self.now_ms):
+            self._check_numbers(call)
+            self._carry(call)
+
+    def _check_numbers(self, call: ProduceCall) -> None:
+        """No batch has two numbers while its outcome is unknown, and five are out at most (row I10)."""
+        for batch in call.batches:
+            numbers = (batch.identity, batch.base_sequence)
+            if batch.may_be_stored:
+                assert self.numbers[batch] == numbers
+            self.numbers[batch] = numbers
+        for part in self.core._partitions.values():
+            assert len(part.sequences.in_flight) <= 5
+
+    def _carry(self, call: ProduceCall) -> None:
+        """The fate of one request, by the seed."""
+        roll = self.random.random() if self.trouble else 1.0
+        delay = self.random.choice((1, 15, 40)) if self.trouble else 1
+        if roll < 0.06:  # the request is lost
+            self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
+        elif roll < 0.12:  # the answer is lost
+            self.later(delay, lambda: self.broker.produce(call))
+            self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
+        elif roll < 0.16:  # the request arrives after it was given up
+            copy = ProduceCall(call.node_id, _frozen(call), call.batches, True)
+            self.later(300, lambda: self.broker.produce(copy))
+            self.later(100, lambda: self._fail(call, TimedOut("late")))
+        elif roll < 0.20:
+            self.later(1, lambda: self._fail(call, NotConnectedError("refused")))
+        elif roll < 0.25:  # answered with an error, stored or not
+            self.later(delay, lambda: self._answer_error(call, NotEnoughReplicas.code, False))
+        elif roll < 0.30:
+            self.later(delay, lambda: self._answer_error(call, RequestTimedOut.code, True))
+        else:
+            self.later(delay, lambda: self._answer(call, self.broker.produce(call)))
+
+    def _fail(self, call: ProduceCall, error: Exception) -> None:
+        self.core.on_failure(call, error, self.now_ms)  # type: ignore[arg-type]
+
+    def _answer(self, call: ProduceCall, response: ProduceResponse) -> None:
+        if call.is_answered:
+            self.core.on_response(call, response, self.now_ms)
+        else:
+            self.core.on_sent(call, self.now_ms)
+
+    def _answer_error(self, call: ProduceCall, code: int, is_stored: bool) -> None:
+        stored = self.broker.produce(call) if is_stored else None
+        rows = [
+            ProduceResponse.PartitionProduceResponse(
+                index=batch.tp.partition, error_code=code, base_offset=-1
+            )
+            for batch in call.batches
+        ]
+        if stored is not None:  # what was refused says so; only what was stored is unsure
+            for row, real in zip(rows, stored.responses[0].partition_responses, strict=True):
+                if real.error_code:
+                    row.error_code = real.error_code
+        topic = ProduceResponse.TopicProduceResponse(name="t", partition_responses=rows)
+        self._answer(call, ProduceResponse(responses=[topic]))
+
+    def run(self) -> None:
+        for number in range(RECORDS):
+            self.send(number)
+            if self.random.random() < 0.3:
+                self.step()
+        self.core.flush()
+        for count in range(MAX_STEPS):
+            if self.core.is_idle and not self.events:
+                return
+            self.trouble = count < 500
+            self.step()
+        raise AssertionError(f"not idle after {MAX_STEPS} steps")
+
+    def results(self) -> Iterator[tuple[TopicPartition, bytes, Exception | None]]:
+        for tp, value, outcome, index in self.outcomes:
+            assert outcome.is_done  # type: ignore[attr-defined]
+            yield tp, value, outcome.error_of(index)  # type: ignore[attr-defined]
+
+
+def _frozen(call: ProduceCall) -> object:
+    """The request as its bytes were when it left; a batch may be numbered anew afterwards."""
+    return type(call.message).decode(9, call.message.encode(9))
+
+
+@pytest.mark.behaviour("I1", "I9", "I10", "I11")
+@pytest.mark.parametrize("first_seed", range(0, 300, 50))
+def test_every_record_is_stored_once_and_in_order_whatever_the_network_does(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        world = World(seed)
+        world.run()
+        for tp in TP:
+            log = world.broker.logs[tp]
+            assert len(log) == len(set(log)), f"seed {seed}: doubled"
+            delivered = [value for at, value, error in world.results() if at == tp and error is None]
+            assert [value for value in log if value in set(delivered)] == delivered, f"seed {seed}: order"
+        for tp, value, error in world.results():
+            if error is None:
+                assert world.broker.logs[tp].count(value) == 1, f"seed {seed}: lost"
+            elif not isinstance(error, OutcomeUnknown):
+                assert value not in world.broker.logs[tp], f"seed {seed}: stored though told it is not"
+
+
+@pytest.mark.behaviour("I11", "I12")
+def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false() -> None:
+    failed = bumped = 0
+    for seed in range(150):
+        world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
+        world.run()
+        bumped += world.core.metrics.epoch_bumps
+        for tp, value, error in world.results():
+            count = world.broker.logs[tp].count(value)
+            failed += error is not None
+            assert count <= 1, f"seed {seed}: doubled"
+            if error is None:
+                assert count == 1, f"seed {seed}: lost"
+            elif not isinstance(error, OutcomeUnknown):
+                assert count == 0, f"seed {seed}: stored though told it is not"
+    assert failed > 0
+    assert bumped > 0
+
+
+@pytest.mark.behaviour("I1", "I25")
+def test_with_idempotence_off_the_same_networks_double_records() -> None:
+    doubled = 0
+    for seed in range(50):
+        world = World(seed, **{"enable.idempotence": "false"})
+        world.run()
+        for log in world.broker.logs.values():
+            doubled += len(log) - len(set(log))
+        for tp, value, error in world.results():
+            assert error is not None or value in world.broker.logs[tp]
+    assert doubled > 0
