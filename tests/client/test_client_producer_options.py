@@ -1,0 +1,86 @@
+"""Idempotence and the settings it cannot live with: refused before any connection, or switched off aloud."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from typing import Any
+
+import pytest
+
+import oncelog
+from oncelog.client.producer_options import resolve
+from oncelog.config import PRODUCER
+from oncelog.errors import ConfigError
+
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+CONFLICTS = [("acks", "0"), ("acks", "1"), ("retries", 0), (IN_FLIGHT, 6)]
+
+
+def options(**given: Any) -> Any:
+    return resolve(PRODUCER.parse({key.replace("_", "."): value for key, value in given.items()}))
+
+
+@pytest.mark.behaviour("I2", "I3")
+def test_idempotence_is_on_by_default_and_implies_the_rest() -> None:
+    resolved = options()
+    assert resolved.is_idempotent
+    assert (resolved.acks, resolved.retries, resolved.max_in_flight) == (-1, 2_147_483_647, 5)
+    assert resolved.report(None, None).reason == "on by default"
+
+
+@pytest.mark.behaviour("I3")
+@pytest.mark.parametrize(("key", "value"), CONFLICTS)
+def test_a_conflict_with_what_was_asked_for_names_both_settings_before_any_connection(
+    key: str, value: object
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.2)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ConfigError) as caught:
+            oncelog.Producer({"bootstrap.servers": address, "enable.idempotence": "true", key: value})
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert "enable.idempotence=true" in str(caught.value)
+    assert f"{key}={value}" in str(caught.value)
+
+
+@pytest.mark.behaviour("I3")
+@pytest.mark.parametrize(("key", "value"), CONFLICTS)
+def test_a_conflict_with_the_mere_default_switches_it_off_with_a_warning(key: str, value: object) -> None:
+    with oncelog.Broker() as broker:
+        given = {"bootstrap.servers": broker.bootstrap_servers, key: value}
+        with (
+            pytest.warns(UserWarning, match="idempotence is switched off"),
+            oncelog.Producer(given) as producer,
+        ):
+            report = producer.idempotence()
+    assert not report.enabled
+    assert f"{key}={value}" in report.reason
+
+
+@pytest.mark.behaviour("I3")
+def test_off_when_told_so_is_no_reason_to_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolved = options(enable_idempotence="false", acks="1", retries=0)
+    assert not resolved.is_idempotent
+    assert resolved.acks == 1
+
+
+def test_a_delivery_timeout_too_short_is_an_error_when_given_and_raised_when_not() -> None:
+    with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms=100 is less than linger\.ms"):
+        options(delivery_timeout_ms=100)
+    assert options(request_timeout_ms=200_000).delivery_timeout_ms == 200_005
+
+
+def test_transactions_are_refused_by_name_as_long_as_there_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"transactional\.id"):
+        options(transactional_id="tx")
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean linger\.ms"):
+        PRODUCER.parse({"linger.msec": 5})
