@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from apache_kafka import ApacheKafka
+from helpers_broker import wait_until
 from helpers_client import append, batch_of
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
@@ -72,7 +73,8 @@ def test_topics_settings_and_directories(admin: Admin) -> None:
     assert any(log.tp.topic == "apache-a" for row in admin.describe_log_dirs() for log in row.replicas)
     assert [broker.node_id for broker in admin.describe_cluster().brokers] == [1]
     admin.delete_topics(["apache-a", "apache-b"])
-    assert "apache-a" not in [topic.name for topic in admin.list_topics()]
+    # A broker learns of a deletion a moment after the controller has answered.
+    wait_until(lambda: "apache-a" not in [topic.name for topic in admin.list_topics()])
 
 
 @pytest.mark.behaviour("I18")

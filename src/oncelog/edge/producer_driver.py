@@ -51,6 +51,7 @@ class ProducerDriver:
         self._event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
+        self._in_flight: dict[asyncio.Future[Any], ProduceCall] = {}
         self._is_asking_id = False
         self._is_refreshing = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -108,6 +109,7 @@ class ProducerDriver:
             calls = self.core.drain(now_ms)
             due_ms = self.core.next_wakeup_ms(now_ms)
             needs_id, stale = self.core.is_identity_needed, bool(self.core.stale)
+        self._withdraw_settled()
         for call in calls:
             self._send(call)
         self.notify()
@@ -153,10 +155,18 @@ class ProducerDriver:
                 self.core.on_failure(call, error, monotonic_ms())
             self._event.set()
             return
-        future.add_done_callback(lambda done: self._on_done(call, done))
+        self._in_flight[future] = call
+        future.add_done_callback(self._on_done)
 
-    def _on_done(self, call: ProduceCall, done: asyncio.Future[Any]) -> None:
+    def _withdraw_settled(self) -> None:
+        """What was given up while it waited for a connection must not be sent once there is one."""
+        for future, call in list(self._in_flight.items()):
+            if all(batch.is_settled for batch in call.batches):
+                future.cancel()
+
+    def _on_done(self, done: asyncio.Future[Any]) -> None:
         now_ms = monotonic_ms()
+        call = self._in_flight.pop(done)
         error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
         with self.lock:
             if error is None and not call.is_answered:
