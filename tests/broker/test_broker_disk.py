@@ -71,6 +71,24 @@ def test_many_waiting_appends_share_a_sync(monkeypatch: pytest.MonkeyPatch) -> N
         assert 1 <= len(syncs) < 200
 
 
+def test_flush_ms_syncs_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[int] = []
+    real = RealFile.sync
+
+    def sync(self: RealFile) -> None:
+        syncs.append(1)
+        real(self)
+
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("by-time", flush_ms=100)
+        client.create_topic("by-nothing")
+        monkeypatch.setattr(RealFile, "sync", sync)
+        client.produce("by-nothing", batch(b"x"))
+        assert client.produce("by-time", batch(b"x")).error_code == 0
+        wait_until(lambda: len(syncs) > 0)
+        assert client.values("by-time") == [b"x"]
+
+
 def test_a_failing_sync_is_a_storage_error_and_the_broker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("failing", flush_messages=1)

@@ -97,14 +97,33 @@ def test_auto_creation_can_be_off() -> None:
 
 
 @pytest.mark.parametrize("version", range(7))
-@pytest.mark.parametrize("key_type", [0, 1])
-def test_coordinators_are_refused_for_good(client: RawClient, version: int, key_type: int) -> None:
-    request = FindCoordinatorRequest(key="k", key_type=key_type, coordinator_keys=["k"])
-    response = client.ask(request, version)
-    told = response.coordinators[0] if version >= 4 else response
-    assert (told.error_code, told.node_id) == (errors.InvalidRequest.code, -1)
+def test_the_coordinator_is_this_node(broker: Broker, client: RawClient, version: int) -> None:
+    def ask(key_type: int) -> Any:
+        request = FindCoordinatorRequest(key="k", key_type=key_type, coordinator_keys=["k"])
+        response = client.ask(request, version)
+        return response.coordinators[0] if version >= 4 else response
+
+    for key_type in (0, 1):
+        told = ask(key_type)
+        assert (told.error_code, told.node_id, told.port) == (0, 1, broker.port)
     if version >= 1:
-        assert "not served yet" in told.error_message
+        share = ask(2)
+        assert (share.error_code, share.node_id) == (errors.InvalidRequest.code, -1)
+
+
+def test_a_confluent_consumer_with_a_group_id_and_assign_sees_no_error(client: RawClient, topic: str) -> None:
+    from confluent_kafka import Consumer
+    from confluent_kafka import TopicPartition as Assigned
+
+    client.produce(topic, batch(*(b"%d" % n for n in range(10))))
+    address = "{}:{}".format(*client.socket.getpeername())
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "enable.auto.commit": False})
+    consumer.assign([Assigned(topic, 0, 0)])
+    got = [consumer.poll(10) for _ in range(10)]
+    # An error of the coordinator would come as one more message.
+    assert consumer.poll(0.5) is None
+    consumer.close()
+    assert [m.value() for m in got if m and not m.error()] == [b"%d" % n for n in range(10)]
 
 
 def list_offset(

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from helpers_broker import RawClient, batch
 
+from oncelog.broker.events import AppendEvent
 from oncelog.edge.broker import Broker
-from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+from oncelog.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
 
@@ -75,3 +76,21 @@ def test_prometheus_takes_the_alert_rules() -> None:
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "SUCCESS" in checked.stdout
+
+
+def test_every_verdict_is_an_event() -> None:
+    """What explain draws from: stored, duplicate and refused, each with the batch's numbers."""
+    events: list[AppendEvent] = []
+    with Broker(on_append=events.append) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("told")
+        for sequence, count in ((0, 2), (0, 2), (7, 1)):
+            client.produce("told", batch(*[b"x"] * count, pid=3, epoch=1, sequence=sequence))
+        client.produce("told", b"no batch at all")
+    told = [(e.verdict, e.base_sequence, e.last_sequence, e.base_offset, e.error_code) for e in events]
+    assert told == [
+        ("stored", 0, 1, 0, 0),
+        ("duplicate", 0, 1, 0, 0),
+        ("refused", 7, 7, None, OutOfOrderSequenceNumber.code),
+        ("refused", None, None, None, InvalidRecord.code),
+    ]
+    assert {(e.topic, e.partition, e.client_id) for e in events} == {("told", 0, "raw")}

@@ -64,7 +64,7 @@ def too_long_length() -> bytearray:
         (old_format(), errors.InvalidRecord),
         (broken_checksum(), errors.CorruptMessage),
         (tiny_length(), errors.CorruptMessage),
-        (too_long_length(), errors.CorruptMessage),
+        (too_long_length(), errors.InvalidRecord),
         (batch(b"x" * 2_000_000), errors.MessageTooLarge),
         (batch(b"x", is_control=True), errors.InvalidRecord),
     ],

@@ -219,41 +219,58 @@ def _frozen(call: ProduceCall) -> object:
     return type(call.message).decode(9, call.message.encode(9))
 
 
+def check_patient_producer(seed: int) -> None:
+    """Every record once and in order; a definite error only for what is not stored."""
+    world = World(seed)
+    world.run()
+    for tp in TP:
+        log = world.broker.logs[tp]
+        assert len(log) == len(set(log)), f"seed {seed}: doubled"
+        delivered = [value for at, value, error in world.results() if at == tp and error is None]
+        assert [value for value in log if value in set(delivered)] == delivered, f"seed {seed}: order"
+    check_words(world, seed)
+
+
+def check_hasty_producer(seed: int) -> tuple[int, int]:
+    """The same with a delivery.timeout.ms shorter than the trouble; (records failed, epochs raised)."""
+    world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
+    world.run()
+    failed = sum(error is not None for _, _, error in world.results())
+    check_words(world, seed)
+    return failed, world.core.metrics.epoch_bumps
+
+
+def check_words(world: World, seed: int) -> None:
+    """What the application was told is true of the log."""
+    for tp, value, error in world.results():
+        count = world.broker.logs[tp].count(value)
+        assert count <= 1, f"seed {seed}: doubled"
+        if error is None:
+            assert count == 1, f"seed {seed}: lost"
+        elif not isinstance(error, OutcomeUnknown):
+            assert count == 0, f"seed {seed}: stored though told it is not"
+
+
 @pytest.mark.behaviour("I1", "I9", "I10", "I11")
 @pytest.mark.parametrize("first_seed", range(0, 300, 50))
 def test_every_record_is_stored_once_and_in_order_whatever_the_network_does(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 50):
-        world = World(seed)
-        world.run()
-        for tp in TP:
-            log = world.broker.logs[tp]
-            assert len(log) == len(set(log)), f"seed {seed}: doubled"
-            delivered = [value for at, value, error in world.results() if at == tp and error is None]
-            assert [value for value in log if value in set(delivered)] == delivered, f"seed {seed}: order"
-        for tp, value, error in world.results():
-            if error is None:
-                assert world.broker.logs[tp].count(value) == 1, f"seed {seed}: lost"
-            elif not isinstance(error, OutcomeUnknown):
-                assert value not in world.broker.logs[tp], f"seed {seed}: stored though told it is not"
+        check_patient_producer(seed)
 
 
 @pytest.mark.behaviour("I11", "I12")
 def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false() -> None:
-    failed = bumped = 0
-    for seed in range(150):
-        world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
-        world.run()
-        bumped += world.core.metrics.epoch_bumps
-        for tp, value, error in world.results():
-            count = world.broker.logs[tp].count(value)
-            failed += error is not None
-            assert count <= 1, f"seed {seed}: doubled"
-            if error is None:
-                assert count == 1, f"seed {seed}: lost"
-            elif not isinstance(error, OutcomeUnknown):
-                assert count == 0, f"seed {seed}: stored though told it is not"
-    assert failed > 0
-    assert bumped > 0
+    runs = [check_hasty_producer(seed) for seed in range(150)]
+    assert sum(failed for failed, _ in runs) > 0
+    assert sum(bumped for _, bumped in runs) > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first_seed", range(1_000, 21_000, 1_000))
+def test_many_more_networks(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 1_000):
+        check_patient_producer(seed)
+        check_hasty_producer(seed)
 
 
 @pytest.mark.behaviour("I1", "I25")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,20 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     # What is idle is invisible to the garbage collector.
     tracked = sum(len(generation) for generation in (table._hot, table._warm))
     assert tracked <= 2 * producers.HOT_ENTRIES
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("I19")
+@pytest.mark.parametrize("batches", [1, 5])
+def test_a_million_idle_producers_fit_into_250_mb(batches: int) -> None:
+    process = psutil.Process()
+    gc.collect()
+    before = process.memory_info().rss
+    table = ProducerTable()
+    for pid in range(1_000_000):
+        table.put(10_000_000 + pid, _entry(pid, batches))
+    assert len(table) == 1_000_000
+    assert process.memory_info().rss - before < 250_000_000
 
 
 @pytest.mark.behaviour("I19")

@@ -11,7 +11,7 @@ from oncelog.config import BROKER, INT32_MAX, TOPIC, Setting, Settings, SettingV
 
 
 class Source(IntEnum):
-    """DescribeConfigs' config_source. Source: AK DescribeConfigsResponse.ConfigSource."""
+    """DescribeConfigs' config_source. Source: Kafka's DescribeConfigsResponse.ConfigSource."""
 
     TOPIC = 1
     STATIC_BROKER = 4
@@ -19,7 +19,7 @@ class Source(IntEnum):
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to. Source: AK ConfigResource.Type."""
+    """What a configuration belongs to. Source: Kafka's ConfigResource.Type."""
 
     TOPIC = 2
     BROKER = 4
@@ -89,7 +89,7 @@ def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> Config
 
 
 def _wire_type(row: Setting) -> int:
-    """Source: AK DescribeConfigsResponse.ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list."""
+    """Kafka's DescribeConfigsResponse.ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list."""
     if row.kind == "int":
         fits = isinstance(row.default, int) and row.default <= INT32_MAX and not row.key.endswith(".ms")
         return 3 if fits else 5

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from oncelog.broker.apis import api_versions
 from oncelog.broker.events import AppendEvent
@@ -20,11 +21,15 @@ from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sessions import FetchSessions
 from oncelog.broker.topics import Topics
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
-from oncelog.config import Settings
+from oncelog.config import INT64_MAX, Settings
 from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message
+
+FLUSH_CHECK_MS = 500
+"""How often flush.ms of the topics is looked at, and so how exactly it is kept."""
 
 Answer = Message | Deferred | Disconnect | None
 """None: this request has no response (acks=0)."""
@@ -67,6 +72,7 @@ class Node:
         )
         self.fetch_waits = FetchWaits()
         self.flushes = Flushes()
+        self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
         self._appended: dict[TopicPartition, int] = {}
         self._jobs = _periodic_jobs(settings, now_ms)
@@ -141,7 +147,10 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
         ("producer.id.expiration.check.interval.ms", _expire_producers),
         ("log.flush.offset.checkpoint.interval.ms", _write_checkpoints),
     ]
-    return [(now_ms + settings[key], settings[key], job) for key, job in jobs]
+    timed: list[tuple[int, _Job]] = [(settings[key], job) for key, job in jobs]
+    return [
+        (now_ms + every_ms, every_ms, job) for every_ms, job in [*timed, (FLUSH_CHECK_MS, _flush_by_time)]
+    ]
 
 
 def _enforce_retention(node: Node, now_ms: int) -> None:
@@ -152,6 +161,17 @@ def _enforce_retention(node: Node, now_ms: int) -> None:
 def _expire_producers(node: Node, now_ms: int) -> None:
     for _, partition in node.topics.all_partitions():
         node.metrics.producers_expired += partition.expire_producers(now_ms)
+
+
+def _flush_by_time(node: Node, now_ms: int) -> None:
+    """flush.ms: sync what has waited that long since the partition's last sync by time."""
+    for topic in node.topics.all():
+        if topic.flush_ms < INT64_MAX:
+            for partition in topic.partitions:
+                due_ms = node.flushed_ms.setdefault(partition, now_ms) + topic.flush_ms
+                if partition.unflushed_record_count and now_ms >= due_ms:
+                    node.flushed_ms[partition] = now_ms
+                    node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, lambda error: None))
 
 
 def _write_checkpoints(node: Node, now_ms: int) -> None:

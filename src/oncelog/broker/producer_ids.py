@@ -1,6 +1,6 @@
 """Producer ids in blocks: the next free id is on disk before the first of a block is handed out.
 
-A crash leaves a gap, never a repeat (row I4). Source: AK ProducerIdManager, reference/idempotence.md 6.
+A crash leaves a gap, never a repeat (row I4). Source: Kafka's ProducerIdManager.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fetch sessions (KIP-227): the broker remembers what a consumer reads, so that it need not repeat it.
 
 A full fetch (epoch 0) opens a session; incremental ones (epoch n > 0) name only what changed, and
-their answers only partitions with news. Source: AK FetchSession.scala, reference/apis.md 3.
+their answers only partitions with news. Source: KIP-227, Kafka's FetchSession.
 """
 
 from __future__ import annotations

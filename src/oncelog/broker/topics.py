@@ -17,7 +17,7 @@ from typing import Any
 from oncelog.broker.names import check_no_collision, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
-from oncelog.config import Settings
+from oncelog.config import INT64_MAX, Settings
 from oncelog.errors import StorageError, TopicAlreadyExists, UnknownTopicOrPartition
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
@@ -38,6 +38,7 @@ class Topic:
     partitions: list[Partition] = field(default_factory=list)
     min_insync_replicas: int = 1
     flush_messages: int = 1
+    flush_ms: int = INT64_MAX
     is_deleting: bool = False
 
     @property
@@ -58,6 +59,7 @@ class Topic:
         self.settings = topic_settings(broker, overrides)
         self.min_insync_replicas = self.settings["min.insync.replicas"]
         self.flush_messages = self.settings["flush.messages"]
+        self.flush_ms = self.settings["flush.ms"]
 
 
 class Topics:

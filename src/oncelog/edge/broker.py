@@ -188,7 +188,10 @@ class Broker:
         return f"{self.host}:{self._port}"
 
     def metrics(self) -> dict[str, float]:
-        """Counters since `start` and present gauges, see docs/metrics. Raises MisuseError when stopped."""
+        """Counters since `start` and present gauges: Prometheus' names without prefix and `_total`.
+
+        Raises MisuseError when it does not run.
+        """
         if self._running is None or self._thread is None:
             raise MisuseError("the broker is not running; metrics are there between start and stop")
         return self._thread.run(_metrics(self._running.node), START_SECONDS)

@@ -13,6 +13,7 @@ Source: Kafka's OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-class _IndexFile:
+class _IndexFile(ABC):
     """How many of the entries in memory are in the file."""
 
     entry_bytes: int
@@ -53,11 +54,13 @@ class _IndexFile:
     def path(self) -> str:
         return self._path
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Entries in memory."""
 
+    @abstractmethod
     def _pack(self, start: int, stop: int) -> bytes:
-        raise NotImplementedError
+        """The file's bytes of some of them."""
 
     def write_pending(self, *, sync: bool = False) -> None:
         """Bring the file up to the entries in memory. Raises OSError; a later call tries again."""

@@ -1,13 +1,15 @@
 """FindCoordinator (key 10), versions 0-6: who coordinates a group or a transactional id.
 
-Groups and transactions are not served yet. Key type 0 (group), 1 (transaction) and 2 (share) are
-answered INVALID_REQUEST with a text that says so: clients do not retry it. COORDINATOR_NOT_AVAILABLE
-would be retried for ever, and an authorization error would blame access rights.
+Key type 0 (group) and 1 (transactional id): this node, the only one there is. It does not offer the
+APIs of groups yet, and refuses InitProducerId with a transactional id; so a consumer that assigns its
+partitions works without an error (librdkafka asks for its coordinator even then), while one that
+subscribes, or a transactional producer, learns from the client library what is missing. Type 2 (share)
+and others: INVALID_REQUEST, which is not retried.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncelog.errors import InvalidRequest
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
@@ -16,23 +18,24 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 10
-_REASONS = {
-    0: "consumer groups are not served yet; assign partitions instead of subscribing",
-    1: "transactions are not served yet; use an idempotent producer without transactional.id",
-    2: "share groups are not served",
-}
+GROUP, TRANSACTION = 0, 1
 
 
 def handle(node: Node, request: Request, now_ms: int) -> FindCoordinatorResponse:
     message: FindCoordinatorRequest = request.message
-    reason = _REASONS.get(message.key_type, f"key type {message.key_type} is not known")
-    if request.header.api_version >= 4:
-        return FindCoordinatorResponse(
-            coordinators=[
-                FindCoordinatorResponse.Coordinator(
-                    key=key, node_id=-1, port=-1, error_code=InvalidRequest.code, error_message=reason
-                )
-                for key in message.coordinator_keys
-            ]
-        )
-    return FindCoordinatorResponse(error_code=InvalidRequest.code, error_message=reason, node_id=-1, port=-1)
+    told = _tell(node, message.key_type)
+    if request.header.api_version < 4:
+        return FindCoordinatorResponse(**told)
+    return FindCoordinatorResponse(
+        coordinators=[
+            FindCoordinatorResponse.Coordinator(key=key, **told) for key in message.coordinator_keys
+        ]
+    )
+
+
+def _tell(node: Node, key_type: int) -> dict[str, Any]:
+    if key_type not in (GROUP, TRANSACTION):
+        text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
+        return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
+    address = node.address
+    return {"node_id": address.node_id, "host": address.host, "port": address.port}

@@ -3,7 +3,7 @@
 0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Topic ids
 come with version 13, which is not offered.
 
-Checks in order (reference/record-batches.md 5): transactional batches without a transactional id 53
+Checks in order: transactional batches without a transactional id 53
 (whole request), topic 3, exactly one batch of magic 2 87, zstd before v7 76, acks 21, transactional
 48 (transactions are not served yet), min.insync.replicas 19; the log does the rest. acks=0: no
 response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
@@ -217,7 +217,8 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
         raise InvalidRecord("a Produce request needs one record batch for every partition it names")
     size_bytes = _size_at(records, 0)
     if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
-        raise CorruptMessage(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
+        # Not CORRUPT_MESSAGE, which clients retry: Kafka sees no batch in a truncated one.
+        raise InvalidRecord(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
     if records[_MAGIC_POSITION] != 2:
         raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not served; use magic 2")
     if size_bytes < _LEAST_SIZE:
