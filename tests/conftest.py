@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from apache_kafka import ApacheKafka
+
+from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,8 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def apache_kafka() -> Iterator[ApacheKafka]:
+def kafka_class_path() -> str:
+    """The class path of Apache Kafka's server, tools and Java client."""
+    try:
+        return fetch_jars()
+    except PartMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
-    kafka = ApacheKafka()
-    yield kafka
-    kafka.stop()
+    with ApacheKafka() as kafka:
+        yield kafka

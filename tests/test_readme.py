@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import free_ports
+
+from oncelog.dev.apache_kafka import free_ports
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMAND = ".venv/bin/oncelog"

@@ -16,9 +16,9 @@ from oncelog.demo.flights import RESULT_COLUMNS, TOTAL_ROWS, delays_by_carrier_a
 from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
 from oncelog.demo.pictures import counts_picture, delay_picture, sequences_picture
 from oncelog.demo.run import create_topics
-from oncelog.demo.served import ServedBroker
 from oncelog.demo.story import Happened, Mark, count_faults, first_lost_acknowledgement, tell
 from oncelog.demo.svg import bar_chart, mix, nice_ticks
+from oncelog.dev.served import ServedBroker
 from oncelog.faults import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
 
 # -- the story, from events ----------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from apache_kafka import ApacheKafka
 from helpers_broker import wait_until
 from helpers_client import append, batch_of
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.edge.admin import ConfigResource
 from oncelog.errors import (
     InvalidConfig,

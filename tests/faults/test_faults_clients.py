@@ -10,7 +10,6 @@ from pathlib import Path
 import confluent_kafka
 import kafka
 import pytest
-from apache_kafka import fetch_jars
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
 from oncelog.faults import Direction, Fate, Proxy, Rule
@@ -125,12 +124,14 @@ def test_clients_never_pass_the_proxy_by(broker: Broker, send: Callable[[str, bo
     [LOST_ACK, Rule(action="hold", api="Produce", nth=2, release_after=1)],
     ids=["lost-ack", "overtaken"],
 )
-def test_the_java_client_delivers_once_through_the_faults(broker: Broker, rule: Rule, tmp_path: Path) -> None:
+def test_the_java_client_delivers_once_through_the_faults(
+    broker: Broker, rule: Rule, kafka_class_path: str, tmp_path: Path
+) -> None:
     # This tool of Kafka's sets retries=0, which a file may override.
     settings = tmp_path / "producer.properties"
     settings.write_text("enable.idempotence=true\nretries=2147483647\nacks=all\n")
     with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:
-        command = ["java", "-Xmx128m", "-cp", fetch_jars(), "org.apache.kafka.tools.VerifiableProducer"]
+        command = ["java", "-Xmx128m", "-cp", kafka_class_path, "org.apache.kafka.tools.VerifiableProducer"]
         command += ["--bootstrap-server", proxy.bootstrap_servers, "--topic", TOPIC, "--max-messages", "3000"]
         command += ["--command-config", str(settings)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

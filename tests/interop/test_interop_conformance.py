@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafka
 from helpers_broker import RawClient
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
 
 TABLE = Path(__file__).parents[1] / "tables" / "conformance_produce.txt"
 NEVER_GIVEN_PRODUCER_ID = 2**40

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafka
 from helpers_broker import RawClient
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
 
 BATCHES = 40
 
@@ -59,7 +59,7 @@ def test_our_broker_goes_on_from_apache_kafkas_partition(apache_kafka: ApacheKaf
         topic, producer_id = fill(client)
     with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         ours = create_topic(client)
-    theirs = apache_kafka.directory / "data" / f"{topic}-0"
+    theirs = apache_kafka.nodes[0].data_dir / f"{topic}-0"
     for each in (tmp_path / f"{ours}-0").iterdir():
         if each.name != "partition.metadata":
             each.unlink()

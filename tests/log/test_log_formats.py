@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from apache_kafka import fetch_jars
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.edge.disk import RealDisk
@@ -132,8 +131,7 @@ def test_broken_ids_are_noticed(text: str) -> None:
         decode_uuid(text)
 
 
-def test_apache_kafkas_dump_tool_reads_our_directory(tmp_path: Path) -> None:
-    class_path = fetch_jars()
+def test_apache_kafkas_dump_tool_reads_our_directory(kafka_class_path: str, tmp_path: Path) -> None:
     _aged_partition(RealDisk(tmp_path))
     files = [
         str(path)
@@ -143,7 +141,16 @@ def test_apache_kafkas_dump_tool_reads_our_directory(tmp_path: Path) -> None:
     assert len(files) == 6
     main_class = "org.apache.kafka.tools.DumpLogSegments"
     done = subprocess.run(
-        ["java", "-Xmx256m", "-cp", class_path, main_class, "--print-data-log", "--files", ",".join(files)],
+        [
+            "java",
+            "-Xmx256m",
+            "-cp",
+            kafka_class_path,
+            main_class,
+            "--print-data-log",
+            "--files",
+            ",".join(files),
+        ],
         capture_output=True,
         text=True,
         timeout=100,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from apache_kafka import ApacheKafka
 from helpers_spark import Collected, create_topic, read, read_stream
 
+from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.edge.admin import Admin
 from oncelog.spark.audit import audit_topic
 from oncelog.types import TopicPartition

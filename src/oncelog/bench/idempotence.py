@@ -20,7 +20,7 @@ from typing import Any
 
 from oncelog.bench.generators import Order, Report
 from oncelog.bench.machine import describe_machine
-from oncelog.demo.served import ServedBroker
+from oncelog.dev.served import ServedBroker
 from oncelog.errors import ConfigError, OncelogError
 
 TOPIC = "bench"

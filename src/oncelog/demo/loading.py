@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oncelog.demo.flights import Flights
-from oncelog.demo.served import ServedBroker
+from oncelog.dev.served import ServedBroker
 from oncelog.errors import OncelogError
 from oncelog.faults.events import Direction, WireEvent
 from oncelog.faults.proxy import Proxy

@@ -23,9 +23,9 @@ from oncelog.demo.loading import (
     run_load,
 )
 from oncelog.demo.pipeline import KeyCounts, PipelineResult
-from oncelog.demo.served import ServedBroker
 from oncelog.demo.showing import Showing
 from oncelog.demo.story import FaultCounts, Mark, count_faults, tell
+from oncelog.dev.served import ServedBroker
 from oncelog.spark.session import check_spark, local_session
 
 if TYPE_CHECKING:

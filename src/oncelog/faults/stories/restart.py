@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from oncelog.demo.served import ServedBroker
+from oncelog.dev.served import ServedBroker
 from oncelog.errors import MisuseError
 from oncelog.faults.events import Direction, Fate
 from oncelog.faults.rules import Action, Rule

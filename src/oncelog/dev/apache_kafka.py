@@ -1,0 +1,233 @@
+"""Apache Kafka itself, one KRaft node or several from its Maven jars, as the referee beside our broker.
+
+The jars are fetched once into a cache by Maven. Nothing but Java and Maven is needed; no Docker.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oncelog.errors import OncelogError, TimedOut
+
+VERSION = "4.3.0"
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+_CACHE = (
+    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog" / f"apache-kafka-{VERSION}"
+)
+_CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>oncelog</groupId><artifactId>referee</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version></dependency>
+</dependencies></project>
+"""
+
+
+class PartMissing(OncelogError):
+    """Something that Apache Kafka needs is not on this machine and could not be fetched."""
+
+
+def fetch_jars() -> str:
+    """The class path of Apache Kafka's server and tools. Raises PartMissing."""
+    for tool in ("java", "mvn"):
+        if not shutil.which(tool):
+            raise PartMissing(f"Apache Kafka as referee needs {tool}, which is not installed")
+    if not (_CACHE / "complete").exists():
+        _CACHE.mkdir(parents=True, exist_ok=True)
+        (_CACHE / "pom.xml").write_text(_POM)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
+        command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
+        done = subprocess.run(command, cwd=_CACHE, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise PartMissing(f"Apache Kafka's jars could not be fetched: {done.stdout[-300:]}")
+        (_CACHE / "complete").touch()
+    return str(_CACHE / "jars" / "*")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports free a moment ago, on loopback."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class KafkaNode:
+    """One process, broker and controller in one. It keeps its port and directory when started again."""
+
+    def __init__(self, node_id: int, port: int, directory: Path, command: list[str]) -> None:
+        self.node_id, self.port, self.directory = node_id, port, directory
+        self.data_dir = directory / "data"
+        self.log_file = directory / "server.log"
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running node; raises OncelogError when it does not run."""
+        if self._process is None:
+            raise OncelogError(f"Apache Kafka node {self.node_id} is not running")
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start the process; `wait_until_ready` says when it serves."""
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+
+    def wait_until_ready(self) -> None:
+        """Return when the listener takes connections. Raises TimedOut with the end of the log."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        text = self.log_file.read_text(errors="replace")[-2000:]
+        self.kill()
+        raise TimedOut(f"Apache Kafka node {self.node_id} did not start; {self.log_file} ends:\n{text}")
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_until_ready()
+
+    def stop(self) -> None:
+        """SIGTERM, a controlled shutdown; killed after STOP_TIMEOUT_S all the same."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, signal_number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal_number)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class ApacheKafka:
+    """A running cluster. `properties` go into every node's server.properties.
+
+    Without a `directory` a temporary one is used and removed by `stop()`. With three nodes or more the
+    internal topics have three replicas, two of which must be in sync. Raises PartMissing, TimedOut.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        nodes: int = 1,
+        properties: Mapping[str, object] | None = None,
+        heap_mb: int = 512,
+    ) -> None:
+        self.class_path = fetch_jars()
+        self._is_temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="oncelog-apache-kafka-"))
+        ports = free_ports(2 * nodes)
+        listeners = list(zip(range(1, nodes + 1), ports[:nodes], ports[nodes:], strict=True))
+        voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, _, port in listeners)
+        self.nodes: list[KafkaNode] = []
+        for node_id, port, controller_port in listeners:
+            home = self.directory / f"node-{node_id}"
+            home.mkdir(parents=True, exist_ok=True)
+            listed = {
+                "node.id": node_id,
+                "controller.quorum.voters": voters,
+                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+                "log.dirs": home / "data",
+                **_common_properties(nodes),
+                **(properties or {}),
+            }
+            file = home / "server.properties"
+            file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
+            command = ["java", f"-Xmx{heap_mb}m", "-cp", self.class_path, "kafka.Kafka", str(file)]
+            self.nodes.append(KafkaNode(node_id, port, home, command))
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the first node."""
+        return self.nodes[0].pid
+
+    def start(self) -> None:
+        """Format what is not formatted, start every node, wait until all serve."""
+        for node in self.nodes:
+            file = str(node.directory / "server.properties")
+            self.run_tool(
+                "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", _CLUSTER_ID, "-c", file
+            )
+            node.launch()
+        try:
+            for node in self.nodes:
+                node.wait_until_ready()
+        except TimedOut:
+            for node in self.nodes:
+                node.kill()
+            raise
+
+    def stop(self) -> None:
+        """End the processes this started; a temporary directory goes with them."""
+        for node in self.nodes:
+            node.kill()
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def run_tool(self, main_class: str, *arguments: str, timeout_s: float = 120.0) -> str:
+        """Run one of Kafka's own command-line tools by its main class; its standard output.
+
+        Raises OncelogError with what the tool printed when it fails.
+        """
+        command = ["java", "-Xmx256m", "-cp", self.class_path, main_class, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode:
+            raise OncelogError(f"{main_class} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _common_properties(nodes: int) -> dict[str, object]:
+    replicas = min(nodes, 3)
+    return {
+        "process.roles": "broker,controller",
+        "controller.listener.names": "CONTROLLER",
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": max(replicas - 1, 1),
+        "group.initial.rebalance.delay.ms": 0,
+    }
