@@ -32,6 +32,7 @@ from oncelog.wire.batch import BatchHeader, read_header
 __all__ = ["Appended", "LogConfig", "LogSlice", "Partition", "ProducerState"]
 
 _CONTROL_BIT = 0x20
+_CLIENT, _LOG_APPEND_TIME = Origin.CLIENT, TimestampType.LOG_APPEND_TIME
 # Ends of recent reads and where they are in a file: the next fetch of each reader begins there.
 _PLACES = 64
 # Producer entries looked at in one call of `expire_producers`, or a quarter of all if that is more; the
@@ -76,41 +77,36 @@ class Partition(PartitionStore):
         if records.readonly or size != len(records):
             records = memoryview(bytearray(records[:size]))
         config = self.config
-        if origin is Origin.CLIENT:
+        if origin is _CLIENT:
             check_batch(records, header, config, now_ms)
             if needs_decoding(header, config):
                 records = decode_and_check(records, header, config)
                 header = read_header(records)
         elif header.attributes & _CONTROL_BIT:
             return self._append_control(records, header, origin, now_ms)
-        if header.producer_id is None:
+        producer_id = header.producer_id
+        if producer_id is None:
             base_offset = self._write(records, header, now_ms)
         else:
-            known = self._judge(header, origin, now_ms)
-            if isinstance(known, Duplicate):
-                return Appended(*known, self._log_start_offset, True)
+            verdict = self._judge(header, origin, now_ms)
+            if isinstance(verdict, Duplicate):
+                return Appended(*verdict, self._log_start_offset, True)
             base_offset = self._write(records, header, now_ms)
-            self._producers.remember(header.producer_id, known)
-        is_append_time = config.timestamp_type is TimestampType.LOG_APPEND_TIME
-        append_time_ms = now_ms if is_append_time else None
+            self._producers.remember(producer_id, verdict.entry)
+        append_time_ms = now_ms if config.timestamp_type is _LOG_APPEND_TIME else None
         last_offset = base_offset + header.last_offset_delta
-        return Appended(base_offset, last_offset, append_time_ms, self._log_start_offset, False)
+        appended = (base_offset, last_offset, append_time_ms, self._log_start_offset, False)
+        return tuple.__new__(Appended, appended)
 
-    def _judge(self, header: BatchHeader, origin: Origin, now_ms: int) -> ProducerEntry | Duplicate:
+    def _judge(self, header: BatchHeader, origin: Origin, now_ms: int) -> Store | Duplicate:
         batch = produced_batch(header)
-        if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        if self.config.timestamp_type is _LOG_APPEND_TIME:
             batch = batch._replace(max_timestamp_ms=now_ms)
         entry = self._producers.table.get(batch.producer_id)
         verdict = decide_append(entry, batch, origin, base_offset=self._log_end_offset, now_ms=now_ms)
-        match verdict:
-            case Store(successor):
-                return successor
-            case Duplicate():
-                return verdict
-            case Refuse(error, reason):
-                raise error(f"{self.topic_partition}: {reason}")
-            case _:
-                assert_never(verdict)
+        if isinstance(verdict, Refuse):
+            raise verdict.error(f"{self.topic_partition}: {verdict.reason}")
+        return verdict
 
     def _append_control(
         self, records: memoryview, header: BatchHeader, origin: Origin, now_ms: int

@@ -20,16 +20,11 @@ from oncelog.wire.control import ControlType, decode_control
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
     """What the append rule asks of a header. Raises InvalidRecord without a producer id and epoch."""
-    if header.producer_id is None or header.producer_epoch is None:
-        raise InvalidRecord(f"producer id {header.producer_id} with epoch {header.producer_epoch}")
-    return ProducedBatch(
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.last_offset_delta,
-        header.max_timestamp_ms,
-        bool(header.attributes & 0x10),
-    )
+    _, _, _, _, _, attributes, delta, _, max_timestamp_ms, producer_id, epoch, sequence, _ = header
+    if producer_id is None or epoch is None:
+        raise InvalidRecord(f"producer id {producer_id} with epoch {epoch}")
+    fields = (producer_id, epoch, sequence, delta, max_timestamp_ms, attributes & 0x10 != 0)
+    return tuple.__new__(ProducedBatch, fields)
 
 
 def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:

@@ -24,6 +24,8 @@ from oncelog.wire.batch import BatchHeader, stamp
 # Bytes appended since the last producer snapshot at which a checkpoint takes another one.
 _SNAPSHOT_EVERY_BYTES = 64 << 20
 
+_LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
+
 
 class PartitionStore:
     """Segments, offsets, leader epochs and producer snapshots of one directory.
@@ -171,13 +173,14 @@ class PartitionStore:
 
     def _write(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
         """Stamp and write a batch that may be stored; its base offset."""
-        self._check_online()
-        base_offset = self._log_end_offset
-        if self.config.timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
+        if self._failure is not None:
+            self._check_online()
+        base_offset, config = self._log_end_offset, self.config
+        if config.timestamp_type is _LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
         stamp(records, 0, base_offset, self._leader_epoch)
         last_offset, max_timestamp_ms = base_offset + header.last_offset_delta, header.max_timestamp_ms
-        segment, config = self._segments.active, self.config
+        segment = self._segments.active
         try:
             if segment.is_full(len(records), last_offset, max_timestamp_ms, config, now_ms):
                 segment = self._roll(now_ms)

@@ -9,6 +9,8 @@ Source: Kafka's UnifiedLog.analyzeAndValidateRecords, LogValidator; reference or
 
 from __future__ import annotations
 
+from crc32c import crc32c
+
 from oncelog.errors import (
     CorruptMessage,
     InvalidRecord,
@@ -18,11 +20,13 @@ from oncelog.errors import (
 )
 from oncelog.log.config import LogConfig
 from oncelog.types import Compression, TimestampType
-from oncelog.wire.batch import BatchHeader, build_batch, read_header, restamp_time, verify_crc
+from oncelog.wire.batch import BatchHeader, build_batch, read_header, restamp_time
+from oncelog.wire.header import CRC_START
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
 _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
+_CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
 def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
@@ -32,25 +36,31 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
         raise InvalidRecord(f"base offset {header.base_offset} in a batch from a client; it must be 0")
     if size > config.max_message_bytes:
         raise MessageTooLarge(f"the batch has {size} bytes, max.message.bytes is {config.max_message_bytes}")
-    if not verify_crc(records, 0, size):
+    if crc32c(records[CRC_START:size]) != header.crc:
         raise CorruptMessage("the checksum of the batch is wrong")
-    count = header.records_count
-    if header.last_offset_delta < 0 or count <= 0 or count != header.last_offset_delta + 1:
-        raise InvalidRecord(f"{count} records, last offset delta {header.last_offset_delta}")
-    attributes = header.attributes
+    count, delta, attributes = header.records_count, header.last_offset_delta, header.attributes
+    if delta < 0 or count != delta + 1:
+        raise InvalidRecord(f"{count} records, last offset delta {delta}")
     if attributes & _CONTROL_BIT:
         raise InvalidRecord("a client may not write control batches")
-    if attributes & _CODEC_BITS > Compression.ZSTD:
+    if attributes & _CODEC_BITS > _LAST_CODEC:
         raise InvalidRecord(f"compression codec {attributes & _CODEC_BITS} is unknown")
     if header.producer_id is not None and (header.base_sequence is None or header.producer_epoch is None):
         raise InvalidRecord(f"producer id {header.producer_id} without an epoch and a base sequence")
     if attributes & _LOG_APPEND_TIME_BIT:
         raise _timestamp_error(0, "a producer may not set the timestamp type to LogAppendTime")
-    if config.timestamp_type is TimestampType.CREATE_TIME:
-        _check_time(header.base_timestamp_ms, 0, config, now_ms)
-        _check_time(header.max_timestamp_ms, header.last_offset_delta, config, now_ms)
+    if config.timestamp_type is _CREATE_TIME:
+        _check_times(header, config, now_ms)
     if size > config.segment_bytes:
         raise RecordListTooLarge(f"the batch has {size} bytes, segment.bytes is {config.segment_bytes}")
+
+
+def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+    base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
+    earliest_ms, latest_ms = now_ms - config.timestamp_before_max_ms, now_ms + config.timestamp_after_max_ms
+    if not (earliest_ms <= base_ms <= latest_ms and earliest_ms <= max_ms <= latest_ms):
+        _check_time(base_ms, 0, config, now_ms)
+        _check_time(max_ms, header.last_offset_delta, config, now_ms)
 
 
 def _check_time(timestamp_ms: int, index: int, config: LogConfig, now_ms: int) -> None:

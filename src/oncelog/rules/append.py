@@ -31,6 +31,10 @@ from oncelog.types import Origin
 
 REMEMBERED_BATCHES = 5
 
+# NamedTuples by their C constructor: this runs for every batch, and the generated __new__ costs twice that.
+_make = tuple.__new__
+_CLIENT, _REPLAY = Origin.CLIENT, Origin.REPLAY
+
 
 class ProducedBatch(NamedTuple):
     """What a batch header says about its producer. `base_sequence` is None in a coordinator's batch."""
@@ -116,14 +120,18 @@ def decide_append(
     entry: ProducerEntry | None, batch: ProducedBatch, origin: Origin, *, base_offset: int, now_ms: int
 ) -> Store | Duplicate | Refuse:
     """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here."""
-    if origin is Origin.CLIENT:
+    if entry is not None and origin is _CLIENT and _is_plain_next(entry, batch):
+        # The main road, and no remembered batch is passed by: one that is next after the newest cannot
+        # equal one of the five, whose sequences would have to go round all 2^31 of them.
+        return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
+    if origin is _CLIENT:
         if batch.base_sequence is None:
             return Refuse(InvalidRecord, f"producer id {batch.producer_id} without a base sequence")
         if entry is not None and (known := _find_remembered(entry, batch)) is not None:
             return Duplicate(known.last_offset - known.offset_delta, known.last_offset, known.timestamp_ms)
-    if entry is not None and origin is not Origin.REPLAY:
+    if entry is not None and origin is not _REPLAY:
         refusal = _refuse_epoch(entry, batch)
-        if refusal is None and origin is Origin.CLIENT:
+        if refusal is None and origin is _CLIENT:
             refusal = _refuse_sequence(entry, batch)
         if refusal is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
             refusal = Refuse(
@@ -134,6 +142,18 @@ def decide_append(
         if refusal is not None:
             return refusal
     return Store(_successor(entry, batch, base_offset, now_ms))
+
+
+def _is_plain_next(entry: ProducerEntry, batch: ProducedBatch) -> bool:
+    """The next sequence of the known epoch, outside of transactions: nothing else is to be asked."""
+    batches, sequence = entry.batches, batch.base_sequence
+    return (
+        entry.producer_epoch == batch.producer_epoch
+        and sequence is not None
+        and bool(batches)
+        and is_next(batches[-1].last_sequence, sequence)
+        and entry.current_txn_first_offset is None
+    )
 
 
 def _find_remembered(entry: ProducerEntry, batch: ProducedBatch) -> RememberedBatch | None:
@@ -181,16 +201,15 @@ def _refuse_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | Non
 def _successor(
     entry: ProducerEntry | None, batch: ProducedBatch, base_offset: int, now_ms: int
 ) -> ProducerEntry:
-    delta = batch.last_offset_delta
-    added = RememberedBatch(batch.last_sequence, base_offset + delta, delta, batch.max_timestamp_ms)
+    _, epoch, base_sequence, delta, timestamp_ms, is_transactional = batch
+    last = None if base_sequence is None else advance(base_sequence, delta)
+    added: RememberedBatch = _make(RememberedBatch, (last, base_offset + delta, delta, timestamp_ms))
     coordinator_epoch, txn_first_offset = None, None
     batches: tuple[RememberedBatch, ...] = (added,)
     if entry is not None:
-        coordinator_epoch, txn_first_offset = entry.coordinator_epoch, entry.current_txn_first_offset
-        if entry.producer_epoch == batch.producer_epoch:
-            batches = (*entry.batches[1 - REMEMBERED_BATCHES :], added)
-    if txn_first_offset is None and batch.is_transactional:
+        known_epoch, coordinator_epoch, _, _, txn_first_offset, known = entry
+        if known_epoch == epoch:
+            batches = (*known[1 - REMEMBERED_BATCHES :], added)
+    if txn_first_offset is None and is_transactional:
         txn_first_offset = base_offset
-    return ProducerEntry(
-        batch.producer_epoch, coordinator_epoch, batch.max_timestamp_ms, now_ms, txn_first_offset, batches
-    )
+    return _make(ProducerEntry, (epoch, coordinator_epoch, timestamp_ms, now_ms, txn_first_offset, batches))

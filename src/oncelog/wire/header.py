@@ -131,16 +131,9 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         _refuse_magic(fields[3], position)
     if fields[1] < MIN_BATCH_LENGTH:
         raise CorruptMessage(f"batch length {fields[1]} at position {position} is below {MIN_BATCH_LENGTH}")
-    producer_id, producer_epoch, base_sequence = fields[9:12]
-    return BatchHeader._make(
-        (
-            *fields[:9],
-            None if producer_id < 0 else producer_id,
-            None if producer_epoch < 0 else producer_epoch,
-            None if base_sequence < 0 else base_sequence,
-            fields[12],
-        )
-    )
+    if fields[11] < 0 or fields[10] < 0 or fields[9] < 0:
+        fields = (*fields[:9], *[None if value < 0 else value for value in fields[9:12]], fields[12])
+    return tuple.__new__(BatchHeader, fields)
 
 
 def _refuse_magic(magic: int, position: int) -> None:
