@@ -1,66 +1,114 @@
-"""The same Produce scenarios against our broker and Apache Kafka: both must answer as the table says.
+"""Every scenario of tests/scenarios against our broker and Apache Kafka: both must answer as it says.
 
-Source: tests/tables/conformance_produce.txt, a row per request.
+Where they differ on purpose, docs/differences.md gives the reason.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from scenario_produce import Step, create_topic, new_producer_id, produce
+from helpers_scenario_run import Run, TopicPool
+from helpers_scenarios import Scenario, read_scenarios
 
-import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.served import ServedBroker
 
-TABLE = Path(__file__).parents[1] / "tables" / "conformance_produce.txt"
-NEVER_GIVEN_PRODUCER_ID = 2**40
-
-
-def number(text: str) -> int | None:
-    return None if text == "-" else int(text)
-
-
-def read_scenarios() -> dict[str, list[Step]]:
-    scenarios: dict[str, list[Step]] = {}
-    for line in TABLE.read_text().splitlines():
-        if not line.strip() or line.startswith(("#", "scenario ")):
-            continue
-        words = line[35:].split()
-        producer, epoch, sequence, count, error, offset = words
-        step = Step(producer, number(epoch), number(sequence), int(count), error, number(offset))
-        scenarios.setdefault(line[:35].strip(), []).append(step)
-    return scenarios
-
-
+DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
+BROKERS = ("oncelog", "apache")
 SCENARIOS = read_scenarios()
+CASES = [
+    pytest.param(scenario, version, broker, id=_id)
+    for scenario in SCENARIOS
+    for version in scenario.cases()
+    for broker in BROKERS
+    if scenario.only in (None, broker)
+    for _id in [
+        "::".join([scenario.file, scenario.title, *([f"v{version}"] if version is not None else []), broker])
+    ]
+]
+
+
+class Oncelog:
+    """Our broker as a process of its own."""
+
+    name = "oncelog"
+
+    def __init__(self, broker: ServedBroker) -> None:
+        self.topics, self._broker = TopicPool(), broker
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._broker.bootstrap_servers
+
+    def restart(self, *, kill: bool) -> None:
+        self._broker.kill() if kill else self._broker.stop()
+        self._broker.start()
+
+
+class Apache:
+    """Apache Kafka, one node."""
+
+    name = "apache"
+
+    def __init__(self, kafka: ApacheKafka) -> None:
+        self.topics, self._kafka = TopicPool(), kafka
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._kafka.bootstrap_servers
+
+    def restart(self, *, kill: bool) -> None:
+        (node,) = self._kafka.nodes
+        node.kill() if kill else node.stop()
+        node.start()
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Iterator[str]:
-    with oncelog.Broker() as broker:
-        yield broker.bootstrap_servers
+def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog]:
+    with ServedBroker(tmp_path_factory.mktemp("conformance") / "data") as broker:
+        yield Oncelog(broker)
 
 
-@pytest.fixture(params=["oncelog", "apache-kafka"])
-def client(request: pytest.FixtureRequest) -> Iterator[RawClient]:
-    if request.param == "oncelog":
-        bootstrap_servers = request.getfixturevalue("embedded")
-    else:
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        bootstrap_servers = kafka.bootstrap_servers
-    with RawClient(bootstrap_servers) as connected:
-        yield connected
+@pytest.fixture(scope="module")
+def own_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog]:
+    with ServedBroker(tmp_path_factory.mktemp("conformance-own") / "data") as broker:
+        yield Oncelog(broker)
 
 
-@pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I14", "I15", "I16")
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_produce_scenario(client: RawClient, name: str) -> None:
-    topic = create_topic(client)
-    steps = SCENARIOS[name]
-    given = {each: new_producer_id(client) for each in {step.producer for step in steps} & {"A", "B"}}
-    producer_ids: dict[str, int | None] = {**given, "?": NEVER_GIVEN_PRODUCER_ID, "-": None}
-    answers = [produce(client, topic, producer_ids[step.producer], step) for step in steps]
-    assert answers == [(step.error, step.offset) for step in steps]
+@pytest.fixture(scope="module")
+def shared_apache(apache_kafka: ApacheKafka) -> Apache:
+    return Apache(apache_kafka)
+
+
+@pytest.fixture(scope="module")
+def own_apache(kafka_class_path: str) -> Iterator[Apache]:
+    with ApacheKafka() as kafka:
+        yield Apache(kafka)
+
+
+@pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I11", "I12", "I14", "I15", "I16", "I17")
+@pytest.mark.parametrize(("scenario", "version", "broker"), CASES)
+def test_scenario(
+    request: pytest.FixtureRequest, scenario: Scenario, version: int | None, broker: str
+) -> None:
+    ownership = "own" if scenario.own_broker else "shared"
+    Run(scenario, version, request.getfixturevalue(f"{ownership}_{broker}")).run()
+
+
+def test_scenarios_show_the_rows_they_are_marked_with() -> None:
+    """docs/behaviours.md reads the marker above, which must be the union of the scenarios' rows."""
+    marked = {row for mark in test_scenario.pytestmark for row in mark.args if mark.name == "behaviour"}  # type: ignore[attr-defined]
+    assert marked == {row for scenario in SCENARIOS for row in scenario.rows}
+
+
+def test_every_difference_has_its_reason() -> None:
+    """Each `Only` and `Differs` names an entry `### key` of docs/differences.md, and each entry is used."""
+    entries = re.findall(r"^### (\S+)$", DIFFERENCES.read_text(), re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    used = {scenario.differs for scenario in SCENARIOS if scenario.differs}
+    assert set(entries) == used
+    unexplained = [s.title for s in SCENARIOS if s.only and not s.differs]
+    assert unexplained == [], "a scenario for one broker needs `Differs: KEY`"
