@@ -32,6 +32,10 @@ class Flushes:
         """Ask for a flush of the partition that covers `wait.last_offset`."""
         self._waits.setdefault(partition, deque()).append(wait)
 
+    @property
+    def is_any_waiting(self) -> bool:
+        return bool(self._waits)
+
     def take(self) -> list[Partition]:
         """Partitions whose flush should start now; each must come back through `finished`."""
         due = [partition for partition in self._waits if partition not in self._running]

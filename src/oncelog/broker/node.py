@@ -76,6 +76,7 @@ class Node:
         self.connection_count = 0
         self._appended: dict[TopicPartition, int] = {}
         self._jobs = _periodic_jobs(settings, now_ms)
+        self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
 
     def advertise(self, host: str, port: int) -> None:
         """What Metadata tells clients to connect to, once the listener is known."""
@@ -98,6 +99,8 @@ class Node:
 
     def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
         """Data arrived; fetches that wait for it are woken by the next `settle`."""
+        if not self.fetch_waits.is_awaited(partition):
+            return
         self._appended[partition] = self._appended.get(partition, 0) + size_bytes
 
     def settle(self, now_ms: int) -> None:
@@ -109,9 +112,8 @@ class Node:
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""
-        next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
         deadline_ms = self.fetch_waits.next_deadline_ms
-        return next_job_ms if deadline_ms is None else min(next_job_ms, deadline_ms)
+        return self._next_job_ms if deadline_ms is None else min(self._next_job_ms, deadline_ms)
 
     def tick(self, now_ms: int) -> None:
         """What is due: fetches at their max_wait_ms, retention, expiry, checkpoints."""
@@ -119,6 +121,7 @@ class Node:
         for index, (due_ms, every_ms, job) in enumerate(self._jobs):
             if due_ms <= now_ms:
                 self._jobs[index] = (now_ms + every_ms, every_ms, job)
+                self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
                 job(self, now_ms)
 
     def gauges(self) -> dict[str, float]:

@@ -29,7 +29,10 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 @dataclass(eq=False, slots=True)
 class Topic:
-    """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults."""
+    """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
+
+    `is_plain`: an append is answered at once, waiting neither for the disk nor for other replicas.
+    """
 
     name: str
     topic_id: bytes
@@ -39,6 +42,7 @@ class Topic:
     min_insync_replicas: int = 1
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
+    is_plain: bool = False
     is_deleting: bool = False
 
     @property
@@ -60,6 +64,7 @@ class Topic:
         self.min_insync_replicas = self.settings["min.insync.replicas"]
         self.flush_messages = self.settings["flush.messages"]
         self.flush_ms = self.settings["flush.ms"]
+        self.is_plain = self.flush_messages == INT64_MAX and self.min_insync_replicas <= 1
 
 
 class Topics:

@@ -83,6 +83,10 @@ class FetchWaits:
     def __len__(self) -> int:
         return sum(1 for _, _, wait in self._deadlines if _is_open(wait))
 
+    def is_awaited(self, partition: TopicPartition) -> bool:
+        """Whether an append to the partition may complete a fetch."""
+        return partition in self._by_partition
+
     @property
     def next_deadline_ms(self) -> int | None:
         """When `expire` has something to do; None when nothing waits."""

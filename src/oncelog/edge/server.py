@@ -50,7 +50,7 @@ class Server:
         self._listener = await loop.create_server(self._connect, host, port, backlog=1024)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
-        self.after_round()
+        self.after_round(self.clock.now_ms())
 
     def _connect(self) -> Connection:
         return Connection(self, next(self._ids))
@@ -81,12 +81,13 @@ class Server:
         self.connections.discard(connection)
         self.node.connection_count = len(self.connections)
 
-    def after_round(self) -> None:
+    def after_round(self, now_ms: int) -> None:
         """What a round of requests leaves to do."""
-        now_ms = self.clock.now_ms()
-        self.node.settle(now_ms)
-        for partition in self.node.flushes.take():
-            self._flush(partition)
+        node = self.node
+        node.settle(now_ms)
+        if node.flushes.is_any_waiting:
+            for partition in node.flushes.take():
+                self._flush(partition)
         self._set_timer(now_ms)
 
     def _flush(self, partition: Partition) -> None:
@@ -99,7 +100,7 @@ class Server:
         if error is not None:
             log_event("error", "flush failed", partition=partition.topic_partition, error=error)
         self.node.flushes.finished(partition, error if isinstance(error, Exception) else None)
-        self.after_round()
+        self.after_round(self.clock.now_ms())
 
     def _set_timer(self, now_ms: int) -> None:
         due_ms = self.node.next_wakeup_ms()
@@ -117,7 +118,7 @@ class Server:
         except Exception as error:
             # Retention or a checkpoint that fails (a full disk) is tried again when it is next due.
             log_event("error", "periodic work failed", error=repr(error), exc_info=error)
-        self.after_round()
+        self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
         """Close idle connections, and those that do not take their last answers."""

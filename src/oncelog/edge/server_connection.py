@@ -8,21 +8,26 @@ too many requests or bytes are pending in either direction, and goes on below th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from oncelog.broker.apis.produce_direct import DirectProduce, is_produce
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
 from oncelog.errors import OncelogError, PeerError
 from oncelog.wire.frames import FrameReader, RequestHeader, decode_request_header, encode_response
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
     from oncelog.edge.server import Server
 
 
 SMALL_ANSWER_BYTES = 16_384
+LARGE_REST_BYTES = 65_536
+"""From this on the rest of a frame is received in its own place; less goes through the shared buffer."""
 
 
 class _Slot:
@@ -50,8 +55,10 @@ class Connection(asyncio.BufferedProtocol):
         self.active_ms = server.clock.now_ms()
         self.is_closing = False
         self._reader = FrameReader(server.max_request_bytes)
+        self._room: memoryview | None = None
+        self._direct = DirectProduce(server.node)
         self._slots: deque[_Slot] = deque()
-        self._queue: deque[bytearray] = deque()
+        self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
         self._out: list[bytes] = []
         self._holds = 0
@@ -68,28 +75,37 @@ class Connection(asyncio.BufferedProtocol):
         self.server.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.server.receive_view
+        self._room = self._reader.room(LARGE_REST_BYTES)
+        return self.server.receive_view if self._room is None else self._room
 
     def buffer_updated(self, size_bytes: int) -> None:
         if self.is_closing:
             return
-        self.active_ms = self.server.clock.now_ms()
+        now_ms = self.active_ms = self.server.clock.now_ms()
         self.node.metrics.bytes_received += size_bytes
+        started = perf_counter()
         try:
-            frames = self._reader.feed(self.server.receive_view[:size_bytes])
+            frames = self._frames(size_bytes)
         except PeerError as error:
             self.close(f"{error} (see socket.request.max.bytes)")
             return
         for frame in frames:
             if self._holds or self._queue or self._is_write_paused:
                 # The shared buffer is overwritten by the next read, so what waits is copied.
-                self._queue.append(bytearray(frame))
+                self._queue.append(memoryview(bytearray(frame)))
                 self._queued_bytes += len(frame)
             else:
-                self._begin(frame)
+                self._begin(frame, now_ms, started)
         self._write_out()
         self._pace_reading()
-        self.server.after_round()
+        self.server.after_round(now_ms)
+
+    def _frames(self, size_bytes: int) -> Sequence[memoryview]:
+        if self._room is None:
+            return self._reader.feed(self.server.receive_view[:size_bytes])
+        self._room = None
+        frame = self._reader.filled(size_bytes)
+        return () if frame is None else (frame,)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -98,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self.active_ms = self.server.clock.now_ms()
         self._begin_queued()
-        self.server.after_round()
+        self.server.after_round(self.active_ms)
 
     def eof_received(self) -> bool:
         return False
@@ -115,22 +131,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- requests
 
-    def _begin(self, frame: memoryview | bytearray) -> None:
+    def _begin(self, frame: memoryview, now_ms: int, started: float) -> None:
+        """Carry a request out, received at `now_ms` and `started` (perf_counter)."""
         if self.is_closing:
             return
-        started = time.perf_counter()
         try:
-            header = decode_request_header(frame)
-            answer: Any = self.node.refuse(header)
-            if answer is not None:
-                self._take_answer(header._replace(api_version=0), answer, started)
-                return
-            message = self.node.offered[header.api_key].request.decode(
-                header.api_version, frame, header.body_position
-            )
-            request = Request(self.connection_id, header, message)
-            answer = self.node.handle(request, self.server.clock.now_ms())
-            self._take_answer(header, answer, started)
+            if not self._slots and is_produce(frame):
+                payload = self._direct.answer(frame, now_ms)
+                if payload is not None:
+                    self._out.append(payload)
+                    self.node.metrics.observe("Produce", perf_counter() - started)
+                    return
+            self._begin_any(frame, now_ms, started)
         except PeerError as error:
             self.close(f"a request that cannot be read: {error}")
         except OncelogError as error:
@@ -139,6 +151,19 @@ class Connection(asyncio.BufferedProtocol):
             # A bug of ours costs this client its connection, never the others their broker.
             log_event("error", "request failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
+
+    def _begin_any(self, frame: memoryview, now_ms: int, started: float) -> None:
+        header = decode_request_header(frame)
+        answer: Any = self.node.refuse(header)
+        if answer is not None:
+            self._take_answer(header._replace(api_version=0), answer, started)
+            return
+        api = self.node.offered[header.api_key]
+        message = api.request.decode(header.api_version, frame, header.body_position)
+        answer = self.node.handle(Request(self.connection_id, header, message), now_ms)
+        self._take_answer(header, answer, started)
+        if isinstance(answer, ProduceResponse):
+            self._direct.learn(frame, header, cast(ProduceRequest, message))
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
         if isinstance(answer, Deferred):
@@ -183,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
         payload = None
         if answer is not None:
             payload = encode_response(answer, header.api_version, header.correlation_id)
-        self.node.metrics.observe(self.node.offered[header.api_key].name, time.perf_counter() - started)
+        self.node.metrics.observe(self.node.offered[header.api_key].name, perf_counter() - started)
         return payload
 
     def _begin_queued(self) -> None:
@@ -195,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
             while self._queue and not (self._holds or self._is_write_paused or self.is_closing):
                 frame = self._queue.popleft()
                 self._queued_bytes -= len(frame)
-                self._begin(frame)
+                self._begin(frame, self.server.clock.now_ms(), perf_counter())
                 self._write_out()
             self._write_out()
         finally:

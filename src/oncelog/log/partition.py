@@ -64,13 +64,17 @@ class ProducerState(NamedTuple):
 class Partition(PartitionStore):
     """The log of one topic partition on this node, which leads it and is its only replica."""
 
-    def append(self, records: memoryview, *, origin: Origin, now_ms: int) -> Appended:
+    def append(
+        self, records: memoryview, *, origin: Origin, now_ms: int, header: BatchHeader | None = None
+    ) -> Appended:
         """Store the one batch in `records`, stamped in place if writable; what follows it is ignored.
 
-        A repetition of a remembered batch is not stored again. Raises a BrokerError and stores nothing:
-        what `check_batch` and the append rule refuse, KafkaStorageError when the disk fails.
+        `header`: as read from these records, if the caller has done so. A repetition of a remembered
+        batch is not stored again. Raises a BrokerError and stores nothing: what `check_batch` and the
+        append rule refuse, KafkaStorageError when the disk fails.
         """
-        header = read_header(records)
+        if header is None:
+            header = read_header(records)
         size = header.batch_length + 12
         if size > len(records):
             raise CorruptMessage(f"the batch claims {size} bytes, {len(records)} were sent")

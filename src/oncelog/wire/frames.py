@@ -18,6 +18,8 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
+FIRST_ROOM_BYTES = 1 << 16
+"""What an incomplete frame may take of memory before more of it has arrived."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
@@ -148,20 +150,24 @@ class FrameReader:
 
     A frame that lies whole in the bytes given comes out as a view of them (their owner must keep
     them unchanged as long as the frame is used); one that arrives in pieces is gathered in a buffer of
-    its own, which grows with what has arrived and never by what a size prefix claims.
+    its own, which grows with what has arrived and never by what a size prefix claims. `room` offers the
+    rest of that buffer, so that the bytes of a large frame are received where they stay.
     """
 
-    __slots__ = ("_pending", "max_frame_bytes")
+    __slots__ = ("_filled_bytes", "_frame_bytes", "_gathered", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._pending = bytearray()
-        """The beginning of an incomplete frame, size prefix included."""
+        self._gathered = bytearray()
+        """Holds the beginning of an incomplete frame, size prefix included, and room for more."""
+        self._filled_bytes = 0
+        self._frame_bytes = 0
+        """The incomplete frame's whole size; 0 while not even its size has arrived."""
 
     @property
     def pending_bytes(self) -> int:
         """How much of an incomplete frame has arrived."""
-        return len(self._pending)
+        return self._filled_bytes
 
     def feed(self, data: Buffer) -> list[memoryview]:
         """The frames completed by `data`, without their size prefixes.
@@ -170,7 +176,7 @@ class FrameReader:
         """
         view = memoryview(data)
         frames: list[memoryview] = []
-        position = self._complete_pending(view, frames) if self._pending else 0
+        position = self._complete_gathered(view, frames) if self._filled_bytes else 0
         end = len(view)
         while end - position >= SIZE_BYTES:
             stop = position + SIZE_BYTES + self._size(view, position)
@@ -179,24 +185,61 @@ class FrameReader:
             frames.append(view[position + SIZE_BYTES : stop])
             position = stop
         if position < end:
-            self._pending += view[position:]
+            self._gather(view[position:])
         return frames
 
-    def _complete_pending(self, view: memoryview, frames: list[memoryview]) -> int:
+    def room(self, least_bytes: int) -> memoryview | None:
+        """Where the next bytes of an incomplete frame belong, if it lacks `least_bytes` or more.
+
+        Whoever fills it says so by `filled`.
+        """
+        if self._frame_bytes - self._filled_bytes < least_bytes:
+            return None
+        self._grow(self._filled_bytes + 1)
+        return memoryview(self._gathered)[self._filled_bytes :]
+
+    def filled(self, size_bytes: int) -> memoryview | None:
+        """Bytes were put into the room: the frame without its size prefix, once it is whole."""
+        self._filled_bytes += size_bytes
+        return self._take() if self._filled_bytes == self._frame_bytes else None
+
+    def _complete_gathered(self, view: memoryview, frames: list[memoryview]) -> int:
         """Give the incomplete frame what it lacks; returns how much of `view` that took."""
-        pending, taken = self._pending, 0
-        if len(pending) < SIZE_BYTES:
-            taken = min(SIZE_BYTES - len(pending), len(view))
-            pending += view[:taken]
-            if len(pending) < SIZE_BYTES:
+        taken = 0
+        if not self._frame_bytes:
+            taken = min(SIZE_BYTES - self._filled_bytes, len(view))
+            self._gather(view[:taken])
+            if not self._frame_bytes:
                 return taken
-        missing = SIZE_BYTES + self._size(pending, 0) - len(pending)
-        pending += view[taken : taken + missing]
-        if missing <= len(view) - taken:
-            frames.append(memoryview(pending)[SIZE_BYTES:])
-            self._pending = bytearray()
-            return taken + missing
-        return len(view)
+        missing = min(self._frame_bytes - self._filled_bytes, len(view) - taken)
+        self._gather(view[taken : taken + missing])
+        if self._filled_bytes == self._frame_bytes:
+            frames.append(self._take())
+        return taken + missing
+
+    def _gather(self, view: memoryview) -> None:
+        self._grow(self._filled_bytes + len(view))
+        self._gathered[self._filled_bytes : self._filled_bytes + len(view)] = view
+        self._filled_bytes += len(view)
+        if not self._frame_bytes and self._filled_bytes >= SIZE_BYTES:
+            self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
+
+    def _grow(self, least_bytes: int) -> None:
+        """Room for `least_bytes`: what has arrived twice over, but not more than the frame."""
+        if least_bytes <= len(self._gathered):
+            return
+        size = max(least_bytes, 2 * self._filled_bytes, FIRST_ROOM_BYTES)
+        if self._frame_bytes:
+            size = min(size, self._frame_bytes)
+        # A new one, since views of the old may be about.
+        grown = bytearray(size)
+        grown[: self._filled_bytes] = memoryview(self._gathered)[: self._filled_bytes]
+        self._gathered = grown
+
+    def _take(self) -> memoryview:
+        frame = memoryview(self._gathered)[SIZE_BYTES : self._frame_bytes]
+        self._gathered, self._filled_bytes, self._frame_bytes = bytearray(), 0, 0
+        return frame
 
     def _size(self, buffer: Buffer, position: int) -> int:
         (size,) = _SIZE.unpack_from(buffer, position)

@@ -111,13 +111,7 @@ class _Produce:
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
 
     def _count(self, at: TopicPartition, batch: memoryview, appended: Appended) -> None:
-        metrics = self.node.metrics
-        if appended.is_duplicate:
-            metrics.duplicates_acknowledged += 1
-        else:
-            metrics.batches_stored += 1
-            metrics.records_stored += appended.last_offset - appended.base_offset + 1
-            self.node.note_append(at, len(batch))
+        count_append(self.node, at, len(batch), appended)
         if self.node.on_append is not None:
             verdict: Verdict = "duplicate" if appended.is_duplicate else "stored"
             self._tell(at, batch, verdict, appended.base_offset, None)
@@ -149,18 +143,8 @@ class _Produce:
         result: _PartitionResult,
         error: BrokerError,
     ) -> None:
-        result.error_code, result.error_message = error.code, error.message
-        result.record_errors = [
-            ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
-            for index, text in getattr(error, "record_errors", ())
-        ]
+        put_refusal(self.node, result, error)
         self.first_error = self.first_error or error
-        metrics = self.node.metrics
-        metrics.append_errors[error.kafka_name] += 1
-        if isinstance(error, OutOfOrderSequenceNumber):
-            metrics.out_of_order_refused += 1
-        elif isinstance(error, InvalidProducerEpoch):
-            metrics.fenced_refused += 1
         if self.node.on_append is not None:
             self._tell(at, records, "refused", None, error)
 
@@ -206,6 +190,32 @@ class _Produce:
         self.response = response
         self.deferred = Deferred(holds_later_requests=False)
         return self.deferred
+
+
+def count_append(node: Node, at: TopicPartition, size_bytes: int, appended: Appended) -> None:
+    """An append is done: the metrics, and the fetches that wait for data."""
+    metrics = node.metrics
+    if appended.is_duplicate:
+        metrics.duplicates_acknowledged += 1
+    else:
+        metrics.batches_stored += 1
+        metrics.records_stored += appended.last_offset - appended.base_offset + 1
+        node.note_append(at, size_bytes)
+
+
+def put_refusal(node: Node, result: _PartitionResult, error: BrokerError) -> None:
+    """An append was refused: the answer's fields, and the metrics."""
+    result.error_code, result.error_message = error.code, error.message
+    result.record_errors = [
+        ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
+        for index, text in getattr(error, "record_errors", ())
+    ]
+    metrics = node.metrics
+    metrics.append_errors[error.kafka_name] += 1
+    if isinstance(error, OutOfOrderSequenceNumber):
+        metrics.out_of_order_refused += 1
+    elif isinstance(error, InvalidProducerEpoch):
+        metrics.fenced_refused += 1
 
 
 def only_batch(records: Buffer | None, version: int) -> memoryview:
