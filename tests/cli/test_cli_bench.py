@@ -1,25 +1,27 @@
-"""`oncelog bench idempotence` on a small scale: the shape of what it writes, not the figures."""
+"""`oncelog bench`: what its commands write and print, on a small scale; the shape, not the figures."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from oncelog.bench.idempotence import METRICS, Plan, Sample, available_clients, medians
-from oncelog.bench.page import put_section
-from oncelog.cli.bench import command, write_page
+from oncelog.bench.framework import NAMES
+from oncelog.bench.idempotence import METRICS, available_clients
+from oncelog.bench.page import write_page
+from oncelog.cli.bench import command
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.behaviour("I24")
-def test_measures_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> None:
-    results, page = tmp_path / "results" / "i.json", tmp_path / "docs" / "benchmarks.md"
-    arguments = ["idempotence", "--repeats=1", "--records=3000", "--paced-seconds=0.2", "-o", "json"]
+def test_measures_idempotence_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "docs" / "benchmarks.md"
+    arguments = ["idempotence", "--quick", "-X", "records=2000", "-o", "json"]
     arguments += [f"--results={results}", f"--page={page}"]
     run = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert run.exit_code == 0, run.output
@@ -28,49 +30,42 @@ def test_measures_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> Non
     assert [(row["client"], row["idempotence"]) for row in printed] == [
         (client, mode) for client in clients for mode in ("off", "on", "on / off")
     ]
-    assert all(row[name] > 0 for row in printed for name, _, _ in METRICS)
-    kept = json.loads(results.read_text())
-    assert kept["plan"]["record_bytes"] == 1024 and kept["plan"]["partitions"] == 3
+    assert all(row[metric.name] > 0 for row in printed for metric in METRICS)
+    kept = json.loads((results / "idempotence.json").read_text())
+    assert kept["plan"]["records"] == 2000 and kept["plan"]["partitions"] == 3
     assert {"processor", "cores", "memory_bytes", "system", "python", "packages"} <= set(kept["machine"])
     assert len(kept["samples"]) == 2 * len(clients)
-    table = [line for line in page.read_text().splitlines() if line.startswith("| ")]
-    assert len(table) == 2 + 3 * len(clients)
+    text = page.read_text()
+    assert "<!-- begin targets -->" in text and "<!-- begin idempotence -->" in text
     assert ElementTree.parse(tmp_path / "docs" / "benchmarks-idempotence.svg").getroot().tag.endswith("svg")
 
 
-def sample(repeat: int, idempotence: bool, figure: float) -> Sample:
-    return Sample(repeat, "c", idempotence, *([figure] * len(METRICS)))
+@pytest.mark.parametrize("text", ["nosuch=1", "records=many"])
+def test_a_size_the_plan_does_not_have_is_refused_with_what_is_known(text: str, tmp_path: Path) -> None:
+    arguments = ["idempotence", "-X", text, f"--results={tmp_path / 'r'}", f"--page={tmp_path / 'p.md'}"]
+    run = CliRunner().invoke(command, arguments)
+    assert run.exit_code != 0 and text.partition("=")[0] in str(run.exception)
+    assert not (tmp_path / "p.md").exists()
 
 
-def test_ratio_is_the_median_of_the_pairs() -> None:
-    off = [sample(i, False, figure) for i, figure in enumerate((10.0, 20.0, 40.0))]
-    on = [sample(i, True, figure) for i, figure in enumerate((20.0, 20.0, 20.0))]
-    rows = {row["idempotence"]: row["mb_per_s"] for row in medians([*reversed(off), *on])}
-    assert rows == {"off": 20.0, "on": 20.0, "on / off": 1.0}
+def test_every_measurement_is_a_command() -> None:
+    listed = CliRunner().invoke(command, ["--help"]).output
+    assert all(name in listed for name in (*NAMES, "all", "targets"))
 
 
-def test_off_and_on_take_turns_at_being_first() -> None:
-    order = [(repeat, mode) for repeat, _, mode in Plan(("c",), repeats=3).samples()]
-    assert order == [(0, False), (0, True), (1, True), (1, False), (2, False), (2, True)]
-
-
-def test_a_section_is_replaced_and_the_rest_of_the_page_kept(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    put_section(page, "one", "first")
-    put_section(page, "two", "second")
-    put_section(page, "one", "again")
-    text = page.read_text()
-    assert "first" not in text and text.count("<!-- begin one -->") == 1
-    assert text.index("again") < text.index("second")
+def test_targets_prints_every_target_and_measures_nothing(tmp_path: Path) -> None:
+    arguments = ["targets", "-o", "json", f"--results={tmp_path / 'none'}", f"--page={tmp_path / 'p.md'}"]
+    run = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    rows = json.loads(run.stdout)
+    assert rows and all(row["met"] is None and row["measured"] is None for row in rows)
+    assert f"{len(rows)} not measured" in (tmp_path / "p.md").read_text()
 
 
 def test_committed_page_comes_from_the_committed_samples(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
+    docs, results = tmp_path / "docs", tmp_path / "bench" / "results"
     docs.mkdir()
-    (docs / "benchmarks.md").write_text((ROOT / "docs" / "benchmarks.md").read_text())
-    results = tmp_path / "bench" / "results" / "idempotence.json"
-    results.parent.mkdir(parents=True)
-    results.write_text((ROOT / "bench" / "results" / "idempotence.json").read_text())
+    shutil.copy(ROOT / "docs" / "benchmarks.md", docs)
+    shutil.copytree(ROOT / "bench" / "results", results)
     write_page(docs / "benchmarks.md", results)
-    for name in ("benchmarks.md", "benchmarks-idempotence.svg"):
-        assert (docs / name).read_text() == (ROOT / "docs" / name).read_text(), "run: make bench"
+    for written in docs.iterdir():
+        assert written.read_text() == (ROOT / "docs" / written.name).read_text(), "run: oncelog bench targets"

@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from oncelog.bench.process import max_rss_bytes
+from oncelog.errors import OncelogError
+
 WARM_UP_RECORDS = 1_000
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ def run(order: Order) -> Report:
         _send_paced(client, order, value, count, latencies_ms)
     client.flush()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return Report(seconds, cpu_seconds, order.records, failures, _max_rss_bytes(), latencies_ms)
+    return Report(seconds, cpu_seconds, order.records, failures, max_rss_bytes(), latencies_ms)
 
 
 def _send_paced(
@@ -148,11 +153,24 @@ def _send_paced(
         client.send(order.topic, index % order.partitions, value, done)
 
 
-def _max_rss_bytes() -> int:
-    import resource
+def generate(order: Order) -> Report:
+    """Run an order in a process of its own. Raises OncelogError when it or any record failed."""
+    report = Report(**run_child("oncelog.bench.generators", asdict(order)))
+    if report.failed:
+        raise OncelogError(f"{order.client}: {report.failed} records failed; nothing is measured that way")
+    return report
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux, bytes on macOS
+
+def run_child(module: str, order: Mapping[str, Any]) -> Any:
+    """What `python -m module ORDER` prints, both as JSON. Raises OncelogError with the end of its stderr."""
+    command = [sys.executable, "-m", module, json.dumps(order)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        raise OncelogError(f"{module} failed:\n{error.stderr[-2000:]}") from None
+    except subprocess.TimeoutExpired:
+        raise OncelogError(f"{module} did not end within {TIMEOUT_S:g} s") from None
+    return json.loads(done.stdout)
 
 
 def main() -> None:

@@ -8,24 +8,23 @@ on alternate, and so does which of them comes first, so that a drift of the mach
 from __future__ import annotations
 
 import importlib.util
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncelog.bench.generators import Order, Report
-from oncelog.bench.machine import describe_machine
+from oncelog.bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of, turns
+from oncelog.bench.generators import Order, generate
+from oncelog.bench.page import markdown_table, number
+from oncelog.bench.process import cpu_seconds, rss_mb
+from oncelog.demo.svg import BLUE, INK, MUTED, VIOLET, Svg
 from oncelog.dev.served import ServedBroker
-from oncelog.errors import ConfigError, OncelogError
 
+NAME = "idempotence"
+SUMMARY = "What idempotence costs, end to end: our producer and librdkafka, off and on."
 TOPIC = "bench"
-CPU_TICK_SECONDS = 0.01
-GENERATOR_TIMEOUT_S = 600.0
+RATIO = "on / off"
 
 # As the Java client's defaults, so that the two clients differ in their code only.
 SETTINGS = {
@@ -37,160 +36,159 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Size of the measurement. `repeats` pairs per client; the medians of fewer than five say little."""
-
-    clients: tuple[str, ...]
-    repeats: int = 5
-    records: int = 200_000
-    record_bytes: int = 1_024
-    partitions: int = 3
-    paced_per_s: int = 1_000
-    paced_seconds: float = 4.0
-
-    def samples(self) -> Iterator[tuple[int, str, bool]]:
-        """(repeat, client, idempotence) in the order they run."""
-        for repeat in range(self.repeats):
-            for client in self.clients:
-                first = repeat % 2 == 1
-                yield repeat, client, first
-                yield repeat, client, not first
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One run. Processor seconds are per GB (10^9 bytes) of record values, at full speed."""
-
-    repeat: int
-    client: str
-    idempotence: bool
-    mb_per_s: float
-    records_per_s: float
-    p50_ms: float
-    p99_ms: float
-    broker_cpu_s_per_gb: float
-    client_cpu_s_per_gb: float
-    broker_rss_mb: float
-    client_rss_mb: float
-
-
-METRICS = (
-    ("records_per_s", "records/s", True),
-    ("mb_per_s", "MB/s", True),
-    ("p50_ms", "p50 ms", False),
-    ("p99_ms", "p99 ms", False),
-    ("broker_cpu_s_per_gb", "broker CPU s/GB", False),
-    ("client_cpu_s_per_gb", "client CPU s/GB", False),
-    ("broker_rss_mb", "broker MB", False),
-    ("client_rss_mb", "client MB", False),
-)
-"""(field of Sample, heading, whether more is better)"""
-
-
 def available_clients() -> tuple[str, ...]:
     """The load generators that are installed; ours always is."""
     return ("oncelog", "confluent-kafka") if importlib.util.find_spec("confluent_kafka") else ("oncelog",)
 
 
-def measure(plan: Plan, on_sample: Callable[[int], None]) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file. `on_sample` hears how many samples are done."""
-    if importlib.util.find_spec("psutil") is None:
-        raise ConfigError("measuring the broker's process needs psutil: pip install 'oncelog[dev]'")
-    samples = []
-    for repeat, client, idempotence in plan.samples():
-        samples.append(_take(plan, repeat, client, idempotence))
-        on_sample(len(samples))
-    return {
-        "measurement": "idempotence",
-        "machine": describe_machine(),
-        "plan": asdict(plan),
-        "settings": SETTINGS,
-        "samples": [asdict(sample) for sample in samples],
-        "medians": medians(samples),
-    }
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Size of the measurement. `repeats` pairs per client; the medians of fewer than five say little."""
+
+    clients: tuple[str, ...] = field(default_factory=available_clients)
+    repeats: int = 5
+    records: int = 150_000
+    record_bytes: int = 1_024
+    partitions: int = 3
+    paced_per_s: int = 1_000
+    paced_seconds: float = 2.0
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.clients) * 2
 
 
-def _take(plan: Plan, repeat: int, client: str, idempotence: bool) -> Sample:
-    import psutil
+QUICK = Plan(repeats=1, records=3_000, paced_seconds=0.2)
 
+METRICS = (
+    Metric("records_per_s", "records/s", True),
+    Metric("mb_per_s", "MB/s", True),
+    Metric("p50_ms", "p50 ms"),
+    Metric("p99_ms", "p99 ms"),
+    Metric("broker_cpu_s_per_gb", "broker CPU s/GB"),
+    Metric("client_cpu_s_per_gb", "client CPU s/GB"),
+    Metric("broker_rss_mb", "broker MB"),
+    Metric("client_rss_mb", "client MB"),
+)
+
+
+def _lost_percent(result: Result) -> float | None:
+    ratio = figure(result, "records_per_s", client="oncelog", idempotence=RATIO)
+    return None if ratio is None else (1 - ratio) * 100
+
+
+TARGETS = (
+    Target("throughput that idempotence costs our producer, 1 KB records", 1.0, "%", False, _lost_percent),
+)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    for client in plan.clients:
+        for repeat, mode in turns(("off", "on"), plan.repeats):
+            samples.append(
+                {"repeat": repeat, "client": client, "idempotence": mode, **_take(plan, client, mode)}
+            )
+            on_sample(len(samples))
+    rows = compare(samples, by=["client"], side="idempotence", base="off", metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, settings=SETTINGS)
+
+
+def _take(plan: Plan, client: str, mode: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
         broker = ServedBroker(Path(directory) / "broker", settings={"num.partitions": plan.partitions})
         with broker:
-            process = psutil.Process(broker.pid)
             paced = round(plan.paced_per_s * plan.paced_seconds)
-            slow = _generate(_order(plan, client, idempotence, broker, paced, plan.paced_per_s))
-            cpu_before = _cpu_seconds(process)
-            fast = _generate(_order(plan, client, idempotence, broker, plan.records, None))
-            # Known to a tick of the kernel's clock only: a run shorter than one counts as one.
-            broker_cpu = max(_cpu_seconds(process) - cpu_before, CPU_TICK_SECONDS)
-            rss = process.memory_info().rss
+            slow = generate(_order(plan, client, mode, broker, paced, plan.paced_per_s))
+            cpu_before = cpu_seconds(broker.pid)
+            fast = generate(_order(plan, client, mode, broker, plan.records, None))
+            broker_cpu = cpu_seconds(broker.pid) - cpu_before
+            broker_rss_mb = rss_mb(broker.pid)
     gigabytes = plan.records * plan.record_bytes / 1e9
     quantiles = statistics.quantiles(slow.latencies_ms, n=100, method="inclusive")
-    return Sample(
-        repeat=repeat,
-        client=client,
-        idempotence=idempotence,
-        mb_per_s=gigabytes * 1000 / fast.seconds,
-        records_per_s=plan.records / fast.seconds,
-        p50_ms=quantiles[49],
-        p99_ms=quantiles[98],
-        broker_cpu_s_per_gb=broker_cpu / gigabytes,
-        client_cpu_s_per_gb=fast.cpu_seconds / gigabytes,
-        broker_rss_mb=rss / 1e6,
-        client_rss_mb=fast.max_rss_bytes / 1e6,
-    )
+    return {
+        "mb_per_s": gigabytes * 1000 / fast.seconds,
+        "records_per_s": plan.records / fast.seconds,
+        "p50_ms": quantiles[49],
+        "p99_ms": quantiles[98],
+        "broker_cpu_s_per_gb": broker_cpu / gigabytes,
+        "client_cpu_s_per_gb": fast.cpu_seconds / gigabytes,
+        "broker_rss_mb": broker_rss_mb,
+        "client_rss_mb": fast.max_rss_bytes / 1e6,
+    }
 
 
-def _cpu_seconds(process: Any) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _order(
-    plan: Plan, client: str, idempotence: bool, broker: ServedBroker, records: int, rate: int | None
-) -> Order:
+def _order(plan: Plan, client: str, mode: str, broker: ServedBroker, records: int, rate: int | None) -> Order:
     settings: dict[str, Any] = {
         **SETTINGS,
         "bootstrap.servers": broker.bootstrap_servers,
-        "enable.idempotence": "true" if idempotence else "false",
+        "enable.idempotence": "true" if mode == "on" else "false",
     }
     if rate is not None:
         settings["linger.ms"] = 0
     return Order(client, settings, TOPIC, plan.partitions, records, plan.record_bytes, rate)
 
 
-def _generate(order: Order) -> Report:
-    command = [sys.executable, "-m", "oncelog.bench.generators", json.dumps(asdict(order))]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=GENERATOR_TIMEOUT_S, check=True
+def section(result: Result) -> str:
+    """The I24 section."""
+    plan = result["plan"]
+    settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
+    table = markdown_table(result["medians"], by={"client": "client"}, side="idempotence", metrics=METRICS)
+    return f"""\
+## What idempotence costs, end to end
+
+{plan["record_bytes"]:,}-byte records to our broker, {plan["partitions"]} partitions, {plan["records"]:,}
+records a run at full speed, then latency at {plan["paced_per_s"]:,} records a second with `linger.ms=0`.
+Off and on alternate, each on a fresh broker and in a fresh process; medians of {plan["repeats"]} pairs,
+and `on / off` is the median of the pairs' ratios.
+Equal for all: {settings}.
+
+{table}
+
+{_what_it_shows(result)}
+"""
+
+
+def _what_it_shows(result: Result) -> str:
+    sentences = []
+    for client in dict.fromkeys(row["client"] for row in result["medians"]):
+        speed = figure(result, "records_per_s", client=client, idempotence=RATIO)
+        cost = figure(result, "broker_cpu_s_per_gb", client=client, idempotence=RATIO)
+        sentences.append(
+            f"{client} keeps {number((speed or 0) * 100)} % of its throughput with idempotence on, at "
+            f"{number(cost)} times the broker's processor time."
         )
-    except subprocess.CalledProcessError as error:
-        raise OncelogError(f"the load generator {order.client} failed:\n{error.stderr[-2000:]}") from None
-    report = Report(**json.loads(done.stdout))
-    if report.failed:
-        raise OncelogError(f"{order.client}: {report.failed} records failed; nothing is measured that way")
-    return report
+    return "**What this shows.** " + " ".join(sentences)
 
 
-def medians(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """A row per client and mode, and per client a row `on / off`: the median of the pairs' ratios."""
-    rows: list[dict[str, Any]] = []
-    for client in dict.fromkeys(sample.client for sample in samples):
-        off = [s for s in samples if s.client == client and not s.idempotence]
-        on = [s for s in samples if s.client == client and s.idempotence]
-        pairs = list(zip(sorted(off, key=_repeat), sorted(on, key=_repeat), strict=True))
-        for mode, group in (("off", off), ("on", on)):
-            values = {name: statistics.median(getattr(s, name) for s in group) for name, _, _ in METRICS}
-            rows.append({"client": client, "idempotence": mode, **values})
-        ratios = {
-            name: statistics.median(getattr(b, name) / getattr(a, name) for a, b in pairs)
-            for name, _, _ in METRICS
-        }
-        rows.append({"client": client, "idempotence": "on / off", **ratios})
-    return rows
+def picture(result: Result) -> str:
+    """A pair of bars (off, on) per metric and client, each pair on its own scale."""
+    rows = {(row["client"], row["idempotence"]): row for row in result["medians"]}
+    clients = list(dict.fromkeys(client for client, _ in rows))
+    left, pair, column = 150.0, 42.0, 380.0
+    svg = Svg(left + column * len(clients), 76 + pair * len(METRICS), "Idempotence off and on")
+    svg.rect(14, 12, 12, 12, MUTED, rx=2)
+    svg.text(32, 22, "off", size=12)
+    svg.rect(66, 12, 12, 12, BLUE, rx=2)
+    svg.text(84, 22, "on", size=12)
+    for index, client in enumerate(clients):
+        svg.text(left + column * index, 50, client, size=14, bold=True)
+    for line, metric in enumerate(METRICS):
+        y = 64 + pair * line
+        better = "more is better" if metric.more_is_better else "less is better"
+        svg.text(left - 12, y + 14, metric.heading, size=12, anchor="end")
+        svg.text(left - 12, y + 28, better, size=9, fill=MUTED, anchor="end")
+        for index, client in enumerate(clients):
+            values = [rows[client, mode][metric.name] for mode in ("off", "on")]
+            _pair(svg, left + column * index, y, values, rows[client, RATIO][metric.name])
+    return svg.render()
 
 
-def _repeat(sample: Sample) -> int:
-    return sample.repeat
+def _pair(svg: Svg, x: float, y: float, values: list[float], ratio: float) -> None:
+    longest = max(values) or 1.0
+    for offset, (value, colour) in enumerate(zip(values, (MUTED, BLUE), strict=True)):
+        length = 190 * value / longest
+        svg.rect(x, y + 15 * offset, max(length, 1.5), 12, colour, rx=2)
+        svg.text(x + length + 6, y + 15 * offset + 10, number(value), size=10, fill=INK)
+    svg.text(x + 262, y + 18, f"× {ratio:.2f}", size=12, fill=VIOLET, bold=True)

@@ -1,14 +1,15 @@
-"""docs/benchmarks.md: each measurement owns a marked section of it, rendered from its JSON."""
+"""docs/benchmarks.md: a marked section per measurement and one of targets, rendered from the JSON files."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncelog.bench.idempotence import METRICS
-from oncelog.demo.svg import BLUE, INK, MUTED, VIOLET, Svg
+from oncelog.bench.framework import NAMES, Metric, load, targets_of
 
 HEADER = """\
 # Benchmarks
@@ -16,93 +17,136 @@ HEADER = """\
 Each section is written by the command it names, from the JSON file it names; do not edit between the marks.
 Figures hold for the machine described beside them; compare ratios, not machines.
 """
+TARGETS_SECTION = "targets"
+
+
+def write_page(page: Path, results: Path) -> None:
+    """Render every measurement that left a JSON file in `results`, and the table of targets."""
+    for name in NAMES:
+        if (results / f"{name}.json").exists():
+            _write_section(page, results / f"{name}.json", name)
+    put_section(page, TARGETS_SECTION, targets_text(target_rows(results)))
+
+
+def _write_section(page: Path, file: Path, name: str) -> None:
+    measurement, result = load(name), json.loads(file.read_text())
+    parts = [measurement.section(result).strip()]
+    draw = getattr(measurement, "picture", None)
+    if draw is not None:
+        picture = page.with_name(f"benchmarks-{name}.svg")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(draw(result))
+        parts.append(f"![{measurement.SUMMARY}]({picture.name})")
+    parts += [f"Left out: {side} ({reason})." for side, reason in result.get("left_out", {}).items()]
+    source = os.path.relpath(file, page.parent)
+    parts.append(f"`oncelog bench {name}`, [raw samples]({source}). {machine_line(result['machine'])}")
+    put_section(page, name, "\n\n".join(parts))
 
 
 def put_section(page: Path, name: str, text: str) -> None:
-    """Replace the section `name` of the page, or append it; the rest stays as it is."""
+    """Replace the section `name` of the page, or add it where its name stands in the order.
+
+    What stands outside the marks stays as it is.
+    """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n{text.strip()}\n{end}"
     old = page.read_text() if page.exists() else HEADER
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    following = re.compile("|".join(f"<!-- begin {later} -->" for later in _after(name)) or r"\Z")
     if pattern.search(old):
         new = pattern.sub(lambda _: section, old)
+    elif later := following.search(old):
+        head, tail = old[: later.start()].rstrip(), old[later.start() :]
+        new = f"{head}\n\n{section}\n" + (f"\n{tail}" if tail else "")
     else:
         new = f"{old.rstrip()}\n\n{section}\n"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(new)
 
 
-def idempotence_section(result: Mapping[str, Any], *, picture: str, source: str) -> str:
-    """The I24 section. `picture` and `source`: paths as the page links to them."""
-    plan, machine = result["plan"], result["machine"]
-    memory_gb = machine["memory_bytes"] / 1e9
-    settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
-    return f"""\
-## What idempotence costs
-
-`oncelog bench idempotence` ({source}). {plan["record_bytes"]:,}-byte records, {plan["partitions"]}
-partitions, {plan["records"]:,} records a run at full speed, then latency at {plan["paced_per_s"]:,}
-records a second with `linger.ms=0`. Off and on alternate, each on a fresh broker and in a fresh process;
-medians of {plan["repeats"]} pairs, and `on / off` is the median of the pairs' ratios.
-Equal for all: {settings}.
-
-{_markdown_table(result)}
-
-![Idempotence off and on]({picture})
-
-Measured on {machine["processor"]}, {machine["cores"]} cores, {memory_gb:.0f} GB, {machine["system"]},
-Python {machine["python"]}; the load generator shares the cores with the broker.
-"""
+def _after(name: str) -> Sequence[str]:
+    order = (TARGETS_SECTION, *NAMES)
+    return order[order.index(name) + 1 :] if name in order else ()
 
 
-def _markdown_table(result: Mapping[str, Any]) -> str:
-    headings = ["client", "idempotence", *(heading for _, heading, _ in METRICS)]
-    lines = ["| " + " | ".join(headings) + " |", "| --- | --- |" + " ---: |" * len(METRICS)]
-    for row in result["medians"]:
-        ratio = row["idempotence"] == "on / off"
-        cells = [f"{row[name]:.3f}" if ratio else _figure(row[name]) for name, _, _ in METRICS]
-        lines.append("| " + " | ".join([row["client"], row["idempotence"], *cells]) + " |")
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """On what the figures were measured, as a sentence."""
+    return (
+        f"Measured on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['system']}, Python {machine['python']}; "
+        "generators and brokers share the cores."
+    )
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, or a dash where nothing was measured."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def markdown_table(
+    rows: Sequence[Mapping[str, Any]], *, by: Mapping[str, str], side: str, metrics: Sequence[Metric]
+) -> str:
+    """Rows of `framework.compare` as Markdown. `by`: field -> heading. Ratios stand in bold."""
+    shown = [metric for metric in metrics if any(metric.name in row for row in rows)]
+    headings = [*by.values(), side, *(metric.heading for metric in shown)]
+    lines = ["| " + " | ".join(headings) + " |", "| --- |" + " --- |" * len(by) + " ---: |" * len(shown)]
+    for row in rows:
+        is_ratio = " / " in row[side]
+        show = _ratio if is_ratio else number
+        cells = [row[side], *(show(row.get(metric.name)) for metric in shown)]
+        lines.append("| " + " | ".join([*(_cell(row[name]) for name in by), *cells]) + " |")
     return "\n".join(lines)
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"**{value:.2f}**" if value >= 0.1 else f"**{value:.2g}**"
 
 
-def idempotence_picture(result: Mapping[str, Any]) -> str:
-    """A pair of bars (off, on) per metric and client, each pair on its own scale."""
-    rows = {(row["client"], row["idempotence"]): row for row in result["medians"]}
-    clients = list(dict.fromkeys(client for client, _ in rows))
-    left, pair, column = 150.0, 42.0, 380.0
-    svg = Svg(left + column * len(clients), 76 + pair * len(METRICS), "Idempotence off and on")
-    svg.rect(14, 12, 12, 12, MUTED, rx=2)
-    svg.text(32, 22, "off", size=12)
-    svg.rect(66, 12, 12, 12, BLUE, rx=2)
-    svg.text(84, 22, "on", size=12)
-    for index, client in enumerate(clients):
-        svg.text(left + column * index, 50, client, size=14, bold=True)
-    for line, (name, heading, more_is_better) in enumerate(METRICS):
-        y = 64 + pair * line
-        svg.text(left - 12, y + 14, heading, size=12, anchor="end")
-        svg.text(
-            left - 12,
-            y + 28,
-            "more is better" if more_is_better else "less is better",
-            size=9,
-            fill=MUTED,
-            anchor="end",
-        )
-        for index, client in enumerate(clients):
-            values = [rows[client, mode][name] for mode in ("off", "on")]
-            ratio = rows[client, "on / off"][name]
-            _pair(svg, left + column * index, y, values, ratio)
-    return svg.render()
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _pair(svg: Svg, x: float, y: float, values: list[float], ratio: float) -> None:
-    longest = max(values) or 1.0
-    for offset, (value, colour) in enumerate(zip(values, (MUTED, BLUE), strict=True)):
-        length = 190 * value / longest
-        svg.rect(x, y + 15 * offset, max(length, 1.5), 12, colour, rx=2)
-        svg.text(x + length + 6, y + 15 * offset + 10, _figure(value), size=10, fill=INK)
-    svg.text(x + 262, y + 18, f"× {ratio:.2f}", size=12, fill=VIOLET, bold=True)
+def target_rows(results: Path) -> list[dict[str, Any]]:
+    """Every target of every measurement: what, wanted, measured, met (None: not measured)."""
+    rows = []
+    for name in NAMES:
+        file = results / f"{name}.json"
+        result = json.loads(file.read_text()) if file.exists() else None
+        for target in targets_of(load(name)):
+            measured = target.measured(result) if result else None
+            bound = "at least" if target.is_minimum else "at most"
+            rows.append(
+                {
+                    "target": target.what,
+                    "wanted": f"{bound} {target.limit:g} {target.unit}",
+                    "measured": None if measured is None else f"{number(measured)} {target.unit}",
+                    "met": None if measured is None else target.is_met(measured),
+                    "measurement": name,
+                }
+            )
+    return rows
+
+
+def targets_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The section of targets."""
+    words = {True: "met", False: "**missed**", None: "not measured"}
+    met, missed = (sum(row["met"] is verdict for row in rows) for verdict in (True, False))
+    lines = [
+        "## Targets",
+        "",
+        f"Of {len(rows)} targets {met} are met, {missed} missed, {len(rows) - met - missed} not measured.",
+        "Ratios are medians of the ratios of interleaved pairs; `oncelog bench targets` renders this table",
+        "from the results without measuring.",
+        "",
+        "| target | wanted | measured | | by |",
+        "| --- | --- | ---: | --- | --- |",
+    ]
+    for row in rows:
+        link = f"`oncelog bench {row['measurement']}`"
+        cells = [row["target"], row["wanted"], row["measured"] or "-", words[row["met"]], link]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

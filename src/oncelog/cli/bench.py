@@ -1,98 +1,137 @@
-"""`oncelog bench`: measure, keep the raw samples, write the table and the picture."""
+"""`oncelog bench`: measure, keep the raw samples, write the tables and the pictures."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from oncelog.cli.common import emit, output_option
+from oncelog.cli.common import emit, output_option, parse_properties
 
-
-@click.group("bench")
-def command() -> None:
-    """Measure. Each measurement keeps its raw samples as JSON and writes its section of a page."""
-
-
-@command.command("idempotence")
-@click.option(
-    "--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Pairs of off and on."
-)
-@click.option(
-    "--records",
-    default=200_000,
-    show_default=True,
-    type=click.IntRange(min=10),
-    help="Per run at full speed.",
-)
-@click.option("--record-bytes", default=1_024, show_default=True, type=click.IntRange(min=1))
-@click.option("--partitions", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option(
-    "--paced-seconds",
-    default=4.0,
-    show_default=True,
-    type=click.FloatRange(min=0.05),
-    help="Length of a latency run.",
-)
-@click.option(
+_results_option = click.option(
     "--results",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("bench/results/idempotence.json"),
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("bench/results"),
     show_default=True,
-    help="Where the raw samples go.",
+    help="Directory of the raw samples, one JSON file per measurement.",
 )
-@click.option(
+_page_option = click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("docs/benchmarks.md"),
     show_default=True,
-    help="Page whose section is written anew; the picture goes beside it.",
+    help="Page whose sections are written anew; the pictures go beside it.",
 )
-@output_option
-def idempotence(
-    repeats: int,
-    records: int,
-    record_bytes: int,
-    partitions: int,
-    paced_seconds: float,
-    results: Path,
-    page: Path,
-    output: str,
-) -> None:
-    """The cost of idempotence: throughput, latency, processor time and memory, off and on.
+_repeats_option = click.option(
+    "--repeats", type=click.IntRange(min=1), help="Interleaved samples of each kind; 5 unless told otherwise."
+)
+_quick_option = click.option("--quick", is_flag=True, help="A run of seconds that says little.")
 
-    Our producer and confluent-kafka (when installed) load a broker of this machine, off and on in turns.
-    """
-    from oncelog.bench.idempotence import Plan, available_clients, measure
+
+class _Measurements(click.Group):
+    """One command per measurement, made when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from oncelog.bench.framework import NAMES
+
+        return [*NAMES, "all", "targets"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        from oncelog.bench.framework import NAMES
+
+        return _command_of(name) if name in NAMES else super().get_command(ctx, name)
+
+
+@click.group("bench", cls=_Measurements)
+def command() -> None:
+    """Measure. Each measurement keeps its raw samples as JSON and writes its section of a page."""
+
+
+def _command_of(name: str) -> click.Command:
+    from oncelog.bench.framework import load
+
+    measurement = load(name)
+    sizes = ", ".join(f"{field.name}={_text(value)}" for field, value in _sizes(measurement.Plan()))
+
+    @click.command(
+        name, help=f"{measurement.SUMMARY}\n\nSizes for -X: {sizes}.", short_help=measurement.SUMMARY
+    )
+    @_repeats_option
+    @_quick_option
+    @click.option("-X", "sizes", multiple=True, metavar="SIZE=VALUE", help="Another size, e.g. repeats=9.")
+    @_results_option
+    @_page_option
+    @output_option
+    def run(
+        repeats: int | None, quick: bool, sizes: tuple[str, ...], results: Path, page: Path, output: str
+    ) -> None:
+        result = _measure([name], repeats, quick, sizes, results, page)
+        emit(_rounded(result["medians"]), output)
+
+    return run
+
+
+def _sizes(plan: Any) -> list[tuple[Any, Any]]:
+    return [(field, getattr(plan, field.name)) for field in dataclasses.fields(plan)]
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@command.command("all")
+@_repeats_option
+@_quick_option
+@_results_option
+@_page_option
+@output_option
+def everything(repeats: int | None, quick: bool, results: Path, page: Path, output: str) -> None:
+    """Every measurement, one after the other; then the table of targets."""
+    from oncelog.bench.framework import NAMES
+    from oncelog.bench.page import target_rows
+
+    _measure(NAMES, repeats, quick, (), results, page)
+    emit(target_rows(results), output)
+
+
+@command.command("targets")
+@_results_option
+@_page_option
+@output_option
+def targets(results: Path, page: Path, output: str) -> None:
+    """Write the page anew from the results that are there, and print the targets; measures nothing."""
+    from oncelog.bench.page import target_rows, write_page
+
+    write_page(page, results)
+    emit(target_rows(results), output)
+
+
+def _measure(
+    names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
+) -> dict[str, Any]:
+    """Measure, keep the samples of each as soon as it is done, write the page; the last one's result."""
+    from oncelog.bench.framework import load, plan_with
+    from oncelog.bench.page import write_page
     from oncelog.demo.showing import Showing
 
-    plan = Plan(
-        available_clients(),
-        repeats=repeats,
-        records=records,
-        record_bytes=record_bytes,
-        partitions=partitions,
-        paced_seconds=paced_seconds,
-    )
-    with Showing() as showing, showing.step("Measuring", len(list(plan.samples()))) as advance_to:
-        result = measure(plan, advance_to)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(result, indent=1) + "\n")
-    write_page(page, results)
-    emit(_rounded(result["medians"]), output)
-
-
-def write_page(page: Path, results: Path) -> None:
-    """Render the section and the picture from a JSON file that a measurement left."""
-    from oncelog.bench.page import idempotence_picture, idempotence_section, put_section
-
-    result = json.loads(results.read_text())
-    picture = page.with_name("benchmarks-idempotence.svg")
-    source = f"[raw samples]({os.path.relpath(results, page.parent)})"
-    put_section(page, "idempotence", idempotence_section(result, picture=picture.name, source=source))
-    picture.write_text(idempotence_picture(result))
+    overrides = {**({"repeats": str(repeats)} if repeats else {}), **parse_properties(sizes)}
+    result: dict[str, Any] = {}
+    results.mkdir(parents=True, exist_ok=True)
+    with Showing() as showing:
+        for name in names:
+            measurement = load(name)
+            plan = plan_with(measurement.QUICK if quick else measurement.Plan(), overrides)
+            with showing.step(f"Measuring {name}", plan.samples_count) as advance_to:
+                result = measurement.measure(plan, advance_to)
+            for side, reason in result["left_out"].items():
+                click.echo(f"{name}: {side} is left out: {reason}", err=True)
+            (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            write_page(page, results)
+    return result
 
 
 def _rounded(rows: list[dict[str, object]]) -> list[dict[str, object]]:
