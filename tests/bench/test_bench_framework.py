@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.bench.framework import NAMES, Metric, Target, compare, figure, load, plan_with, turns
+from oncelog.bench.framework import NAMES, Metric, Target, compare, figure, interleaved, load, plan_with
 from oncelog.bench.page import markdown_table, put_section, targets_text
 from oncelog.errors import ConfigError
 
@@ -44,8 +44,10 @@ def test_a_figure_that_was_not_measured_is_left_out() -> None:
     assert "| 1 | a | - |" in markdown_table(rows, by={"size": "bytes"}, side="side", metrics=[METRIC])
 
 
-def test_sides_take_turns_at_being_first() -> None:
-    assert [side for _, side in turns(("off", "on"), 3)] == ["off", "on", "on", "off", "off", "on"]
+def test_a_cell_takes_both_sides_at_once_and_who_is_first_changes() -> None:
+    order = list(interleaved([1, 2], ("off", "on"), 2))
+    assert order[:4] == [(0, 1, "off"), (0, 1, "on"), (0, 2, "off"), (0, 2, "on")]
+    assert order[4:6] == [(1, 1, "on"), (1, 1, "off")]
 
 
 def test_a_section_is_replaced_in_its_place_and_what_people_wrote_is_kept(tmp_path: Path) -> None:

@@ -13,5 +13,6 @@ A measurement is one module here, named in `framework.NAMES`, with
     TARGETS                   what it must reach (optional), read from the result
 
 The framework adds the command, the links, the machine, the page and the table of targets. Samples are
-interleaved A B A B, and figures compared by the median of the pairs' ratios (`framework.compare`).
+interleaved A B A B (`framework.interleaved`), figures compared by the median of the pairs' ratios
+(`framework.compare`), generators run as processes of their own (`generators`, `raw_produce`, `raw_fetch`).
 """

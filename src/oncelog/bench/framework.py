@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from oncelog.bench.machine import describe_machine
 from oncelog.errors import ConfigError
 
-NAMES = ("idempotence",)
+NAMES = (
+    "throughput",
+    "idempotence",
+)
 """Every measurement, in the order of the page."""
 
 OURS, KAFKA = "oncelog", "apache-kafka"
@@ -19,6 +22,8 @@ OURS, KAFKA = "oncelog", "apache-kafka"
 
 Result = Mapping[str, Any]
 """What a measurement's JSON file holds: measurement, machine, plan, settings, left_out, samples, medians."""
+
+Cell = TypeVar("Cell")
 
 OnSample = Callable[[int], None]
 """Hears how many samples are done."""
@@ -176,9 +181,14 @@ def figure(result: Result, metric: str, **where: Any) -> float | None:
     return None
 
 
-def turns(sides: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
-    """(repeat, side), each side once a repeat; who is first rotates, so that a drift falls on all."""
+def interleaved(cells: Iterable[Cell], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
+    """(repeat, cell, side): a repeat takes every cell, and a cell every side, one right after the other.
+
+    Who is first rotates from repeat to repeat, so that a drift of the machine falls on all.
+    """
+    cells = list(cells)
     for repeat in range(repeats):
-        start = repeat % len(sides)
-        for side in (*sides[start:], *sides[:start]):
-            yield repeat, side
+        start = repeat % max(len(sides), 1)
+        for cell in cells:
+            for side in (*sides[start:], *sides[:start]):
+                yield repeat, cell, side

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncelog.bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of, turns
+from oncelog.bench.framework import Metric, OnSample, Result, Target, compare, figure, interleaved, result_of
 from oncelog.bench.generators import Order, generate
 from oncelog.bench.page import markdown_table, number
 from oncelog.bench.process import cpu_seconds, rss_mb
@@ -85,12 +85,10 @@ TARGETS = (
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     """Run the plan; returns what goes into the JSON file."""
     samples: list[dict[str, Any]] = []
-    for client in plan.clients:
-        for repeat, mode in turns(("off", "on"), plan.repeats):
-            samples.append(
-                {"repeat": repeat, "client": client, "idempotence": mode, **_take(plan, client, mode)}
-            )
-            on_sample(len(samples))
+    for repeat, client, mode in interleaved(plan.clients, ("off", "on"), plan.repeats):
+        head = {"repeat": repeat, "client": client, "idempotence": mode}
+        samples.append({**head, **_take(plan, client, mode)})
+        on_sample(len(samples))
     rows = compare(samples, by=["client"], side="idempotence", base="off", metrics=METRICS)
     return result_of(NAME, plan, samples, rows, settings=SETTINGS)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from oncelog.errors import ConfigError
 
+SETTLE_S = 3.0
+_WINDOW_S = 0.1
+
 
 def cpu_seconds(pid: int) -> float:
     """Processor seconds of all its threads so far, also those that ended."""
@@ -16,6 +19,20 @@ def cpu_seconds(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | 2)
     times = _process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def settle(pid: int) -> None:
+    """Wait until the process rests (5 % of a core over 100 ms), at most SETTLE_S.
+
+    A broker that has just made or deleted a topic goes on working after it has answered.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    used = cpu_seconds(pid)
+    while time.monotonic() < deadline:
+        time.sleep(_WINDOW_S)
+        before, used = used, cpu_seconds(pid)
+        if used - before < 0.05 * _WINDOW_S:
+            return
 
 
 def rss_mb(pid: int) -> float:

@@ -114,6 +114,7 @@ def _measure(
     names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
 ) -> dict[str, Any]:
     """Measure, keep the samples of each as soon as it is done, write the page; the last one's result."""
+    from oncelog.bench.brokers import kept
     from oncelog.bench.framework import load, plan_with
     from oncelog.bench.page import write_page
     from oncelog.demo.showing import Showing
@@ -121,7 +122,7 @@ def _measure(
     overrides = {**({"repeats": str(repeats)} if repeats else {}), **parse_properties(sizes)}
     result: dict[str, Any] = {}
     results.mkdir(parents=True, exist_ok=True)
-    with Showing() as showing:
+    with Showing() as showing, kept():
         for name in names:
             measurement = load(name)
             plan = plan_with(measurement.QUICK if quick else measurement.Plan(), overrides)

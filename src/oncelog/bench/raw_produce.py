@@ -1,0 +1,247 @@
+"""A producer light enough not to be the limit: frames are built once; sending one patches its sequences.
+
+`python -m oncelog.bench.raw_produce JSON` reads a ProduceOrder, sends, and prints a ProduceReport as JSON.
+Every connection has a producer id of its own and keeps `depth` requests unanswered.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from oncelog.bench.process import cpu_seconds, settle
+from oncelog.bench.raw_wire import CLIENT_ID, connect, new_producer_id, quantiles, receive_frame
+from oncelog.errors import OncelogError, PeerError, raise_for_code
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import decode_response, encode_request
+from oncelog.wire.header import write_crc
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
+from oncelog.wire.records import NewRecord
+
+VERSION = 12
+"""Produce as the Java client speaks it to a broker without topic ids."""
+
+_SIZE = struct.Struct(">i")
+_SEQUENCE_POSITION = 53
+_SEQUENCES = 2**31
+_NOT_YET = (3, 5, 6)
+"""A topic just made: unknown, without leader, not led here. Asked again for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOrder:
+    """What to send. It ends after `seconds` or after `requests`, whichever comes first; 0: no such end.
+
+    A request carries a batch for each of `batches` partitions; successive requests take turns over all
+    `partitions`. `rate_per_s` 0: as fast as `depth` allows; else one connection, paced, one at a time.
+    """
+
+    bootstrap_servers: str
+    broker_pid: int
+    topic: str
+    partitions: int = 1
+    connections: int = 1
+    depth: int = 5
+    record_bytes: int = 1_024
+    batch_records: int = 1
+    batches: int = 1
+    idempotence: bool = True
+    seconds: float = 0.0
+    requests: int = 0
+    rate_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceReport:
+    """What it took, from the first send to the last acknowledgement; all requests were acknowledged.
+
+    `quantiles`: `p50_ms`, `p99_ms`, `p999_ms` from the write of a request to its answer.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    broker_cpu_seconds: float
+    requests: int
+    batches: int
+    records: int
+    quantiles: dict[str, float] = field(default_factory=dict)
+
+
+class Template:
+    """A request frame with one batch per partition; `next()` gives it fresh sequences, in place."""
+
+    def __init__(
+        self, order: ProduceOrder, partitions: Sequence[int], producer: tuple[int, int] | None
+    ) -> None:
+        now_ms = round(time.time() * 1000)
+        value = bytes(range(256)) * (order.record_bytes // 256 + 1)
+        record = NewRecord(now_ms, None, value[: order.record_bytes])
+        producer_id, epoch = producer or (None, None)
+        batch = build_batch(
+            [record] * order.batch_records,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=0 if producer else None,
+        )
+        parts = [ProduceRequest.PartitionProduceData(index=index, records=batch) for index in partitions]
+        topic = ProduceRequest.TopicProduceData(name=order.topic, partition_data=parts)
+        request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[topic])
+        self.frame = bytearray(encode_request(request, VERSION, 0, CLIENT_ID))
+        self.batch_bytes, self.partitions, self._records = len(batch), partitions, order.batch_records
+        self._positions = list(_positions(self.frame, batch)) if producer else []
+        self._sequence = 0
+
+    def next(self) -> bytearray:
+        """The frame to send now; the bytes are the template's own and change with the next call."""
+        for position in self._positions:
+            _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
+            write_crc(self.frame, position, self.batch_bytes)
+        self._sequence = (self._sequence + self._records) % _SEQUENCES
+        return self.frame
+
+
+def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
+    position = frame.find(batch)
+    while position >= 0:
+        yield position
+        position = frame.find(batch, position + len(batch))
+
+
+class Sender:
+    """One connection: sends templates in turns, reads answers, checks every error code in them."""
+
+    def __init__(self, order: ProduceOrder, index: int) -> None:
+        self.socket = connect(order.bootstrap_servers)
+        producer = new_producer_id(self.socket) if order.idempotence else None
+        every = range(order.partitions)
+        chunks = [every[i : i + order.batches] for i in range(0, len(every), order.batches)]
+        self._templates = [Template(order, chunk, producer) for chunk in chunks]
+        self._turn = index % len(chunks)
+        self._sent: deque[tuple[float, struct.Struct]] = deque()
+        self._pending = bytearray()
+        # size, correlation id, tags, topics, name, partitions, index of the first; then error codes with
+        # base offset, append time, start offset, two empty fields, tags and the next index in between.
+        self._first_error = 4 + 4 + 1 + 1 + 1 + len(order.topic.encode()) + 1 + 4
+        self._errors = [struct.Struct(">" + "h31x" * len(chunk)) for chunk in chunks]
+        for template in self._templates:
+            self._open(template)
+
+    def _open(self, template: Template) -> None:
+        """The first batch of each partition goes alone, again until the new topic has a leader."""
+        frame = template.next()
+        deadline = time.monotonic() + 10.0
+        while True:
+            self.socket.sendall(frame)
+            _, answer = decode_response(ProduceResponse, VERSION, receive_frame(self.socket))
+            codes = {part.error_code for part in answer.responses[0].partition_responses}
+            if not codes.intersection(_NOT_YET) or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        for code in codes:
+            raise_for_code(code, "a raw generator's first request")
+
+    def send(self) -> None:
+        turn = self._turn
+        frame = self._templates[turn].next()
+        self._turn = (turn + 1) % len(self._templates)
+        self._sent.append((time.perf_counter(), self._errors[turn]))
+        self.socket.sendall(frame)
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._sent)
+
+    def receive(self, latencies_ms: list[float]) -> int:
+        """Wait for bytes; how many answers they completed."""
+        chunk = self.socket.recv(65_536)
+        now = time.perf_counter()
+        if not chunk:
+            raise PeerError("the broker closed the connection of a raw generator")
+        data = self._pending + chunk if self._pending else chunk
+        position, end, answers = 0, len(data), 0
+        while end - position >= 4:
+            stop = position + 4 + _SIZE.unpack_from(data, position)[0]
+            if stop > end:
+                break
+            sent, errors = self._sent.popleft()
+            if any(errors.unpack_from(data[position:stop] + bytes(31), self._first_error)):
+                raise OncelogError("the broker refused a batch of a raw generator")
+            latencies_ms.append((now - sent) * 1000)
+            answers += 1
+            position = stop
+        self._pending = bytearray(data[position:])
+        return answers
+
+
+def run(order: ProduceOrder) -> ProduceReport:
+    """Open the connections, send as ordered, and measure."""
+    senders = [Sender(order, index) for index in range(order.connections)]
+    settle(order.broker_pid)
+    latencies_ms: list[float] = []
+    broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
+    began = time.perf_counter()
+    (_paced if order.rate_per_s else _full_speed)(order, senders, latencies_ms)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    broker_cpu = cpu_seconds(order.broker_pid) - broker_began
+    for sender in senders:
+        sender.socket.close()
+    requests = len(latencies_ms)
+    batches = requests * min(order.batches, order.partitions)
+    records = batches * order.batch_records
+    return ProduceReport(seconds, cpu, broker_cpu, requests, batches, records, quantiles(latencies_ms))
+
+
+def _full_speed(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    wait = _ready(senders)
+    until = time.perf_counter() + order.seconds if order.seconds else float("inf")
+    left = order.requests or sys.maxsize
+    for _ in range(order.depth):
+        for sender in senders[:left]:
+            sender.send()
+            left -= 1
+    while any(sender.in_flight_count for sender in senders):
+        for sender in wait():
+            answers = sender.receive(latencies_ms)
+            if time.perf_counter() < until:
+                for _ in range(min(answers, left)):
+                    sender.send()
+                    left -= 1
+
+
+def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
+    """A function that waits for connections with answers; a single one is simply read."""
+    if len(senders) == 1:
+        return lambda: senders
+    poll = select.poll()
+    by_number = {sender.socket.fileno(): sender for sender in senders}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return lambda: [by_number[number] for number, _ in poll.poll()]
+
+
+def _paced(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """One synchronous send after the other, each when it is due or as soon as the one before is answered."""
+    (sender,) = senders
+    began = time.perf_counter()
+    count = order.requests or round(order.seconds * order.rate_per_s)
+    for index in range(count):
+        if (wait := began + index / order.rate_per_s - time.perf_counter()) > 0:
+            time.sleep(wait)
+        sender.send()
+        while not sender.receive(latencies_ms):
+            pass
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    print(json.dumps(asdict(run(ProduceOrder(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Connections of the raw generators: blocking sockets, whole frames, no client library in between."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+
+from oncelog.errors import OncelogError, PeerError
+from oncelog.wire.frames import decode_response, encode_request
+from oncelog.wire.message import Message
+from oncelog.wire.messages import InitProducerIdRequest
+
+CLIENT_ID = "oncelog-bench"
+TIMEOUT_S = 60.0
+_SIZE = struct.Struct(">i")
+
+
+def connect(bootstrap_servers: str) -> socket.socket:
+    """A connection to the one broker there is."""
+    host, _, port = bootstrap_servers.rpartition(":")
+    connected = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
+def receive_frame(connected: socket.socket) -> bytearray:
+    """One whole frame, without its size prefix."""
+    (size,) = _SIZE.unpack(receive_into(connected, bytearray(4)))
+    return receive_into(connected, bytearray(size))
+
+
+def receive_into(connected: socket.socket, buffer: bytearray) -> bytearray:
+    """Fill the buffer from the socket. Raises PeerError when the broker closes before that."""
+    view = memoryview(buffer)
+    while view:
+        taken = connected.recv_into(view)
+        if not taken:
+            raise PeerError("the broker closed the connection of a raw generator")
+        view = view[taken:]
+    return buffer
+
+
+def ask(connected: socket.socket, message: Message, version: int) -> Message:
+    """Send one request and wait for its answer."""
+    connected.sendall(encode_request(message, version, 0, CLIENT_ID))
+    return decode_response(message.api.response, version, receive_frame(connected))[1]
+
+
+def new_producer_id(connected: socket.socket) -> tuple[int, int]:
+    """A producer id and its epoch."""
+    for _ in range(100):
+        answer = ask(connected, InitProducerIdRequest(transaction_timeout_ms=60_000), 4)
+        if not answer.error_code:  # type: ignore[attr-defined]
+            return answer.producer_id, answer.producer_epoch  # type: ignore[attr-defined]
+        time.sleep(0.05)  # Kafka hands out blocks of ids some time after its start only
+    raise OncelogError("the broker gave no producer id within 5 s")
+
+
+def quantiles(latencies_ms: Sequence[float]) -> dict[str, float]:
+    """`p50_ms`, `p99_ms`, `p999_ms`; nothing without two values."""
+    if len(latencies_ms) < 2:
+        return {}
+    cuts = statistics.quantiles(latencies_ms, n=1000, method="inclusive")
+    return {"p50_ms": cuts[499], "p99_ms": cuts[989], "p999_ms": cuts[998]}
