@@ -136,7 +136,10 @@ REFUSED = {
     "no sequence": (batch(None, pid=1, producer_id=1, producer_epoch=0), InvalidRecord),
     "too late": (batch(0, timestamp_ms=NOW_MS + 3_600_001), InvalidTimestamp),
     "too early": (batch(0, timestamp_ms=NOW_MS - 10_001), InvalidTimestamp),
-    "append time": (batch(0, timestamp_type=TimestampType.LOG_APPEND_TIME), InvalidTimestamp),
+    "append time": (
+        batch(0, timestamp_ms=-1, timestamp_type=TimestampType.LOG_APPEND_TIME),
+        InvalidTimestamp,
+    ),
     "magic 1": (_changed(16, ">b", 1), InvalidRecord),
     "magic 3": (_changed(16, ">b", 3), CorruptMessage),
     "length": (_changed(8, ">i", 20), CorruptMessage),

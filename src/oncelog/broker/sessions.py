@@ -108,12 +108,16 @@ class FetchSessions:
             self._sessions.pop(message.session_id, None)
             targets = {key: Target(key, asked) for key, asked in _partitions(message)}
             session = None
-            if message.session_epoch == FULL_AND_CREATE and targets:
+            if message.session_epoch == FULL_AND_CREATE:
                 session = self._create(targets, uses_topic_ids, now_ms)
             return FetchContext(tuple(targets.values()), session, is_incremental=False)
         session = self._resume(message, uses_topic_ids)
         session.used_ms = now_ms
         session.update(message)
+        if not session.targets:
+            # Nothing is left to remember: the session ends, which the client reads from the id 0.
+            del self._sessions[session.session_id]
+            return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)
 
     def _resume(self, message: FetchRequest, uses_topic_ids: bool) -> FetchSession:

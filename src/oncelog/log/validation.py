@@ -47,12 +47,17 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
         raise InvalidRecord(f"compression codec {attributes & _CODEC_BITS} is unknown")
     if header.producer_id is not None and (header.base_sequence is None or header.producer_epoch is None):
         raise InvalidRecord(f"producer id {header.producer_id} without an epoch and a base sequence")
-    if attributes & _LOG_APPEND_TIME_BIT:
+    if attributes & _LOG_APPEND_TIME_BIT and not _may_be_create_time(header, config):
         raise _timestamp_error(0, "a producer may not set the timestamp type to LogAppendTime")
     if config.timestamp_type is _CREATE_TIME:
         _check_times(header, config, now_ms)
     if size > config.segment_bytes:
         raise RecordListTooLarge(f"the batch has {size} bytes, segment.bytes is {config.segment_bytes}")
+
+
+def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
+    """Whether a batch that says LogAppendTime has a time of its own, to be stored by on this topic."""
+    return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
 def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
@@ -81,8 +86,8 @@ def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
 
 
 def needs_decoding(header: BatchHeader, config: LogConfig) -> bool:
-    """Whether the topic's settings ask to look into the batch."""
-    if config.is_compacted:
+    """Whether the topic's settings ask to look into the batch, or its timestamp type is not the topic's."""
+    if config.is_compacted or header.attributes & _LOG_APPEND_TIME_BIT:
         return True
     return config.compression is not None and config.compression != header.attributes & _CODEC_BITS
 
@@ -90,8 +95,11 @@ def needs_decoding(header: BatchHeader, config: LogConfig) -> bool:
 def decode_and_check(records: memoryview, header: BatchHeader, config: LogConfig) -> memoryview:
     """The batch as it is to be stored: re-encoded if its codec is not the topic's.
 
-    Raises InvalidRecord for a record that does not parse, or without a key on a compacted topic.
+    A timestamp type that is not the topic's is put right in place. Raises InvalidRecord for a record that
+    does not parse, or without a key on a compacted topic.
     """
+    if header.attributes & _LOG_APPEND_TIME_BIT:
+        restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
     decoded = decode_records(records, verify=False)
     if config.is_compacted:
         _check_keys(decoded)

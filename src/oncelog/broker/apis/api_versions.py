@@ -2,23 +2,35 @@
 
 An unknown version is answered with a version 0 body, UNSUPPORTED_VERSION and the range of
 ApiVersions itself: clients start high and come down (Java and kafka-python to the top of the
-range, librdkafka to 0). Response header always version 0.
+range, librdkafka to 0). Response header always version 0. A client name or version that is not letters,
+digits, dots and hyphens is 42.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from oncelog.errors import UnsupportedVersion
-from oncelog.wire.messages import API_BY_KEY, Api, ApiVersionsResponse
+from oncelog.errors import InvalidRequest, UnsupportedVersion
+from oncelog.wire.messages import API_BY_KEY, Api, ApiVersionsRequest, ApiVersionsResponse
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 18
+FIRST_NAMED_VERSION = 3
+"""From here on clients say what software they are."""
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 
 def handle(node: Node, request: Request, now_ms: int) -> ApiVersionsResponse:
+    message: ApiVersionsRequest = request.message
+    if request.header.api_version >= FIRST_NAMED_VERSION and not (
+        _SOFTWARE.fullmatch(message.client_software_name)
+        and _SOFTWARE.fullmatch(message.client_software_version)
+    ):
+        return ApiVersionsResponse(error_code=InvalidRequest.code, api_keys=[])
     return ApiVersionsResponse(api_keys=[_range(api) for api in node.offered.values()])
 
 

@@ -3,9 +3,9 @@
 Sessions (v7+): see oncelog.broker.sessions. Topic ids from v13 on; an unknown one is 100.
 Partitions are filled in request order until max_bytes; the first that has data gives at least one
 whole batch however small the limits. isolation_level 1 stops at the last stable offset and lists
-aborted transactions (empty, not null). Errors per partition: 3 / 100 unknown, 74 / 75 leader epoch,
-1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the answer waits
-until appends bring them or max_wait_ms is over.
+aborted transactions (empty, not null). Errors per partition: 3 / 100 unknown, 6 asked by a replica,
+74 / 75 leader epoch, 1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the
+answer waits until appends bring them or max_wait_ms is over.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from oncelog.broker.waiting import Deferred, FetchWait
 from oncelog.errors import (
     BrokerError,
     KafkaStorageError,
+    NotLeaderOrFollower,
     OffsetOutOfRange,
     StorageError,
     UnknownTopicId,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 1
+FIRST_ID_VERSION = 13
 
 _Result = FetchResponse.PartitionData
 
@@ -43,7 +45,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         context = node.sessions.open(message, request.header.api_version, now_ms)
     except BrokerError as error:
         return error_response(error)
-    fetch = _Fetch(node, message, context)
+    fetch = _Fetch(node, message, context, request.header.api_version)
     results = list(fetch.read())
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
@@ -64,10 +66,13 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 class _Fetch:
     """One fetch: may be read twice, when it is asked and when what it waited for is there."""
 
-    __slots__ = ("context", "max_bytes", "message", "node")
+    __slots__ = ("context", "is_by_replica", "max_bytes", "message", "node", "unknown_topic")
 
-    def __init__(self, node: Node, message: FetchRequest, context: FetchContext) -> None:
+    def __init__(self, node: Node, message: FetchRequest, context: FetchContext, version: int) -> None:
         self.node, self.message, self.context = node, message, context
+        self.unknown_topic = UnknownTopicId if version >= FIRST_ID_VERSION else UnknownTopicOrPartition
+        state = message.replica_state
+        self.is_by_replica = message.replica_id >= 0 or (state is not None and state.replica_id >= 0)
         self.max_bytes = min(message.max_bytes, node.settings["fetch.max.bytes"])
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
@@ -148,9 +153,11 @@ class _Fetch:
     def _partition(self, target: Target) -> Partition:
         topic = self._topic(target)
         if topic is None:
-            _, topic_id, _ = target.key
-            raise UnknownTopicOrPartition() if topic_id == NO_ID else UnknownTopicId()
-        return topic.partition(target.asked.partition)
+            raise self.unknown_topic()
+        partition = topic.partition(target.asked.partition)
+        if self.is_by_replica:
+            raise NotLeaderOrFollower("this node is the partition's only replica; no other may follow it")
+        return partition
 
     @staticmethod
     def _diverges(result: _Result, partition: Partition, asked: FetchRequest.FetchPartition) -> bool:

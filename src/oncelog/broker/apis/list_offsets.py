@@ -40,7 +40,12 @@ def handle(node: Node, request: Request, now_ms: int) -> ListOffsetsResponse:
     return ListOffsetsResponse(
         topics=[
             ListOffsetsResponse.ListOffsetsTopicResponse(
-                name=topic.name, partitions=[answer(topic.name, asked) for asked in topic.partitions]
+                name=topic.name,
+                # However often a partition is named, it is answered once.
+                partitions=[
+                    answer(topic.name, asked)
+                    for asked in {asked.partition_index: asked for asked in topic.partitions}.values()
+                ],
             )
             for topic in message.topics
         ]

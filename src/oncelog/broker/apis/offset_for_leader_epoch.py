@@ -1,7 +1,7 @@
 """OffsetForLeaderEpoch (key 23), versions 2-4: where an epoch of a partition's leadership ended.
 
 Requested epoch = current: the log end. Else the largest known epoch not above it and where the next
-began; -1/-1 when it is above all. Errors: 3 unknown, 74 / 75 the client's current epoch is off.
+began; -1/-1 when it is above all or -1. Errors: 3 unknown, 74 / 75 the client's current epoch is off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 23
+NO_EPOCH = -1
 
 _Result = OffsetForLeaderEpochResponse.EpochEndOffset
 
@@ -40,6 +41,8 @@ def _answer(node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetFor
         check_leader_epoch(partition, asked.current_leader_epoch)
     except BrokerError as error:
         return _Result(partition=asked.partition, error_code=error.code)
+    if asked.leader_epoch == NO_EPOCH:
+        return _Result(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=-1)
     epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
     return _Result(
         partition=asked.partition,
