@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from oncelog.broker.apis.produce_direct import DirectProduce, is_produce
+from oncelog.broker.apis.produce_direct import answer as answer_produce
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
 from oncelog.errors import OncelogError, PeerError
 from oncelog.wire.frames import FrameReader, RequestHeader, decode_request_header, encode_response
-from oncelog.wire.messages import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
     from oncelog.edge.server import Server
@@ -56,7 +55,6 @@ class Connection(asyncio.BufferedProtocol):
         self.is_closing = False
         self._reader = FrameReader(server.max_request_bytes)
         self._room: memoryview | None = None
-        self._direct = DirectProduce(server.node)
         self._slots: deque[_Slot] = deque()
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
@@ -136,13 +134,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_closing:
             return
         try:
-            if not self._slots and is_produce(frame):
-                payload = self._direct.answer(frame, now_ms)
-                if payload is not None:
-                    self._out.append(payload)
-                    self.node.metrics.observe("Produce", perf_counter() - started)
-                    return
-            self._begin_any(frame, now_ms, started)
+            payload = None if self._slots else answer_produce(self.node, frame, now_ms)
+            if payload is None:
+                self._begin_any(frame, now_ms, started)
+            else:
+                self._out.append(payload)
+                self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
             self.close(f"a request that cannot be read: {error}")
         except OncelogError as error:
@@ -162,8 +159,6 @@ class Connection(asyncio.BufferedProtocol):
         message = api.request.decode(header.api_version, frame, header.body_position)
         answer = self.node.handle(Request(self.connection_id, header, message), now_ms)
         self._take_answer(header, answer, started)
-        if isinstance(answer, ProduceResponse):
-            self._direct.learn(frame, header, cast(ProduceRequest, message))
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
         if isinstance(answer, Deferred):

@@ -103,10 +103,7 @@ class _Produce:
                 f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
             )
         appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
-        result.base_offset = appended.base_offset
-        result.log_start_offset = appended.log_start_offset
-        if appended.log_append_time_ms is not None:
-            result.log_append_time_ms = appended.log_append_time_ms
+        put_append(result, appended)
         self._count(at, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
 
@@ -201,6 +198,13 @@ def count_append(node: Node, at: TopicPartition, size_bytes: int, appended: Appe
         metrics.batches_stored += 1
         metrics.records_stored += appended.last_offset - appended.base_offset + 1
         node.note_append(at, size_bytes)
+
+
+def put_append(result: _PartitionResult, appended: Appended) -> None:
+    """Where the batch stands."""
+    result.base_offset, result.log_start_offset = appended.base_offset, appended.log_start_offset
+    if appended.log_append_time_ms is not None:
+        result.log_append_time_ms = appended.log_append_time_ms
 
 
 def put_refusal(node: Node, result: _PartitionResult, error: BrokerError) -> None:
