@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from oncelog.bench.framework import Result
 from oncelog.demo.svg import BAD, BLUE, GOOD, GRID, MUTED, VIOLET, WARN, Svg, nice_ticks
 
 COLOURS = (BLUE, WARN, GOOD, VIOLET, BAD)
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 250.0, 170.0, 64.0, 92.0, 84.0
-_COLUMNS = 3
+_MAX_COLUMNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,10 @@ class Chart:
 
 
 def draw_curves(title: str, charts: Sequence[Chart]) -> str:
-    """The charts in rows of three under one key of colours, as SVG."""
+    """The charts in even rows of at most three under one key of colours, as SVG."""
     names = list(dict.fromkeys(name for chart in charts for name in chart.lines))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    columns = min(_COLUMNS, len(charts))
+    columns = next(n for n in range(min(_MAX_COLUMNS, len(charts)), 0, -1) if len(charts) % n == 0 or n == 2)
     rows = -(-len(charts) // columns)
     svg = Svg(columns * (_WIDTH + _GAP) + 20, _TOP + rows * (_HEIGHT + _GAP), title)
     svg.text(14, 26, title, size=15, bold=True)
@@ -59,3 +61,15 @@ def _draw(svg: Svg, left: float, top: float, chart: Chart, colours: Mapping[str,
         svg.polyline(placed, colours[name], width=2)
         for (x, y), (px, py) in zip(sorted(points), placed, strict=True):
             svg.mark("dot", px, py, colours[name], tip=f"{name}: {x:,g} → {y:,.4g}", size=5)
+
+
+def lines_of(
+    result: Result, x: str, y: str, *, side: str = "broker", **where: Any
+) -> dict[str, list[tuple[float, float]]]:
+    """A line per side through the medians with these fields: its points (x, y)."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in result["medians"]:
+        is_here = all(row[name] == value for name, value in where.items())
+        if is_here and y in row and " / " not in row[side]:
+            lines.setdefault(row[side], []).append((row[x], row[y]))
+    return lines

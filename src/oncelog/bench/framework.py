@@ -13,7 +13,13 @@ from oncelog.errors import ConfigError
 
 NAMES = (
     "throughput",
+    "single_records",
     "idempotence",
+    "batch_cost",
+    "latency",
+    "durable",
+    "fetch",
+    "start",
 )
 """Every measurement, in the order of the page."""
 

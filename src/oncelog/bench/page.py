@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncelog.bench.framework import NAMES, Metric, load, targets_of
+from oncelog.bench.framework import NAMES, Metric, Result, load, targets_of
 
 HEADER = """\
 # Benchmarks
@@ -108,6 +108,17 @@ def _ratio(value: float | None) -> str:
 
 def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side: str = "broker") -> str:
+    """A sentence on the ratios of one figure over all rows named `ratio`."""
+    values = [row[metric] for row in result["medians"] if row[side] == ratio and metric in row]
+    ours, _, other = ratio.partition(" / ")
+    if not values:
+        return f"No ratio of {words}: {other} was not measured beside {ours}."
+    low, high = number(min(values)), number(max(values))
+    spread = f"{low} to {high}" if len(values) > 1 else low
+    return f"In {words}, {ours} comes to {spread} times {other}."
 
 
 def target_rows(results: Path) -> list[dict[str, Any]]:

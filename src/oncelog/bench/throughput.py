@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from oncelog.bench.brokers import BROKERS, Side, Sides, raw_produce, records_per_batch, running
-from oncelog.bench.curves import Chart, draw_curves
+from oncelog.bench.curves import Chart, draw_curves, lines_of
 from oncelog.bench.framework import (
     KAFKA,
     OURS,
@@ -270,24 +270,21 @@ def picture(result: Result) -> str:
         "connections": plan.connections[0],
     }
     charts = [
-        Chart(f"{heading} by {BY[name]}", BY[name], heading, _lines(result, metric, name, fixed))
+        Chart(
+            f"{heading} by {BY[name]}",
+            BY[name],
+            heading,
+            lines_of(result, name, metric, generator=RAW, **_without(fixed, name)),
+        )
         for metric, heading in (("mb_per_s", "MB/s"), ("cpu_s_per_gb", "broker CPU s/GB"))
         for name in fixed
     ]
     return draw_curves("Throughput and processor time", charts)
 
 
+def _without(fixed: dict[str, int], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fixed.items() if key != name}
+
+
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _lines(
-    result: Result, metric: str, name: str, fixed: dict[str, int]
-) -> dict[str, list[tuple[float, float]]]:
-    others = {key: value for key, value in fixed.items() if key != name}
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in result["medians"]:
-        is_here = row["generator"] == RAW and all(row[key] == value for key, value in others.items())
-        if is_here and row["broker"] != RATIO:
-            lines.setdefault(row["broker"], []).append((row[name], row[metric]))
-    return lines
