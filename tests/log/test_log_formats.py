@@ -12,7 +12,8 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partit
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
 from oncelog.log.checkpoint import decode_checkpoint, decode_uuid, encode_checkpoint, encode_uuid
-from oncelog.log.snapshot import decode_full, decode_snapshot, encode_full, encode_snapshot
+from oncelog.log.chores import run
+from oncelog.log.snapshot import Snapshots, crc_of, decode_full, decode_snapshot
 from oncelog.rules.append import ProducerEntry, RememberedBatch
 from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry
 from oncelog.sim.disk import MemoryDisk
@@ -21,12 +22,28 @@ ENTRY = ProducerEntry(
     3, None, 1700, 1800, None, (RememberedBatch(4, 10, 4, 1600), RememberedBatch(9, 20, 4, 1700))
 )
 BARE = ProducerEntry(2, 7, 1500, 1600, 5, ())
-PACKED = [{1: pack_entry(ENTRY)}, {2: pack_entry(BARE)}, {}]
+PACKED = {1: pack_entry(ENTRY), 2: pack_entry(BARE)}
+
+
+def _written(table: ProducerTable) -> tuple[bytes, bytes]:
+    """Kafka's file and ours."""
+    disk = MemoryDisk()
+    disk.mkdir("d")
+    run(Snapshots(disk, "d").write(5, table.image()))
+    assert disk.list("d") == [f"{5:020d}.producers", f"{5:020d}.snapshot"]
+    return disk.read(f"d/{5:020d}.snapshot"), disk.read(f"d/{5:020d}.producers")
+
+
+def _table(entries: dict[int, ProducerEntry]) -> ProducerTable:
+    table = ProducerTable()
+    for producer_id, entry in entries.items():
+        table.put(producer_id, entry)
+    return table
 
 
 @pytest.mark.behaviour("I6", "I20")
 def test_snapshot_bytes() -> None:
-    data = encode_snapshot(PACKED)
+    data, _ = _written(_table({1: ENTRY, 2: BARE}))
     assert data.hex() == (
         "0001" "1b693b67" "00000002"
         "0000000000000001" "0003" "00000009" "0000000000000014" "00000004" "00000000000006a4"
@@ -40,16 +57,18 @@ def test_snapshot_bytes() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_our_file_keeps_everything_and_is_bound_to_its_snapshot() -> None:
-    data = encode_full(PACKED, 77)
-    assert decode_full(data, 77) == [*PACKED[0].items(), *PACKED[1].items()]
-    assert data[6:26].hex() == "0000004d" "00000002" "0000000000000001" "00000000"  # fmt: skip
+    snapshot, data = _written(_table({1: ENTRY, 2: BARE}))
+    assert decode_full(data, crc_of(snapshot)) == PACKED
+    assert data[6:26].hex() == "1b693b67" "00000002" "0000000000000001" "00000000"  # fmt: skip
     with pytest.raises(StorageError, match="another snapshot"):
         decode_full(data, 78)
 
 
-@pytest.mark.parametrize("data", [encode_snapshot(PACKED[:1]), encode_full(PACKED, 0)])
-def test_every_damaged_byte_is_noticed(data: bytes) -> None:
-    decode = decode_snapshot if len(data) == 56 else lambda raw: decode_full(raw, 0)
+@pytest.mark.parametrize("which", [0, 1])
+def test_every_damaged_byte_is_noticed(which: int) -> None:
+    files = _written(_table({1: ENTRY}))
+    data, bound_to = files[which], crc_of(files[0])
+    decode = [decode_snapshot, lambda raw: decode_full(raw, bound_to)][which]
     assert decode(data)
     for position in range(len(data)):
         damaged = bytearray(data)
@@ -63,20 +82,19 @@ def test_every_damaged_byte_is_noticed(data: bytes) -> None:
 @pytest.mark.behaviour("I19", "I20")
 def test_many_producers_of_every_kind() -> None:
     """The columns that make a large snapshot quick say the same as one entry at a time."""
-    table, expected = ProducerTable(), {}
+    expected = {}
     for pid in range(4000):
         batches = tuple(RememberedBatch(pid + n, pid * 9 + n, n, 10**12 + n) for n in range(pid % 6))
         batches = tuple(b._replace(last_sequence=None) for b in batches) if pid % 7 == 0 else batches
         coordinator_epoch, first_offset = (None if pid % 5 else pid), (None if pid % 11 else pid)
         expected[pid] = ProducerEntry(pid % 99, coordinator_epoch, 10**12, pid, first_offset, batches)
-        table.put(pid, expected[pid])
-    parts = list(table.packed_parts())
-    full = {pid: unpack_entry(packed) for pid, packed in decode_full(encode_full(parts, 1), 1)}
+    snapshot, data = _written(_table(expected))
+    full = {pid: unpack_entry(packed) for pid, packed in decode_full(data, crc_of(snapshot)).items()}
     assert full == expected
     newest = {
         pid: entry._replace(last_append_ms=0, batches=_newest(entry)) for pid, entry in expected.items()
     }
-    assert dict(decode_snapshot(encode_snapshot(parts))) == newest
+    assert dict(decode_snapshot(snapshot)) == newest
 
 
 def _newest(entry: ProducerEntry) -> tuple[RememberedBatch, ...]:

@@ -194,9 +194,9 @@ def test_idle_producers_expire_by_the_time_of_their_append() -> None:
     partition = open_partition(log_config=config(expiration_ms=DAY_MS))
     put(partition, batch(0, pid=1, timestamp_ms=1000))
     put(partition, batch(0, pid=2, is_transactional=True))
-    assert partition.expire_producers(NOW_MS + DAY_MS - 1) == 0
+    assert list(partition.expire_producers(NOW_MS + DAY_MS - 1)) == [0]
     assert put(partition, batch(0, pid=1, timestamp_ms=1000), now_ms=NOW_MS + 1).is_duplicate
-    assert partition.expire_producers(NOW_MS + DAY_MS) == 1
+    assert list(partition.expire_producers(NOW_MS + DAY_MS)) == [1]
     assert [state.producer_id for state in partition.describe_producers()] == [2]
     assert put(partition, batch(5, pid=1), now_ms=NOW_MS + DAY_MS).base_offset == 2
 

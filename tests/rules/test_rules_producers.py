@@ -55,7 +55,7 @@ def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> Pr
 @pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
 def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     """With the limit for five batches a million producer ids take 260 MB at most, with one 200 MB."""
-    count = 30_000
+    count = 60_000
     gc.collect()
     tracemalloc.start()
     table = ProducerTable()
@@ -67,8 +67,7 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert used / count < limit_bytes
     assert table.get(10_000_000) == _entry(0, batches)
     # What is idle is invisible to the garbage collector.
-    tracked = sum(len(generation) for generation in (table._hot, table._warm))
-    assert tracked <= 2 * producers.HOT_ENTRIES
+    assert len(table._at_work) == producers.ENTRIES_AT_WORK
 
 
 @pytest.mark.soak
@@ -175,7 +174,8 @@ class TableMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _few_hot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "TableMachine" in request.node.nodeid:
-        monkeypatch.setattr(producers, "HOT_ENTRIES", 4)
+        monkeypatch.setattr(producers, "ENTRIES_AT_WORK", 4)
+        monkeypatch.setattr(producers, "SHARD_ENTRIES", 2)
 
 
 TestTableMachine = TableMachine.TestCase

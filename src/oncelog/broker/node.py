@@ -7,7 +7,7 @@ since the epoch, never going back) and carries answers, flushes and time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -157,13 +157,19 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
 
 
 def _enforce_retention(node: Node, now_ms: int) -> None:
-    for _, partition in node.topics.all_partitions():
+    def enforce(partition: Partition) -> None:
         partition.enforce_retention(now_ms)
+
+    node.log_manager.for_each_partition(enforce)
 
 
 def _expire_producers(node: Node, now_ms: int) -> None:
-    for _, partition in node.topics.all_partitions():
-        node.metrics.producers_expired += partition.expire_producers(now_ms)
+    def expire(partition: Partition) -> Iterator[None]:
+        for expired_count in partition.expire_producers(now_ms):
+            node.metrics.producers_expired += expired_count
+            yield
+
+    node.log_manager.for_each_partition(expire)
 
 
 def _flush_by_time(node: Node, now_ms: int) -> None:

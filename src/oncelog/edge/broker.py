@@ -21,6 +21,7 @@ from oncelog.broker.events import AppendEvent
 from oncelog.broker.metrics import to_dict
 from oncelog.broker.node import Node
 from oncelog.config import BROKER, Settings
+from oncelog.edge.chores import ChoreDriver
 from oncelog.edge.clock import Clock
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
@@ -39,11 +40,13 @@ class _Running:
     def __init__(self, node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> None:
         self.node, self.clock = node, clock
         self.server = Server(node, clock)
+        self.chores = ChoreDriver(node.log_manager.chores)
         self.metrics_server = MetricsServer(node) if metrics_port is not None else None
         self._host, self._port, self._metrics_port = host, port, metrics_port
 
     async def start(self) -> None:
         """Listen. Raises StorageError when the address cannot be bound; the log is then closed again."""
+        self.chores.start()
         try:
             await self.server.start(self._host, self._port)
             if self.metrics_server is not None:
@@ -65,6 +68,7 @@ class _Running:
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.server.stop()
+        await self.chores.stop()
         self.node.close(self.clock.now_ms())
         log_event("info", "stopped", port=self.server.port)
 

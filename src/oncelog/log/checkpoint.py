@@ -39,9 +39,8 @@ def decode_checkpoint(data: bytes) -> list[str]:
     return entries
 
 
-def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    lines = [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
-    disk.replace(path, encode_checkpoint(lines))
+def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+    return encode_checkpoint(f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items()))
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:

@@ -102,3 +102,14 @@ def remove_if_exists(disk: Disk, path: str) -> None:
         disk.remove(path)
     except FileNotFoundError:
         pass
+
+
+def write_synced(disk: Disk, path: str, data: bytes) -> None:
+    """Write a whole file in place and sync it: for a file that then gets its name by `rename`."""
+    file = disk.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()

@@ -208,7 +208,7 @@ def _dump_full(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
         snapshot = path.removesuffix(FULL_SUFFIX) + SNAPSHOT_SUFFIX
         if verify and disk.exists(snapshot):
             bound_to = crc_of(disk.read(snapshot))
-        return [(pid, unpack_entry(packed)) for pid, packed in decode_full(data, bound_to)]
+        return [(pid, unpack_entry(packed)) for pid, packed in decode_full(data, bound_to).items()]
 
     yield from _producer_rows(_decoded(disk, path, decode), has_append_time=True)
 

@@ -11,20 +11,22 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.log.checkpoint import (
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
+    encode_offsets,
     encode_uuid,
     read_offsets,
     read_partition_metadata,
-    write_offsets,
 )
+from oncelog.log.chores import Chore, Chores
 from oncelog.log.config import LogConfig
-from oncelog.log.disk import Disk, DiskLock, remove_if_exists
+from oncelog.log.disk import Disk, DiskLock, remove_if_exists, write_synced
 from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
 
@@ -34,7 +36,9 @@ _DIRECTORY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
 
 
 class LogManager:
-    """An open data directory. `partitions` is read-only for others."""
+    """An open data directory. `partitions` is read-only for others; whoever drives `chores` must call
+    everything here from one thread.
+    """
 
     def __init__(
         self, disk: Disk, lock: DiskLock, properties: dict[str, str], new_uuid: Callable[[], bytes]
@@ -48,8 +52,11 @@ class LogManager:
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
+        self.chores = Chores()
         self._lock = lock
         self._new_uuid = new_uuid
+        self._deletion_count = 0
+        self._is_noting_log_starts = False
 
     @classmethod
     def open(
@@ -109,13 +116,16 @@ class LogManager:
             clean_shutdown=self.was_clean,
             recovery_point=self._recovery_points.get(topic_partition, 0),
             log_start_offset=self._log_starts.get(topic_partition, 0),
+            chores=self.chores,
         )
+        partition.on_log_start = self._note_log_start
         self.partitions[topic_partition] = partition
         return partition
 
     def delete_partition(self, topic_partition: TopicPartition, now_ms: int) -> None:
         """Forget a partition and its producers, and remove its files. Raises KafkaStorageError."""
         partition = self.partitions.pop(topic_partition)
+        self._deletion_count += 1
         point = self._recovery_points.pop(topic_partition, None)
         start = self._log_starts.pop(topic_partition, None)
         doomed = f"{topic_partition}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
@@ -127,27 +137,80 @@ class LogManager:
             # Renamed first: a crash in the middle must not leave half a partition under its name.
             self.disk.rename(partition.directory, doomed)
             self.disk.sync_directory()
-            self.disk.remove_tree(doomed)
+            self.chores.add(self._remove_tree(doomed))
         except OSError as error:
             raise KafkaStorageError(f"{topic_partition} cannot be deleted: {error}") from error
 
+    def _remove_tree(self, directory: str) -> Chore:
+        yield partial(self.disk.remove_tree, directory)
+
+    def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
+        """Begin a round over all partitions; what `work` returns are further steps of it.
+
+        A partition that fails does not keep the others waiting; the first KafkaStorageError is raised last.
+        """
+        self.chores.add(self._round(work))
+
+    def _round(self, work: Callable[[Partition], Iterator[object] | None]) -> Chore:
+        failures = []
+        for at, partition in list(self.partitions.items()):
+            if self.partitions.get(at) is not partition:
+                continue
+            try:
+                for _ in work(partition) or ():
+                    yield None
+            except KafkaStorageError as error:
+                failures.append(error)
+            yield None
+        if failures:
+            raise failures[0]
+
     def write_checkpoints(self) -> None:
         """Write down recovery points, log starts and high watermarks. Raises KafkaStorageError."""
+        self.chores.add(self._checkpoint())
+
+    def _checkpoint(self) -> Chore:
         try:
-            for partition in self.partitions.values():
+            for partition in list(self.partitions.values()):
                 partition.checkpoint_producers()
-            self._write_offsets()
+                yield None
+            for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
+                yield from self._write_aside(path)
         except OSError as error:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
+    def _write_aside(self, path: str) -> Chore:
+        """Write one file with its sync in another thread, and not if a partition was deleted meanwhile."""
+        data, deletion_count, written = self._encode_offsets(path), self._deletion_count, path + ".new"
+        yield partial(write_synced, self.disk, written, data)
+        if self._deletion_count == deletion_count:
+            self.disk.rename(written, path)
+            yield self.disk.sync_directory
+
+    def _note_log_start(self) -> None:
+        """A log start moved within a segment: only the checkpoint knows."""
+        if not self._is_noting_log_starts:
+            self._is_noting_log_starts = True
+            self.chores.add(self._write_log_starts())
+
+    def _write_log_starts(self) -> Chore:
+        self._is_noting_log_starts = False
+        yield from self._write_aside(LOG_STARTS)
+
     def _write_offsets(self) -> None:
+        for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
+            self.disk.replace(path, self._encode_offsets(path))
+
+    def _encode_offsets(self, path: str) -> bytes:
         partitions = self.partitions.items()
+        if path == HIGH_WATERMARKS:
+            return encode_offsets({tp: p.high_watermark for tp, p in partitions})
         # What was not opened this time keeps what it had.
+        if path == LOG_STARTS:
+            self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
+            return encode_offsets(self._log_starts)
         self._recovery_points |= {tp: p.recovery_point for tp, p in partitions}
-        self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
-        write_offsets(self.disk, RECOVERY_POINTS, self._recovery_points)
-        write_offsets(self.disk, LOG_STARTS, self._log_starts)
-        write_offsets(self.disk, HIGH_WATERMARKS, {tp: p.high_watermark for tp, p in partitions})
+        return encode_offsets(self._recovery_points)
 
     def close(self, now_ms: int) -> None:
         """Close every partition, write checkpoints and, if all went well, the clean-shutdown marker.
@@ -161,11 +224,12 @@ class LogManager:
             except KafkaStorageError as error:
                 failures.append(error)
         try:
+            self.chores.finish()
             if not failures:
                 self._write_offsets()
             if not failures and not any(partition.is_offline for partition in self.partitions.values()):
                 self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
-        except OSError as error:
+        except (OSError, KafkaStorageError) as error:
             failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))
         finally:
             self._lock.release()

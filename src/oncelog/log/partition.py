@@ -7,6 +7,7 @@ Source: Kafka's UnifiedLog.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
 from oncelog.errors import CorruptMessage, InvalidRecord, KafkaStorageError, OffsetOutOfRange
@@ -35,9 +36,8 @@ _CONTROL_BIT = 0x20
 _CLIENT, _LOG_APPEND_TIME = Origin.CLIENT, TimestampType.LOG_APPEND_TIME
 # Ends of recent reads and where they are in a file: the next fetch of each reader begins there.
 _PLACES = 64
-# Producer entries looked at in one call of `expire_producers`, or a quarter of all if that is more; the
-# next call goes on from there. 100 thousand take about 25 ms.
-_EXPIRE_SLICE = 100_000
+# Producer entries looked at in one step of `expire_producers`: about a millisecond's work.
+_EXPIRE_SLICE = 8192
 
 
 class Appended(NamedTuple):
@@ -196,10 +196,11 @@ class Partition(PartitionStore):
             ProducerState(producer_id, entry) for producer_id, entry in self._producers.table.items()
         )
 
-    def expire_producers(self, now_ms: int) -> int:
-        """Forget a slice of the idle producers; how many. Call it from time to time, it goes round."""
+    def expire_producers(self, now_ms: int) -> Iterator[int]:
+        """Forget the idle producers, a slice of the table a step; yields how many each."""
         table = self._producers.table
-        return table.expire(now_ms, self.config.producer_expiration_ms, max(_EXPIRE_SLICE, len(table) // 4))
+        for _ in range(1 + len(table) // _EXPIRE_SLICE):
+            yield table.expire(now_ms, self.config.producer_expiration_ms, _EXPIRE_SLICE)
 
     def delete_records(self, before_offset: int | None, now_ms: int) -> int:
         """Forget records below an offset (None: all of them); the new log start.

@@ -6,16 +6,27 @@ and `complete`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oncelog.errors import CorruptMessage, InvalidRecord
+from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots
 from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
 from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
-from oncelog.rules.producers import ProducerTable, append_time_ms, has_open_transaction, unpack_entry
+from oncelog.rules.producers import (
+    ProducerImage,
+    ProducerTable,
+    append_time_ms,
+    has_open_transaction,
+    unpack_entry,
+)
 from oncelog.rules.stability import stable_offset_after
 from oncelog.types import Origin
 from oncelog.wire.batch import BatchHeader
 from oncelog.wire.control import ControlType, decode_control
+
+_Wanted = tuple[int, ProducerImage, Callable[[], Chore]]
 
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
@@ -47,26 +58,38 @@ def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
 
 
 class PartitionProducers:
-    """The producer table and the open transactions (producer id -> first offset, oldest first)."""
+    """The producer table and the open transactions (producer id -> first offset, oldest first).
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    `snapshot_offset`: where the newest snapshot known to be on disk stands, None without one.
+    """
+
+    def __init__(self, snapshots: Snapshots, chores: Chores) -> None:
         self.table = ProducerTable()
         self.open_transactions: dict[int, int] = {}
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
+        self._chores = chores
+        self._writing: Chore | None = None
+        self._wanted: _Wanted | None = None
 
     def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
-        """Begin with a snapshot, less what expired meanwhile; only on an empty table."""
-        is_open: list[tuple[int, int]] = []
-        for producer_id, packed in snapshot.producers:
+        """Take over a snapshot, less what expired meanwhile and what is known already."""
+        entries = snapshot.producers
+        if len(self.table):
+            entries = {pid: packed for pid, packed in entries.items() if self.table.get(pid) is None}
+        entries = {
+            producer_id: packed
+            for producer_id, packed in entries.items()
+            if append_time_ms(packed) > expired_before_ms or has_open_transaction(packed)
+        }
+        for producer_id, packed in entries.items():
             if has_open_transaction(packed):
                 first_offset = unpack_entry(packed).current_txn_first_offset
                 assert first_offset is not None
-                is_open.append((first_offset, producer_id))
-            elif append_time_ms(packed) <= expired_before_ms:
-                continue
-            self.table.put_packed(producer_id, packed)
-        self.open_transactions = {producer_id: first for first, producer_id in sorted(is_open)}
+                self.open_transactions[producer_id] = first_offset
+        oldest_first = sorted(self.open_transactions.items(), key=lambda item: item[1])
+        self.open_transactions = dict(oldest_first)
+        self.table.put_packed(entries)
         self.snapshot_offset = snapshot.offset
 
     def remember(self, producer_id: int, entry: ProducerEntry) -> None:
@@ -110,9 +133,39 @@ class PartitionProducers:
         """First offset of the oldest open transaction."""
         return next(iter(self.open_transactions.values()), None)
 
-    def take_snapshot(self, offset: int, *, sync: bool = False) -> None:
-        """Write the state down as of `offset`, unless that was the last one written. Raises OSError."""
+    def snapshot(self, offset: int, then: Callable[[], Chore]) -> None:
+        """Write the state down as of now, which is `offset`; goes on with `then` once that is durable.
+
+        While one is being written a second waits for it, and a third takes the place of the second.
+        Raises OSError when it is done at once and fails.
+        """
         if self.snapshot_offset == offset:
+            self._chores.add(then())
             return
-        self.snapshots.write(offset, self.table, sync=sync)
-        self.snapshot_offset = offset
+        self._wanted = offset, self.table.image(), then
+        if self._writing is None:
+            self._writing = self._write_wanted()
+            self._chores.add(self._writing)
+
+    def _write_wanted(self) -> Chore:
+        try:
+            while self._wanted is not None:
+                (offset, image, then), self._wanted = self._wanted, None
+                yield from self.snapshots.write(offset, image)
+                self.snapshot_offset = offset
+                yield from then()
+        finally:
+            self._writing = self._wanted = None
+
+    def snapshot_now(self, offset: int) -> None:
+        """Write the state down as of `offset` in one go, for opening and closing. Raises OSError."""
+        self.abandon()
+        if self.snapshot_offset != offset:
+            run(self.snapshots.write(offset, self.table.image()))
+            self.snapshot_offset = offset
+
+    def abandon(self) -> None:
+        """Give up a snapshot that is being written."""
+        if self._writing is not None:
+            self._writing.close()
+            self._writing = self._wanted = None

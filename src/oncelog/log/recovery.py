@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from oncelog.errors import StorageError
+from oncelog.log.chores import Chores
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
@@ -48,6 +49,7 @@ class OpenAs:
     recovery_point: int
     log_start_offset: int
     now_ms: int
+    chores: Chores
 
 
 def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
@@ -65,7 +67,10 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
         segments = [Segment.create(disk, directory, how.log_start_offset, how.now_ms)]
     log_start_offset = max(how.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
-        Segments(segments), PartitionProducers(Snapshots(disk, directory)), log_start_offset, reports
+        Segments(segments),
+        PartitionProducers(Snapshots(disk, directory), how.chores),
+        log_start_offset,
+        reports,
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, how, replay_from)
@@ -136,13 +141,21 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     end_offset = segments.active.end_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= end_offset)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
-    snapshot = producers.snapshots.load_newest(highest, how.now_ms)
     # Not from the log start: deleted records that are still in the file tell of their producers.
-    start = segments.first.base_offset
+    start, later = segments.first.base_offset, None
+    snapshot = producers.snapshots.load_newest(highest, how.now_ms)
+    if snapshot is None or snapshot.offset < start:
+        # What was deleted told of producers that a later one still knows.
+        newest = producers.snapshots.load_newest(end_offset, how.now_ms)
+        if newest is not None and newest.offset >= start:
+            snapshot, later = None, newest
+    expired_before_ms = how.now_ms - how.config.producer_expiration_ms
     if snapshot is not None:
-        producers.load(snapshot, how.now_ms - how.config.producer_expiration_ms)
+        producers.load(snapshot, expired_before_ms)
         start = snapshot.offset
     _replay(recovered, start, how.now_ms)
+    if later is not None:
+        producers.load(later, expired_before_ms)
 
 
 def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
@@ -167,7 +180,7 @@ def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
 def _snapshot_again(producers: PartitionProducers, base_offset: int) -> None:
     """The snapshot of a roll was lost: without it the segments before could not be deleted safely."""
     try:
-        producers.take_snapshot(base_offset)
+        producers.snapshot_now(base_offset)
     except OSError:
         pass  # on a full disk the partition opens all the same; deleting takes a snapshot of its own
 

@@ -6,10 +6,14 @@ Source: Kafka's UnifiedLog, LocalLog.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.checkpoint import read_partition_metadata, write_partition_metadata
+from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk
 from oncelog.log.epochs import LeaderEpochs
@@ -42,6 +46,7 @@ class PartitionStore:
         topic_id: bytes | None,
         recovered: Recovered,
         epochs: LeaderEpochs,
+        chores: Chores,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -52,6 +57,7 @@ class PartitionStore:
         self._segments = recovered.segments
         self._producers = recovered.producers
         self._epochs = epochs
+        self._chores = chores
         self._leader_epoch = epochs.latest or 0
         self._log_start_offset = recovered.log_start_offset
         self._log_end_offset = recovered.segments.active.end_offset
@@ -60,6 +66,8 @@ class PartitionStore:
         self._places: dict[int, Place] = {}
         self._unsnapshotted_bytes = 0
         self._is_directory_dirty = True
+        self.on_log_start: Callable[[], None] | None = None
+        """Called when the log start moved to where no segment begins."""
 
     @classmethod
     def open(
@@ -75,13 +83,16 @@ class PartitionStore:
         recovery_point: int = 0,
         log_start_offset: int = 0,
         leader_epoch: int = 0,
+        chores: Chores | None = None,
     ) -> Self:
         """Open or make the partition in `directory`. `topic_id` None takes the stored one.
 
         `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
+        `chores` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
         """
-        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms)
+        chores = Chores() if chores is None else chores
+        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms, chores)
         try:
             if not disk.exists(directory):
                 disk.mkdir(directory)
@@ -93,7 +104,7 @@ class PartitionStore:
             topic_id = topic_id or stored_id
             end_offset = recovered.segments.active.end_offset
             epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
-            partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs)
+            partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
             synced = end_offset if clean_shutdown else max(recovery_point, log_start_offset)
             rebuilt_from = end_offset if recovered.rebuilt_from is None else recovered.rebuilt_from
             partition._recovery_point = min(synced, rebuilt_from, end_offset)
@@ -201,42 +212,72 @@ class PartitionStore:
     def _roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next. On OSError nothing has changed."""
         self._segments.active.finish()
-        self._producers.take_snapshot(self._log_end_offset)
         segment = Segment.create(self._disk, self._directory, self._log_end_offset, now_ms)
         self._segments.add(segment)
-        self._unsnapshotted_bytes = 0
         self._is_directory_dirty = True
+        with suppress(OSError):
+            # Its loss costs time: recovery then starts from an older one, and deleting takes its own.
+            self._snapshot()
         return segment
+
+    def _snapshot(self) -> None:
+        """Begin to write down the producers as of the log end."""
+        self._unsnapshotted_bytes = 0
+        self._producers.snapshot(self._log_end_offset, self._after_snapshot)
+
+    def _after_snapshot(self) -> Chore:
+        """Snapshots between segments are dropped, but for the newest; what waited for one is deleted."""
+        kept = [segment.base_offset for segment in self._segments]
+        if self._producers.snapshot_offset is not None:
+            kept.append(self._producers.snapshot_offset)
+        yield partial(self._producers.snapshots.keep, kept)
+        yield from self._remove(self._drop_dead())
 
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
         """Move the log start up, then delete the segments wholly below it."""
-        self._log_start_offset = max(self._log_start_offset, offset)
+        known_start, self._log_start_offset = self._log_start_offset, max(self._log_start_offset, offset)
+        active = self._segments.active
         try:
-            if (
-                self._segments.active.end_offset <= self._log_start_offset
-                and self._segments.active.size_bytes
-            ):
+            if active.end_offset <= self._log_start_offset and active.size_bytes:
                 self._roll(now_ms)
-            doomed = [
-                segment
-                for segment in list(self._segments)[:-1]
-                if segment.end_offset <= self._log_start_offset
-            ]
-            if doomed:
-                self._keep_producers_without(doomed[-1].end_offset)
-            for segment in doomed:
-                self._segments.drop_first()
-                self._places.clear()
-                segment.remove()
-                self._producers.snapshots.remove(segment.base_offset)
+            dead = self._dead_segments()
+            if dead and not self._is_safe_without(dead):
+                self._snapshot()
+            if dropped := self._drop_dead():
+                self._chores.add(self._remove(dropped))
             self._epochs.cut_start(self._log_start_offset)
+            if (
+                self.on_log_start is not None
+                and known_start < self._log_start_offset != self._segments.first.base_offset
+            ):
+                self.on_log_start()
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: deleting segments failed: {error}") from error
 
-    def _keep_producers_without(self, base_offset: int) -> None:
-        """Before the log below is deleted: what it says of producers must be safe in a snapshot."""
-        if not self._producers.snapshots.sync(base_offset):
-            self._producers.take_snapshot(self._log_end_offset, sync=True)
+    def _dead_segments(self) -> list[Segment]:
+        closed = list(self._segments)[:-1]
+        return [segment for segment in closed if segment.end_offset <= self._log_start_offset]
+
+    def _is_safe_without(self, dead: list[Segment]) -> bool:
+        """Whether a snapshot on disk says all that these say of producers."""
+        known = self._producers.snapshot_offset
+        return known is not None and known >= dead[-1].end_offset
+
+    def _drop_dead(self) -> list[Segment]:
+        """Take out of the list what nobody needs any more; its files are for `_remove`."""
+        dead = self._dead_segments()
+        if not dead or not self._is_safe_without(dead):
+            return []
+        for _ in dead:
+            self._segments.drop_first()
+        self._places.clear()
+        return dead
+
+    def _remove(self, dropped: list[Segment]) -> Chore:
+        for segment in dropped:
+            yield segment.remove
+        if dropped:
+            yield partial(self._producers.snapshots.remove_below, dropped[-1].end_offset)
 
     def flush(self) -> None:
         """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
@@ -263,14 +304,7 @@ class PartitionStore:
     def checkpoint_producers(self) -> None:
         """Snapshot producer state if much was appended since the last one, so that recovery stays short."""
         if self._unsnapshotted_bytes >= _SNAPSHOT_EVERY_BYTES:
-            self._snapshot_now(sync=False)
-
-    def _snapshot_now(self, *, sync: bool) -> None:
-        """At the log end. Snapshots between segments are dropped, but for this one."""
-        self._producers.take_snapshot(self._log_end_offset, sync=sync)
-        bases = [segment.base_offset for segment in self._segments]
-        self._producers.snapshots.keep([*bases, self._log_end_offset])
-        self._unsnapshotted_bytes = 0
+            self._snapshot()
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use other topic settings from now on."""
@@ -287,7 +321,8 @@ class PartitionStore:
         try:
             self._producers.table.expire(now_ms, self.config.producer_expiration_ms)
             self._segments.active.finish()
-            self._snapshot_now(sync=True)
+            self._producers.snapshot_now(self._log_end_offset)
+            run(self._after_snapshot())
             self.flush()
             self._segments.active.sync(is_active=False)
         except OSError as error:
@@ -297,6 +332,7 @@ class PartitionStore:
 
     def abandon(self) -> None:
         """Close the files without writing anything, as a crash would."""
+        self._producers.abandon()
         for segment in self._segments:
             segment.close()
 

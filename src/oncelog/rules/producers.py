@@ -1,9 +1,11 @@
 """The producer table of one partition: who appended what last, small enough for a million ids.
 
 Producers at work are ProducerEntry values; idle ones are packed into bytes, which take a fifth of the
-memory and are invisible to the garbage collector. Idle ones live in shards, so that expiry can look at a
-slice of them at a time. An id expires by the time of its last append, not by its records' timestamps: a
-back-fill of old records keeps its de-duplication.
+memory and are invisible to the garbage collector. Idle ones live in shards of bounded size, so that expiry
+and snapshots take a slice of them at a time; `image` shares the shards, and a shard that changes later is
+copied first. The shards grow one by one (linear hashing), so that no append pays for many. An id expires
+by the time of its last append, not by its records' timestamps: a back-fill of old records keeps its
+de-duplication.
 
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
     | coordinator_epoch i32 if COORDINATOR | current_txn_first_offset i64 if TXN
@@ -17,13 +19,16 @@ Source: rows I6, I19, I20; Kafka's ProducerStateManager.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from oncelog.rules.append import ProducerEntry, RememberedBatch
 
-SHARDS = 256
-HOT_ENTRIES = 1024
-"""Entries kept as objects in the younger half; as many again may wait in the older half."""
+SHARD_ENTRIES = 680
+"""Idle entries per shard on average; shards of even ids have up to twice that, which a dict just holds
+before it grows again."""
+ENTRIES_AT_WORK = 2048
+"""Entries kept as objects. Who came first is packed first, and comes back when it appends again."""
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
 PLAIN = _TIGHT
@@ -116,57 +121,81 @@ def append_time_ms(packed: bytes) -> int:
     return int(_APPEND_TIME.unpack_from(packed, _APPEND_TIME_POSITION)[0])
 
 
+class ProducerImage(NamedTuple):
+    """The table as it was at one moment; the table may change meanwhile."""
+
+    entry_count: int
+    at_work: dict[int, ProducerEntry]
+    idle: list[dict[int, bytes]]
+
+    def parts(self) -> Iterator[dict[int, bytes]]:
+        """All entries packed, at most a few thousand at a time; not to be changed by the receiver."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        yield from self.idle
+
+    def drain(self) -> Iterator[dict[int, bytes]]:
+        """The same parts, each forgotten when it is given out, so that no step has to free them all."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        self.idle.reverse()
+        while self.idle:
+            yield self.idle.pop()
+
+
 class ProducerTable:
     """Producer id -> ProducerEntry for one partition."""
 
     def __init__(self) -> None:
-        self._hot: dict[int, ProducerEntry] = {}
-        self._warm: dict[int, ProducerEntry] = {}
-        self._idle: list[dict[int, bytes]] = [{} for _ in range(SHARDS)]
-        self._count = 0
+        self._at_work: dict[int, ProducerEntry] = {}
+        self._idle: list[dict[int, bytes]] = [{}]
+        self._is_shared = bytearray(1)  # per shard: an image may hold it as well
+        self._mask = 0  # ids below `len(_idle)` by this mask plus one bit, else by this mask
+        self._idle_count = 0
         self._next_shard = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._at_work) + self._idle_count
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         """What is remembered; None for an unknown id."""
-        entry = self._hot.get(producer_id)
+        entry = self._at_work.get(producer_id)
         if entry is not None:
             return entry
-        entry = self._warm.get(producer_id)
-        if entry is not None:
-            return entry
-        packed = self._idle[producer_id % SHARDS].get(producer_id)
+        packed = self._idle[self._shard_of(producer_id)].get(producer_id)
         return None if packed is None else unpack_entry(packed)
 
     def put(self, producer_id: int, entry: ProducerEntry) -> None:
         """Remember; the id counts as at work from now on."""
-        hot = self._hot
-        if producer_id not in hot:
-            known_warm = self._warm.pop(producer_id, None)
-            known_idle = self._idle[producer_id % SHARDS].pop(producer_id, None)
-            if known_warm is None and known_idle is None:
-                self._count += 1
-            if len(hot) >= HOT_ENTRIES:
-                self._cool()
-                hot = self._hot
-        hot[producer_id] = entry
+        at_work = self._at_work
+        if producer_id not in at_work:
+            self._forget_idle(producer_id)
+            if len(at_work) >= ENTRIES_AT_WORK:
+                oldest = next(iter(at_work))
+                self.put_packed({oldest: pack_entry(at_work.pop(oldest))})
+        at_work[producer_id] = entry
 
-    def put_packed(self, producer_id: int, packed: bytes) -> None:
-        """Remember an id that is not known yet, as `pack_entry` gave it: for loading many."""
-        self._idle[producer_id % SHARDS][producer_id] = packed
-        self._count += 1
+    def put_packed(self, entries: Mapping[int, bytes]) -> None:
+        """Remember ids that are not known yet, as `pack_entry` gave them."""
+        while self._idle_count + len(entries) > SHARD_ENTRIES * len(self._idle):
+            self._split()
+        idle, short_mask = self._idle, self._mask
+        count, mask = len(idle), 2 * short_mask + 1
+        for producer_id, packed in entries.items():
+            index = producer_id & mask
+            if index >= count:
+                index = producer_id & short_mask
+            if self._is_shared[index]:
+                self._own(index)
+            idle[index][producer_id] = packed
+        self._idle_count += len(entries)
 
-    def packed_parts(self) -> Iterator[dict[int, bytes]]:
-        """All entries packed, a part at a time, for writing many; not to be changed by the receiver."""
-        yield {pid: pack_entry(entry) for table in (self._hot, self._warm) for pid, entry in table.items()}
-        yield from (shard for shard in self._idle if shard)
+    def image(self) -> ProducerImage:
+        """Everything as it is now, at the cost of copying the entries at work."""
+        self._is_shared = bytearray(b"\1") * len(self._idle)
+        return ProducerImage(len(self), self._at_work.copy(), self._idle.copy())
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
         """All entries, in no order; the table must not change meanwhile."""
-        yield from self._hot.items()
-        yield from self._warm.items()
+        yield from self._at_work.items()
         for shard in self._idle:
             for producer_id, packed in shard.items():
                 yield producer_id, unpack_entry(packed)
@@ -178,40 +207,64 @@ class ProducerTable:
         of them). Returns how many were forgotten.
         """
         oldest_ms = now_ms - expiration_ms
-        before = self._count
-        for table in (self._hot, self._warm):
-            for producer_id in [pid for pid, entry in table.items() if _is_expired(entry, oldest_ms)]:
-                del table[producer_id]
-                self._count -= 1
+        before = len(self)
+        at_work = self._at_work
+        for producer_id in [pid for pid, entry in at_work.items() if _is_expired(entry, oldest_ms)]:
+            del at_work[producer_id]
         examined = 0
-        for _ in range(SHARDS):
+        for _ in range(len(self._idle)):
             if max_examined is not None and examined >= max_examined:
                 break
             examined += len(self._idle[self._next_shard])
             self._expire_shard(self._next_shard, oldest_ms)
-            self._next_shard = (self._next_shard + 1) % SHARDS
-        return before - self._count
+            self._next_shard = (self._next_shard + 1) % len(self._idle)
+        return before - len(self)
 
     def _expire_shard(self, index: int, oldest_ms: int) -> None:
-        shard = self._idle[index]
         read = _APPEND_TIME.unpack_from
         expired = [
             producer_id
-            for producer_id, packed in shard.items()
+            for producer_id, packed in self._idle[index].items()
             if read(packed, _APPEND_TIME_POSITION)[0] <= oldest_ms and not packed[0] & _TXN
         ]
+        if not expired:
+            return
+        shard = self._own(index)
         for producer_id in expired:
             del shard[producer_id]
-        self._count -= len(expired)
+        self._idle_count -= len(expired)
         if len(expired) > len(shard):
             # A dict never shrinks by itself.
             self._idle[index] = dict(shard)
 
-    def _cool(self) -> None:
-        """Pack those that did nothing since the last time, and begin a new generation."""
-        for producer_id, entry in self._warm.items():
-            self._idle[producer_id % SHARDS][producer_id] = pack_entry(entry)
-        self._warm, self._hot = self._hot, {}
+    def _shard_of(self, producer_id: int) -> int:
+        index = producer_id & (2 * self._mask + 1)
+        return index if index < len(self._idle) else producer_id & self._mask
+
+    def _own(self, index: int) -> dict[int, bytes]:
+        """A shard that may be changed."""
+        if self._is_shared[index]:
+            self._idle[index] = self._idle[index].copy()
+            self._is_shared[index] = 0
+        return self._idle[index]
+
+    def _forget_idle(self, producer_id: int) -> None:
+        index = self._shard_of(producer_id)
+        if producer_id in self._idle[index]:
+            del self._own(index)[producer_id]
+            self._idle_count -= 1
+
+    def _split(self) -> None:
+        """One shard more: it takes its ids from the shard that the shorter mask gave them to."""
+        added = len(self._idle)
+        if added > 2 * self._mask + 1:
+            self._mask = 2 * self._mask + 1
+        known = self._idle[added & self._mask]
+        bits = 2 * self._mask + 1
+        self._idle[added & self._mask] = {pid: data for pid, data in known.items() if pid & bits != added}
+        self._idle.append({pid: data for pid, data in known.items() if pid & bits == added})
+        self._is_shared[added & self._mask] = 0
+        self._is_shared.append(0)
 
 
 def _is_expired(entry: ProducerEntry, oldest_ms: int) -> bool:

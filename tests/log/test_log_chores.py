@@ -1,0 +1,332 @@
+"""Work in slices: large snapshots while appends go on, crashes in their middle, rounds and deletions."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+
+import pytest
+from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
+
+from oncelog.errors import KafkaStorageError
+from oncelog.log.chores import Chore, Chores, Job, run
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.log.snapshot import Snapshots
+from oncelog.rules import producers
+from oncelog.rules.append import ProducerEntry, RememberedBatch
+from oncelog.rules.producers import ProducerTable, unpack_entry
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import TopicPartition
+
+SMALL = config(segment_bytes=2000, index_interval_bytes=100)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few dozen ids make a large table."""
+    monkeypatch.setattr(producers, "ENTRIES_AT_WORK", 4)
+    monkeypatch.setattr(producers, "SHARD_ENTRIES", 4)
+
+
+class Driven:
+    """Chores that a test steps; `step` runs the job as well."""
+
+    def __init__(self) -> None:
+        self.chores = Chores()
+        self.added = 0
+        self.chores.on_added = self._on_added
+
+    def _on_added(self) -> None:
+        self.added += 1
+
+    def step(self) -> bool:
+        """Whether anything is left."""
+        job = self.chores.step()
+        if job is not None:
+            try:
+                job()
+            except OSError as error:
+                self.chores.failed(error)
+        return bool(self.chores)
+
+    def finish(self) -> None:
+        while self.step():
+            pass
+
+
+def _fill(partition: Partition, ids: range) -> list[tuple[int, int]]:
+    return [(pid, put(partition, batch(0, pid=pid)).base_offset) for pid in ids]
+
+
+def _fill_until_roll(partition: Partition) -> list[tuple[int, int]]:
+    stored: list[tuple[int, int]] = []
+    while partition.segment_count == 1:
+        stored += _fill(partition, range(len(stored), len(stored) + 1))
+    return stored
+
+
+def _remembers(partition: Partition, stored: list[tuple[int, int]]) -> None:
+    assert {state.producer_id for state in partition.describe_producers()} == {pid for pid, _ in stored}
+    for pid, offset in stored:
+        again = put(partition, batch(0, pid=pid))
+        assert (again.is_duplicate, again.base_offset) == (True, offset), f"producer id {pid}"
+
+
+def _snapshot_names(disk: MemoryDisk) -> list[str]:
+    return [name for name in disk.list(str(TP)) if name.endswith((".snapshot", ".producers"))]
+
+
+@pytest.mark.behaviour("I19", "I20")
+def test_a_large_snapshot_is_written_while_appends_go_on() -> None:
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    stored = _fill_until_roll(partition)
+    base, steps = stored[-1][1], 0
+    assert len(driven.chores) == 1
+    while driven.step():
+        stored += _fill(partition, range(len(stored), len(stored) + 1))
+        steps += 1
+        assert Snapshots(disk, str(TP)).offsets() in ([], [base])
+        assert steps < 25, "a second roll"
+    # Two passes over the table, a part of at most eight a step.
+    assert steps > 2 * base / 8
+    newest = Snapshots(disk, str(TP)).load_newest(10**9, NOW_MS)
+    assert newest is not None
+    assert set(newest.producers) == set(range(newest.offset)), "exactly the state at its offset"
+    partition.abandon()
+    _remembers(open_partition(disk.after_kill(), SMALL), stored)
+
+
+@pytest.mark.behaviour("I17", "I20")
+@pytest.mark.parametrize("ends", ["kill", "power loss"])
+def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
+    _, _, before, total = _crash_in_snapshot(None)
+    assert total - before > 1000
+    for step in range(before, total, 7 if ends == "kill" else 11):
+        stored, crashed, _, _ = _crash_in_snapshot(step)
+        found = crashed.after_kill() if ends == "kill" else crashed.after_power_loss(Random(step))
+        again = open_partition(found, SMALL, recovery_point=len(stored))
+        assert not [name for name in found.list(str(TP)) if name.endswith(".tmp")]
+        _remembers(again, stored)
+
+
+def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
+    """What was flushed, the disk, and its steps when the snapshot began and ended."""
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    stored = _fill_until_roll(partition)
+    partition.flush()
+    before = disk.steps
+    disk.crash_after = step
+    try:
+        driven.finish()
+    except SimulatedCrash:
+        with suppress(SimulatedCrash):
+            partition.abandon()
+    return stored, disk, before, disk.steps
+
+
+def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    bases: list[int] = []
+    stored: list[tuple[int, int]] = []
+    while len(bases) < 3:  # few enough steps that the first is still being written
+        segments = partition.segment_count
+        stored += _fill(partition, range(len(stored), len(stored) + 1))
+        if partition.segment_count > segments:
+            bases.append(stored[-1][1])
+            driven.step()
+    driven.finish()
+    assert Snapshots(disk, str(TP)).offsets() == [bases[0], bases[2]]
+    # What the missing one would have allowed waits for nothing: the newer one says more.
+    assert partition.delete_records(bases[1], NOW_MS) == bases[1]
+    assert partition.segment_count == 2
+    driven.finish()
+    assert Snapshots(disk, str(TP)).offsets() == [bases[2]]
+    partition.abandon()
+    _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=bases[1]), stored)
+
+
+@pytest.mark.behaviour("I17", "I20")
+def test_deleting_waits_until_the_producers_are_safe() -> None:
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    stored = _fill(partition, range(30))
+    assert partition.delete_records(None, NOW_MS) == 30
+    assert partition.segment_count > 1, "the snapshot is not there yet"
+    while driven.step():
+        crashed = disk.after_kill()
+        _remembers(open_partition(crashed, SMALL, log_start_offset=30), stored)
+    assert (partition.segment_count, partition.size_bytes) == (1, 0)
+    assert [name for name in disk.list(str(TP)) if name.endswith(".log")] == [f"{30:020d}.log"]
+
+
+@pytest.mark.behaviour("I17")
+def test_a_failed_snapshot_stops_nothing() -> None:
+    disk = MemoryDisk()
+    disk.errors = {("create", ".tmp"): errno.ENOSPC}
+    partition = open_partition(disk, SMALL)
+    stored = _fill(partition, range(60))
+    assert partition.segment_count > 1
+    assert _snapshot_names(disk) == []
+    with pytest.raises(KafkaStorageError):
+        partition.delete_records(40, NOW_MS)
+    disk.errors = {}
+    assert partition.delete_records(40, NOW_MS) == 40
+    partition.abandon()
+    # The one at the log end stands above what an unclean start replays from.
+    _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=40), stored)
+
+
+@pytest.mark.behaviour("I17")
+def test_a_snapshot_that_cannot_be_synced_is_not_there() -> None:
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    _fill_until_roll(partition)
+    disk.errors = {("sync", ".snapshot.tmp"): errno.EIO}
+    with pytest.raises(OSError, match="Input/output"):
+        driven.finish()
+    assert [name for name in disk.list(str(TP)) if "snapshot" in name or "producers" in name] == []
+    disk.errors = {}
+    partition.close(NOW_MS)
+    assert len(_snapshot_names(disk)) == 2
+
+
+def test_closing_finishes_what_waits_and_abandoning_leaves_nothing_open() -> None:
+    disk, driven = MemoryDisk(), Driven()
+    partition = open_partition(disk, SMALL, chores=driven.chores)
+    stored = _fill_until_roll(partition)
+    driven.step()
+    assert [name for name in disk.list(str(TP)) if name.endswith(".tmp")]
+    partition.close(NOW_MS)
+    assert not [name for name in disk.list(str(TP)) if name.endswith(".tmp")]
+    assert not driven.step()
+    _remembers(open_partition(disk.after_kill(), SMALL, clean_shutdown=True), stored)
+
+
+def _entry(pid: int, sequence: int) -> ProducerEntry:
+    return ProducerEntry(0, None, NOW_MS, NOW_MS, None, (RememberedBatch(sequence, pid, 0, NOW_MS),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_image_does_not_change(seed: int) -> None:
+    rng, table, model = Random(seed), ProducerTable(), {}
+    images: list[tuple[producers.ProducerImage, dict[int, ProducerEntry]]] = []
+    for step in range(600):
+        pid = rng.randrange(1 << rng.randrange(1, 9))
+        model[pid] = _entry(pid, step)
+        table.put(pid, model[pid])
+        if step % 50 == 0:
+            images.append((table.image(), dict(model)))
+        if step % 170 == 169:
+            table.expire(NOW_MS + 10, 5)
+            model.clear()
+        assert table.get(pid) == model.get(pid)
+    assert (dict(table.items()), len(table)) == (model, len(model))
+    for image, expected in images:
+        for parts in (image.parts(), image.drain()):
+            found = {pid: unpack_entry(packed) for part in parts for pid, packed in part.items()}
+            assert (found, image.entry_count) == (expected, len(expected))
+
+
+def test_parts_stay_small_while_a_table_grows() -> None:
+    table = ProducerTable()
+    for pid in range(5000):
+        table.put(pid, _entry(pid, 0))
+    sizes = [len(part) for part in table.image().parts()]
+    assert sum(sizes) == 5000
+    assert max(sizes) <= 2 * producers.SHARD_ENTRIES
+
+
+class _Ids:
+    def __init__(self) -> None:
+        self._rng = Random(5)
+
+    def __call__(self) -> bytes:
+        return self._rng.randbytes(16)
+
+
+def _manager(disk: MemoryDisk) -> LogManager:
+    return LogManager.open(disk, node_id=1, new_uuid=_Ids(), now_ms=NOW_MS)
+
+
+def _open(manager: LogManager, count: int) -> list[Partition]:
+    names = [TopicPartition("t", number) for number in range(count)]
+    return [manager.open_partition(name, SMALL, TOPIC_ID, NOW_MS) for name in names]
+
+
+def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other() -> None:
+    manager = _manager(MemoryDisk())
+    partitions, seen = _open(manager, 5), []
+    driven = Driven()
+    manager.chores.on_added = driven.chores.on_added
+    driven.chores = manager.chores
+
+    def work(partition: Partition) -> Iterator[None]:
+        seen.append(partition)
+        yield
+        if partition is partitions[1]:
+            raise KafkaStorageError("this one fails")
+
+    manager.for_each_partition(work)
+    manager.delete_partition(TopicPartition("t", 3), NOW_MS)
+    for count in range(3):
+        assert len(seen) == (count + 1) // 2
+        assert driven.step()
+    with pytest.raises(KafkaStorageError, match="this one fails"):
+        driven.finish()
+    assert seen == [partitions[0], partitions[1], partitions[2], partitions[4]]
+
+
+@pytest.mark.behaviour("I17")
+def test_a_log_start_within_a_segment_survives_a_kill() -> None:
+    disk = MemoryDisk()
+    partition = _open(_manager(disk), 1)[0]
+    _fill(partition, range(10))
+    partition.delete_records(4, NOW_MS)
+    again = _open(_manager(disk.after_kill()), 1)[0]
+    assert (again.log_start_offset, again.log_end_offset) == (4, 10)
+
+
+@pytest.mark.behaviour("I17")
+def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> None:
+    """The new partition of that name would inherit a log start above its end."""
+    disk = MemoryDisk()
+    manager = _manager(disk)
+    partition = _open(manager, 1)[0]
+    _fill(partition, range(10))
+    partition.delete_records(4, NOW_MS)
+    manager.chores.on_added = lambda: None
+    manager.write_checkpoints()
+    jobs: list[Job] = []
+    while manager.chores and not jobs:
+        jobs += [job] if (job := manager.chores.step()) is not None else []
+    manager.delete_partition(TopicPartition("t", 0), NOW_MS)
+    jobs[0]()
+    manager.chores.finish()
+    assert disk.read("log-start-offset-checkpoint") == b"0\n0\n"
+    manager.chores.on_added = None
+    assert _open(manager, 1)[0].log_start_offset == 0
+
+
+def test_a_job_that_raises_is_told_to_its_chore() -> None:
+    told: list[str] = []
+
+    def fails() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def chore() -> Chore:
+        try:
+            yield fails
+        except OSError as error:
+            told.append(str(error.strerror))
+        yield None
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        run(chore())
+    assert told == ["broken"]
