@@ -11,14 +11,16 @@ from kafka.protocol.metadata import MetadataRequest as TheirMetadataRequest
 
 from oncelog.errors import PeerError
 from oncelog.wire.frames import (
+    LARGE_BYTES,
     FrameReader,
     decode_request,
     decode_request_header,
     decode_response,
+    encode_large_response,
     encode_request,
     encode_response,
 )
-from oncelog.wire.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
+from oncelog.wire.messages import ApiVersionsResponse, FetchResponse, MetadataRequest, MetadataResponse
 
 
 @pytest.mark.parametrize("version", [0, 8, 9, 13])
@@ -125,3 +127,20 @@ def test_a_size_out_of_range_ends_the_stream(size: int) -> None:
     assert reader.feed(prefix[:2]) == []
     with pytest.raises(PeerError):
         reader.feed(prefix[2:])
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [10, LARGE_BYTES - 1], [LARGE_BYTES], [5, LARGE_BYTES, 7, LARGE_BYTES + 1]]
+)
+def test_a_large_response_is_the_same_bytes_and_keeps_its_records(sizes: list[int]) -> None:
+    records = [memoryview(bytes([index]) * size) for index, size in enumerate(sizes)]
+    partitions = [
+        FetchResponse.PartitionData(partition_index=index, high_watermark=1, records=view)
+        for index, view in enumerate(records)
+    ]
+    topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=partitions)
+    response = FetchResponse(responses=[topic])
+    pieces = encode_large_response(response, 12, 9)
+    assert b"".join(pieces) == encode_response(response, 12, 9)
+    large = [view for view in records if len(view) >= LARGE_BYTES]
+    assert [piece for piece in pieces if any(piece is view for view in large)] == large

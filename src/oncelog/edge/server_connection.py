@@ -18,15 +18,26 @@ from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
 from oncelog.errors import OncelogError, PeerError
-from oncelog.wire.frames import FrameReader, RequestHeader, decode_request_header, encode_response
+from oncelog.wire.frames import (
+    FrameReader,
+    RequestHeader,
+    decode_request_header,
+    encode_large_response,
+    encode_response,
+)
+from oncelog.wire.messages import FetchResponse
+from oncelog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
     from oncelog.edge.server import Server
 
 
-SMALL_ANSWER_BYTES = 16_384
 LARGE_REST_BYTES = 65_536
 """From this on the rest of a frame is received in its own place; less goes through the shared buffer."""
+
+
+_Payload = bytes | list[Buffer]
+"""A response frame, in pieces when it is large."""
 
 
 class _Slot:
@@ -37,7 +48,7 @@ class _Slot:
     def __init__(self, deferred: Deferred | None) -> None:
         self.deferred = deferred
         self.is_done = False
-        self.payload: bytes | None = None
+        self.payload: _Payload | None = None
 
     @property
     def holds_later_requests(self) -> bool:
@@ -189,19 +200,24 @@ class Connection(asyncio.BufferedProtocol):
         while self._slots and self._slots[0].is_done:
             self._put(self._slots.popleft().payload)
 
-    def _put(self, payload: bytes | None) -> None:
+    def _put(self, payload: _Payload | None) -> None:
         """Small answers of a round leave in one write; a large one at once, so that its weight is felt."""
-        if payload is not None:
+        if isinstance(payload, bytes):
             self._out.append(payload)
-            if len(payload) > SMALL_ANSWER_BYTES:
-                self._write_out()
+        elif payload is not None and self.transport is not None:
+            self._write_out()
+            self.node.metrics.bytes_sent += sum(map(len, payload))
+            self.transport.writelines(payload)
 
-    def _encode(self, header: RequestHeader, answer: Any, started: float) -> bytes | None:
+    def _encode(self, header: RequestHeader, answer: Any, started: float) -> _Payload | None:
         if isinstance(answer, Disconnect):
             self.close(answer.reason)
             return None
-        payload = None
-        if answer is not None:
+        payload: _Payload | None = None
+        if isinstance(answer, FetchResponse):
+            pieces = encode_large_response(answer, header.api_version, header.correlation_id)
+            payload = pieces if len(pieces) > 1 else bytes(pieces[0])
+        elif answer is not None:
             payload = encode_response(answer, header.api_version, header.correlation_id)
         self.node.metrics.observe(self.node.offered[header.api_key].name, perf_counter() - started)
         return payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from oncelog.log.disk import Buffer
 from oncelog.log.scan import BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segments import Segments
@@ -20,7 +21,7 @@ _OVERHEAD = 12
 class LogSlice(NamedTuple):
     """Stored batches unchanged, and the offset after the last of them."""
 
-    records: bytes
+    records: Buffer
     next_offset: int
 
 
@@ -92,7 +93,7 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
         end += length + _OVERHEAD
     if next_offset is None:
         return _whole_batches(chunk, upper_offset, max_bytes, 0) if start else None
-    return LogSlice(chunk if end == len(chunk) else chunk[:end], next_offset)
+    return LogSlice(chunk if end == len(chunk) else memoryview(chunk)[:end], next_offset)
 
 
 def find_timestamp(segments: Segments, timestamp_ms: int, start_offset: int) -> FoundTime | None:

@@ -18,6 +18,8 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
+LARGE_BYTES = 1 << 15
+"""Records of which a copy costs more than a place of their own in a write."""
 FIRST_ROOM_BYTES = 1 << 16
 """What an incomplete frame may take of memory before more of it has arrived."""
 _SIZE = struct.Struct(">i")
@@ -57,15 +59,32 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
 
 def encode_response(message: Message, version: int, correlation_id: int) -> bytes:
     """A whole response frame, size prefix included."""
-    api = message.api
-    parts: list[Any] = [b""]
+    return b"".join(_response_parts(message, version, correlation_id))
+
+
+def encode_large_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
+    """The same in pieces: records of LARGE_BYTES and more uncopied, what stands between them joined."""
+    pieces: list[Buffer] = []
+    small: list[Buffer] = []
+    for part in _response_parts(message, version, correlation_id):
+        if len(part) < LARGE_BYTES:
+            small.append(part)
+        else:
+            pieces += (b"".join(small), part)
+            small = []
+    pieces.append(b"".join(small))
+    return pieces
+
+
+def _response_parts(message: Message, version: int, correlation_id: int) -> list[Buffer]:
+    parts: list[Buffer] = [b""]
     message.encode_into(version, parts.append)
     size = sum(map(len, parts))
-    if _has_tagged_header(api, version):
+    if _has_tagged_header(message.api, version):
         parts[0] = _RESPONSE_FLEXIBLE.pack(size + 5, correlation_id, 0)
     else:
         parts[0] = _RESPONSE.pack(size + 4, correlation_id)
-    return b"".join(parts)
+    return parts
 
 
 def _has_tagged_header(api: Api, version: int) -> bool:
