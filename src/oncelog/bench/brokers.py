@@ -121,7 +121,7 @@ def _start(stack: ExitStack, name: str, root: Path) -> Side:
         (root / name).mkdir()
         broker = stack.enter_context(ApacheKafka(root / name, properties=SETTINGS, heap_mb=KAFKA_HEAP_MB))
     admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
-    tool = broker.run_tool if isinstance(broker, ApacheKafka) else None
+    tool = None if isinstance(broker, ServedBroker) else broker.run_tool
     return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
 
 

@@ -70,7 +70,7 @@ def _ratio(disk: str) -> Any:
 
 
 TARGETS = (
-    Target("p99 of a synchronous send of Apache Kafka's", 1.0, "times", False, _ratio(QUIET)),
+    Target("p99 of a synchronous send to Apache Kafka's", 1.0, "times", False, _ratio(QUIET)),
     Target("the same while pages are written back", 1.0, "times", False, _ratio(WRITE_BACK)),
 )
 

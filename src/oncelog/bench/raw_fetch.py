@@ -10,6 +10,7 @@ import json
 import select
 import sys
 import time
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 
 from oncelog.bench.process import cpu_seconds, settle
@@ -106,6 +107,9 @@ class Consumer:
             total += batches
         return total
 
+    def close(self) -> None:
+        self.socket.close()
+
     def begin_again(self) -> None:
         """Start over when all that was loaded is read."""
         if all(offset >= self._order.end_offset for offset in self.offsets):
@@ -142,7 +146,7 @@ def _catch_up(order: FetchOrder) -> tuple[int, int, list[float]]:
                 consumer.ask()
             else:
                 poll.unregister(number)
-                by_number.pop(number).socket.close()
+                by_number.pop(number).close()
     return batches, len(latencies_ms), latencies_ms
 
 
@@ -157,50 +161,70 @@ def _poll(consumers: list[Consumer]) -> tuple[select.poll, dict[int, Consumer]]:
 def _tail(order: FetchOrder) -> tuple[int, int, list[float]]:
     """Producer and consumers in one loop, so that one clock tells when a batch left and when it came."""
     assert order.produce is not None
-    sender = Sender(order.produce, 0)
-    sender.open()
-    first = _end_offset(order)
-    consumers = [Consumer(order, first) for _ in range(order.consumers)]
-    poll, by_number = _poll(consumers)
-    for consumer in consumers:
-        consumer.ask()
-    count = round(order.seconds * order.produce.rate_per_s)
-    written: list[float] = []
-    latencies_ms: list[float] = []
-    acknowledged: list[float] = []
-    fetches, missing = 0, count * len(consumers)
-    began = time.perf_counter()
-    poll.register(sender.socket.fileno(), select.POLLIN)
-    while missing:
-        due = began + len(written) / order.produce.rate_per_s if len(written) < count else float("inf")
-        while due <= time.perf_counter():
-            written.append(time.perf_counter())
-            sender.send()
-            due = began + len(written) / order.produce.rate_per_s if len(written) < count else float("inf")
-        for number, _ in poll.poll(min(1000.0, max(0.0, (due - time.perf_counter()) * 1000))):
-            if number == sender.socket.fileno():
-                sender.receive(acknowledged)
-                continue
-            consumer = by_number[number]
-            before = consumer.offsets[0]
-            got = consumer.receive()
+    with closing(Sender(order.produce, 0)) as sender, ExitStack() as stack:
+        sender.open()
+        first = _end_offset(order)
+        consumers = [stack.enter_context(closing(Consumer(order, first))) for _ in range(order.consumers)]
+        tail = _Tail(order.produce, round(order.seconds * order.produce.rate_per_s), first, sender, consumers)
+        fetches = tail.run()
+        return tail.count * len(consumers), fetches, tail.latencies_ms
+
+
+class _Tail:
+    """`count` paced batches on their way from one sender to every consumer."""
+
+    def __init__(
+        self, produce: ProduceOrder, count: int, first: int, sender: Sender, consumers: list[Consumer]
+    ) -> None:
+        self.count, self.latencies_ms = count, list[float]()
+        self._produce, self._first, self._sender, self._consumers = produce, first, sender, consumers
+        self._written: list[float] = []
+        self._began = time.perf_counter()
+
+    def run(self) -> int:
+        """Until every consumer has every batch; how many fetches that took."""
+        poll, by_number = _poll(self._consumers)
+        poll.register(self._sender.socket.fileno(), select.POLLIN)
+        acknowledged: list[float] = []
+        fetches, missing = 0, self.count * len(self._consumers)
+        for consumer in self._consumers:
+            consumer.ask()
+        while missing:
+            for number, _ in poll.poll(self._send_due()):
+                if number not in by_number:
+                    self._sender.receive(acknowledged)
+                    continue
+                missing -= self._take(by_number[number])
+                by_number[number].ask()
+                fetches += 1
+        return fetches
+
+    def _send_due(self) -> float:
+        """Send what is due; milliseconds until the next is, at most a second."""
+        while len(self._written) < self.count:
             now = time.perf_counter()
-            index = (before - first) // order.produce.batch_records
-            latencies_ms += [(now - at) * 1000 for at in written[index : index + got]]
-            missing -= got
-            fetches += 1
-            if missing:
-                consumer.ask()
-    return count * len(consumers), fetches, latencies_ms
+            due = self._began + len(self._written) / self._produce.rate_per_s
+            if due > now:
+                return min(1000.0, (due - now) * 1000)
+            self._written.append(now)
+            self._sender.send()
+        return 1000.0
+
+    def _take(self, consumer: Consumer) -> int:
+        before = consumer.offsets[0]
+        got = consumer.receive()
+        now = time.perf_counter()
+        index = (before - self._first) // self._produce.batch_records
+        self.latencies_ms += [(now - at) * 1000 for at in self._written[index : index + got]]
+        return got
 
 
 def _end_offset(order: FetchOrder) -> int:
     """Where the batches sent so far end, found by reading them."""
-    reader = Consumer(order)
-    reader.ask()
-    reader.receive()
-    reader.socket.close()
-    return reader.offsets[0]
+    with closing(Consumer(order)) as reader:
+        reader.ask()
+        reader.receive()
+        return reader.offsets[0]
 
 
 def main() -> None:

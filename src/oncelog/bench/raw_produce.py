@@ -164,6 +164,9 @@ class Sender:
         self._sent.append((time.perf_counter(), self._errors[turn]))
         self.socket.sendall(frame)
 
+    def close(self) -> None:
+        self.socket.close()
+
     @property
     def in_flight_count(self) -> int:
         return len(self._sent)
@@ -203,7 +206,7 @@ def run(order: ProduceOrder) -> ProduceReport:
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     broker_cpu = cpu_seconds(order.broker_pid) - broker_began
     for sender in senders:
-        sender.socket.close()
+        sender.close()
     requests = len(latencies_ms)
     batches = requests * min(order.batches, order.partitions)
     records = batches * order.batch_records

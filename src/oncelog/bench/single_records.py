@@ -71,7 +71,7 @@ def _ratio(result: Result) -> float | None:
 
 TARGETS = (
     Target(
-        "one-record requests per broker CPU second of Apache Kafka's, 10 connections, 5 in flight",
+        "one-record requests per broker CPU second to Apache Kafka's: 10 connections, 5 in flight",
         2.0, "times", True, _ratio,
     ),
 )  # fmt: skip

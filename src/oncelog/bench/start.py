@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,10 +140,9 @@ def _first_acknowledgement(order: ProduceOrder) -> None:
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            sender = Sender(order, 0)
-            sender.send_first()
-            sender.socket.close()
-            return
+            with closing(Sender(order, 0)) as sender:
+                sender.send_first()
+                return
         except ConnectionError:
             if time.monotonic() > deadline:
                 raise
