@@ -31,7 +31,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 class Topic:
     """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
 
-    `is_plain`: an append is answered at once, waiting neither for the disk nor for other replicas.
+    `is_plain`: an append is answered at once, without waiting for the disk.
     """
 
     name: str
@@ -39,7 +39,6 @@ class Topic:
     overrides: dict[str, str]
     settings: Settings
     partitions: list[Partition] = field(default_factory=list)
-    min_insync_replicas: int = 1
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
     is_plain: bool = False
@@ -61,10 +60,9 @@ class Topic:
         """Take over settings of its own, and what the request path reads of them."""
         self.overrides = overrides
         self.settings = topic_settings(broker, overrides)
-        self.min_insync_replicas = self.settings["min.insync.replicas"]
         self.flush_messages = self.settings["flush.messages"]
         self.flush_ms = self.settings["flush.ms"]
-        self.is_plain = self.flush_messages == INT64_MAX and self.min_insync_replicas <= 1
+        self.is_plain = self.flush_messages == INT64_MAX
 
 
 class Topics:

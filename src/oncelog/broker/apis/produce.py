@@ -5,7 +5,8 @@ come with version 13, which is not offered.
 
 Checks in order: transactional batches without a transactional id 53
 (whole request), topic 3, exactly one batch of magic 2 87, zstd before v7 76, acks 21, transactional
-48 (transactions are not served yet), min.insync.replicas 19; the log does the rest. acks=0: no
+48 (transactions are not served yet); the log does the rest. min.insync.replicas counts up to the number
+of replicas, which is one. acks=0: no
 response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
 """
 
@@ -25,8 +26,9 @@ from oncelog.errors import (
     InvalidRequiredAcks,
     InvalidTxnState,
     KafkaStorageError,
-    NotEnoughReplicas,
+    MessageTooLarge,
     OutOfOrderSequenceNumber,
+    RecordListTooLarge,
     TransactionalIdAuthorizationFailed,
     UnsupportedCompressionType,
 )
@@ -47,6 +49,9 @@ _LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
 _SIZE_OVERHEAD, _LEAST_SIZE = 12, 61
 _TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
 
+_WITHOUT_LOG_START = (CorruptMessage, MessageTooLarge, RecordListTooLarge, KafkaStorageError)
+"""Refusals of the log that do not tell where it starts."""
+
 _PartitionResult = ProduceResponse.PartitionProduceResponse
 
 
@@ -62,6 +67,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             partition_responses=[work.partition(topic.name, part, lacks_id) for part in topic.partition_data],
         )
         for topic in message.topic_data
+        if topic.partition_data
     ]
     return work.answer(ProduceResponse(responses=responses))
 
@@ -98,10 +104,7 @@ class _Produce:
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
         if _is_transactional(batch):
             raise InvalidTxnState("no transaction is open: this broker does not serve transactions yet")
-        if self.message.acks == -1 and topic.min_insync_replicas > 1:
-            raise NotEnoughReplicas(
-                f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
-            )
+        result.log_start_offset = partition.log_start_offset  # told with a refusal as well
         appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
         put_append(result, appended)
         self._count(at, batch, appended)
@@ -210,6 +213,8 @@ def put_append(result: _PartitionResult, appended: Appended) -> None:
 def put_refusal(node: Node, result: _PartitionResult, error: BrokerError) -> None:
     """An append was refused: the answer's fields, and the metrics."""
     result.error_code, result.error_message = error.code, error.message
+    if isinstance(error, _WITHOUT_LOG_START):
+        result.log_start_offset = -1
     result.record_errors = [
         ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
         for index, text in getattr(error, "record_errors", ())
@@ -233,6 +238,8 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
     if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
         # Not CORRUPT_MESSAGE, which clients retry: Kafka sees no batch in a truncated one.
         raise InvalidRecord(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
+    if records[_MAGIC_POSITION] > 2:
+        raise CorruptMessage(f"magic {records[_MAGIC_POSITION]} is that of no record format")
     if records[_MAGIC_POSITION] != 2:
         raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not served; use magic 2")
     if size_bytes < _LEAST_SIZE:

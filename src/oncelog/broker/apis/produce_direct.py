@@ -137,7 +137,7 @@ def _response(node: Node, batches: list[_Batch], results: list[Appended | Broker
     topic = None
     for (name, partition, _, _), appended in zip(batches, results, strict=True):
         at = partition.topic_partition
-        result = _Result(index=at.partition, base_offset=-1)
+        result = _Result(index=at.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
         if isinstance(appended, BrokerError):
             put_refusal(node, result, appended)
         else:
