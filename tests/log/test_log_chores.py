@@ -273,7 +273,7 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
             raise KafkaStorageError("this one fails")
 
     manager.for_each_partition(work)
-    manager.delete_partition(TopicPartition("t", 3), NOW_MS)
+    manager.delete_partitions([TopicPartition("t", 3)])
     for count in range(3):
         assert len(seen) == (count + 1) // 2
         assert driven.step()
@@ -305,7 +305,7 @@ def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> Non
     jobs: list[Job] = []
     while manager.chores and not jobs:
         jobs += [job] if (job := manager.chores.step()) is not None else []
-    manager.delete_partition(TopicPartition("t", 0), NOW_MS)
+    manager.delete_partitions([TopicPartition("t", 0)])
     jobs[0]()
     manager.chores.finish()
     assert disk.read("log-start-offset-checkpoint") == b"0\n0\n"

@@ -83,7 +83,8 @@ def test_partitions_come_back(clean: bool) -> None:
     manager = _open(disk)
     assert manager.was_clean == clean
     assert not disk.exists(".kafka_cleanshutdown")
-    assert manager.partition_directories() == {TP: TOPIC_ID}
+    assert manager.partition_directories() == [TP]
+    assert manager.stored_topic_id(TP) == TOPIC_ID
     partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
     ends = (partition.log_start_offset, partition.log_end_offset, partition.recovery_point)
     assert ends == (2, 6, 6 if clean else 5)
@@ -122,8 +123,8 @@ def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
     manager.partitions[TP].flush()
     manager.partitions[TP].delete_records(None, NOW_MS)
     manager.write_checkpoints()
-    manager.delete_partition(TP, NOW_MS)
-    assert manager.partition_directories() == {}
+    manager.delete_partitions([TP])
+    assert manager.partition_directories() == []
     partition = manager.open_partition(TP, config(), bytes(16), NOW_MS)
     assert (partition.log_start_offset, partition.producer_count) == (0, 0)
     assert put(partition, batch(0)).base_offset == 0
@@ -145,7 +146,7 @@ def test_deletion_may_crash_anywhere() -> None:
         manager = _open(disk)
         put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
         manager.write_checkpoints()
-        manager.delete_partition(TP, NOW_MS)
+        manager.delete_partitions([TP])
 
     whole = MemoryDisk()
     run(whole)

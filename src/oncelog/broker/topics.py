@@ -134,7 +134,7 @@ class Topics:
             raise
         del self._by_name[topic.name]
         self._by_id.pop(topic.topic_id, None)
-        self._remove_directories(topic, now_ms)
+        self._remove_directories(topic)
         self._save({})
 
     def add_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
@@ -168,10 +168,11 @@ class Topics:
         for index in range(len(topic.partitions), count):
             at = TopicPartition(topic.name, index)
             topic.partitions.append(self._logs.open_partition(at, config, topic.topic_id, now_ms))
+        # One sync for all new directories.
+        self._logs.disk.sync_directory()
 
-    def _remove_directories(self, topic: Topic, now_ms: int) -> None:
-        for index in range(len(topic.partitions)):
-            self._logs.delete_partition(TopicPartition(topic.name, index), now_ms)
+    def _remove_directories(self, topic: Topic) -> None:
+        self._logs.delete_partitions(TopicPartition(topic.name, i) for i in range(len(topic.partitions)))
 
     def _load(self, now_ms: int) -> None:
         entries = _parse(read_state(self._logs.disk, FILE_NAME))
@@ -180,20 +181,20 @@ class Topics:
             topic = self._new_topic(name, bytes.fromhex(entry["topic_id"]), entry["settings"])
             self._open_partitions(topic, entry["partitions"], now_ms)
             if entry["is_deleting"]:
-                self._remove_directories(topic, now_ms)
+                self._remove_directories(topic)
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
-        self._adopt({at: topic_id for at, topic_id in found.items() if at.topic not in entries}, now_ms)
+        self._adopt([at for at in found if at.topic not in entries], now_ms)
         self._save({})
 
-    def _adopt(self, found: Mapping[TopicPartition, bytes | None], now_ms: int) -> None:
+    def _adopt(self, found: list[TopicPartition], now_ms: int) -> None:
         """Topics whose directories nobody named: another broker's data directory."""
         counts: dict[str, int] = {}
         for at in found:
             counts[at.topic] = max(counts.get(at.topic, 0), at.partition + 1)
         for name, count in counts.items():
-            topic_id = found.get(TopicPartition(name, 0)) or self._new_uuid()
+            topic_id = self._logs.stored_topic_id(TopicPartition(name, 0)) or self._new_uuid()
             topic = self._new_topic(name, topic_id, {})
             self._open_partitions(topic, count, now_ms)
             self._by_name[name] = topic

@@ -37,6 +37,18 @@ def read_properties(path: Path) -> dict[str, str]:
     return properties
 
 
+def raise_file_limit() -> None:
+    """As many open files as the system lets this process have: every partition in use takes one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass  # macOS refuses "unlimited"; what is out of files later says so
+
+
 @click.command()
 @click.option(
     "--data-dir",
@@ -85,6 +97,7 @@ def command(
     from oncelog.edge.event_log import log_to_stderr
 
     log_to_stderr(log_level)
+    raise_file_limit()
     host, port = parse_address(listen, "--listen")
     given = {**(read_properties(config_file) if config_file else {}), **parse_properties(pairs)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -15,54 +16,79 @@ _FILE_MODE = 0o644
 
 
 class RealFile:
-    """A file descriptor. The lock keeps `close` from freeing the number under a running `sync`."""
+    """A file, opened when it is first used, so that ten thousand idle ones take no descriptors.
 
-    __slots__ = ("_fd", "_lock")
+    The lock keeps `close` from freeing the descriptor's number under a running `sync`.
+    """
 
-    def __init__(self, fd: int) -> None:
+    __slots__ = ("_fd", "_lock", "_path")
+
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        self._path = path
         self._fd = fd
         self._lock = threading.Lock()
 
+    def _opened(self) -> int:
+        with self._lock:
+            if self._fd is None:
+                self._fd = _open(self._path, os.O_RDWR)
+            return self._fd
+
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        return os.stat(self._path).st_size if self._fd is None else os.fstat(self._fd).st_size
 
     def pread(self, size: int, position: int) -> bytes:
-        data = os.pread(self._fd, size, position)
+        fd = self._fd if self._fd is not None else self._opened()
+        data = os.pread(fd, size, position)
         if len(data) == size or not data:
             return data
         parts = [data]
         missing = size - len(data)
         while missing and data:
-            data = os.pread(self._fd, missing, position + size - missing)
+            data = os.pread(fd, missing, position + size - missing)
             parts.append(data)
             missing -= len(data)
         return b"".join(parts)
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        written = os.pwrite(self._fd, data, position)
+        fd = self._fd if self._fd is not None else self._opened()
+        written = os.pwrite(fd, data, position)
         if written == len(data):
             return
         view = memoryview(data)
         while written < len(view):
             # A nearly full disk takes a part first and fails at the next call.
-            step = os.pwrite(self._fd, view[written:], position + written)
+            step = os.pwrite(fd, view[written:], position + written)
             if step == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             written += step
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        os.ftruncate(self._opened(), size)
 
     def sync(self) -> None:
+        fd = self._opened()
         with self._lock:
-            if self._fd >= 0:
-                _fdatasync(self._fd)
+            if fd == self._fd and fd >= 0:
+                _fdatasync(fd)
 
     def close(self) -> None:
         with self._lock:
             fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if fd is not None and fd >= 0:
             os.close(fd)
+
+
+def _open(path: str, flags: int) -> int:
+    """Raises OSError; one that is about too many open files says what to do."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
+            raise OSError(error.errno, advice, path) from error
+        raise
 
 
 # macOS has no fdatasync.
@@ -102,8 +128,11 @@ class RealDisk:
         return os.path.isdir(self._prefix + path)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(os.open(self._prefix + path, flags, _FILE_MODE))
+        full = self._prefix + path
+        if create:
+            return RealFile(full, _open(full, os.O_RDWR | os.O_CREAT))
+        os.stat(full)  # FileNotFoundError comes now
+        return RealFile(full)
 
     def read(self, path: str) -> bytes:
         with open(self._prefix + path, "rb") as file:
@@ -132,9 +161,7 @@ class RealDisk:
         os.unlink(self._prefix + path)
 
     def mkdir(self, path: str) -> None:
-        full = self._prefix + path
-        os.mkdir(full)
-        _sync_directory(os.path.dirname(full))
+        os.mkdir(self._prefix + path)
 
     def remove_tree(self, path: str) -> None:
         shutil.rmtree(self._prefix + path)

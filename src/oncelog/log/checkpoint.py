@@ -52,10 +52,10 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
         return {}
 
 
-def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]]) -> None:
+def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
     """(epoch, start offset) pairs, both growing."""
     lines = [f"{epoch} {start_offset}" for epoch, start_offset in epochs]
-    disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines))
+    disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines), sync=sync)
 
 
 def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
@@ -84,8 +84,9 @@ def decode_uuid(text: str) -> bytes:
 
 
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
+    """Not synced: the list of topics holds the id as well, and the partition's first flush syncs."""
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
-    disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode())
+    disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), sync=False)
 
 
 def read_partition_metadata(disk: Disk, directory: str) -> bytes | None:

@@ -78,7 +78,7 @@ class Disk(Protocol):
         ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory, durably; FileExistsError when there is one."""
+        """Make a directory, durable once its parent is synced; FileExistsError when there is one."""
         ...
 
     def remove_tree(self, path: str) -> None: ...
@@ -110,6 +110,18 @@ def write_synced(disk: Disk, path: str, data: bytes) -> None:
     try:
         file.truncate(0)
         file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+
+
+def sync_file(disk: Disk, path: str) -> None:
+    """Sync a file that may be missing."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return
+    try:
         file.sync()
     finally:
         file.close()

@@ -11,7 +11,7 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
@@ -90,15 +90,18 @@ class LogManager:
             raise
         return manager
 
-    def partition_directories(self) -> dict[TopicPartition, bytes | None]:
-        """What the directory holds, opened or not, and each one's topic id (None: no id stored)."""
-        found: dict[TopicPartition, bytes | None] = {}
-        for name in self.disk.list():
-            match = _DIRECTORY.fullmatch(name)
-            if match is not None and self.disk.is_directory(name):
-                at = TopicPartition(match["topic"], int(match["partition"]))
-                found[at] = read_partition_metadata(self.disk, name)
-        return found
+    def partition_directories(self) -> list[TopicPartition]:
+        """What the directory holds, opened or not."""
+        found = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
+        return [
+            TopicPartition(match["topic"], int(match["partition"]))
+            for name, match in found
+            if match is not None and self.disk.is_directory(name)
+        ]
+
+    def stored_topic_id(self, topic_partition: TopicPartition) -> bytes | None:
+        """What a directory says; None when it does not. Raises StorageError on an unreadable file."""
+        return read_partition_metadata(self.disk, str(topic_partition))
 
     def open_partition(
         self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
@@ -122,27 +125,35 @@ class LogManager:
         self.partitions[topic_partition] = partition
         return partition
 
-    def delete_partition(self, topic_partition: TopicPartition, now_ms: int) -> None:
-        """Forget a partition and its producers, and remove its files. Raises KafkaStorageError."""
-        partition = self.partitions.pop(topic_partition)
+    def delete_partitions(self, doomed: Iterable[TopicPartition]) -> None:
+        """Forget partitions and their producers, and remove their files. Raises KafkaStorageError."""
         self._deletion_count += 1
-        point = self._recovery_points.pop(topic_partition, None)
-        start = self._log_starts.pop(topic_partition, None)
-        doomed = f"{topic_partition}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
-        partition.abandon()
+        removed = [(at, self.partitions.pop(at)) for at in doomed]
+        is_noted = False
+        for at, partition in removed:
+            is_noted |= self._recovery_points.pop(at, None) is not None
+            is_noted |= self._log_starts.pop(at, None) is not None
+            partition.abandon()
         try:
-            if point is not None or start is not None:
+            if is_noted:
                 # A new partition of this name must not inherit them.
                 self._write_offsets()
             # Renamed first: a crash in the middle must not leave half a partition under its name.
-            self.disk.rename(partition.directory, doomed)
+            renamed = [self._rename_deleted(at, partition) for at, partition in removed]
             self.disk.sync_directory()
-            self.chores.add(self._remove_tree(doomed))
+            self.chores.add(self._remove_trees(renamed))
         except OSError as error:
-            raise KafkaStorageError(f"{topic_partition} cannot be deleted: {error}") from error
+            names = ", ".join(str(at) for at, _ in removed[:3])
+            raise KafkaStorageError(f"{names} cannot be deleted: {error}") from error
 
-    def _remove_tree(self, directory: str) -> Chore:
-        yield partial(self.disk.remove_tree, directory)
+    def _rename_deleted(self, at: TopicPartition, partition: Partition) -> str:
+        name = f"{at}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
+        self.disk.rename(partition.directory, name)
+        return name
+
+    def _remove_trees(self, directories: list[str]) -> Chore:
+        for directory in directories:
+            yield partial(self.disk.remove_tree, directory)
 
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
         """Begin a round over all partitions; what `work` returns are further steps of it.

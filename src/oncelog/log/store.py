@@ -12,10 +12,15 @@ from functools import partial
 from typing import Self
 
 from oncelog.errors import KafkaStorageError, StorageError
-from oncelog.log.checkpoint import read_partition_metadata, write_partition_metadata
+from oncelog.log.checkpoint import (
+    LEADER_EPOCHS,
+    PARTITION_METADATA,
+    read_partition_metadata,
+    write_partition_metadata,
+)
 from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.config import LogConfig
-from oncelog.log.disk import Disk
+from oncelog.log.disk import Disk, sync_file
 from oncelog.log.epochs import LeaderEpochs
 from oncelog.log.reading import Place
 from oncelog.log.recovery import OpenAs, Recovered, recover
@@ -66,6 +71,7 @@ class PartitionStore:
         self._places: dict[int, Place] = {}
         self._unsnapshotted_bytes = 0
         self._is_directory_dirty = True
+        self._as_opened: tuple[int, int] | None = None  # log end and start that need nothing on closing
         self.on_log_start: Callable[[], None] | None = None
         """Called when the log start moved to where no segment begins."""
 
@@ -87,6 +93,8 @@ class PartitionStore:
     ) -> Self:
         """Open or make the partition in `directory`. `topic_id` None takes the stored one.
 
+        A new directory survives a power loss once its parent is synced, what is in it after a flush.
+
         `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
         `chores` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
@@ -99,15 +107,24 @@ class PartitionStore:
             stored_id = _check_topic_id(disk, directory, topic_id)
             recovered = recover(disk, directory, how)
             if topic_id is not None and stored_id is None:
-                # After the first segment, so that one sync of the directory covers both.
                 write_partition_metadata(disk, directory, topic_id)
             topic_id = topic_id or stored_id
             end_offset = recovered.segments.active.end_offset
-            epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
+            epochs = LeaderEpochs.settle(
+                disk,
+                directory,
+                found=recovered.leader_epochs,
+                log_start_offset=recovered.log_start_offset,
+                log_end_offset=end_offset,
+                leader_epoch=leader_epoch,
+            )
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
             synced = end_offset if clean_shutdown else max(recovery_point, log_start_offset)
             rebuilt_from = end_offset if recovered.rebuilt_from is None else recovered.rebuilt_from
             partition._recovery_point = min(synced, rebuilt_from, end_offset)
+            is_in_order = clean_shutdown and not recovered.reports and stored_id is not None
+            if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
+                partition._as_opened = end_offset, recovered.log_start_offset
         except OSError as error:
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {error}") from error
         return partition
@@ -295,6 +312,8 @@ class PartitionStore:
             for segment in segments:
                 segment.sync(is_active=segment is segments[-1])
             if is_dirty:
+                for name in (PARTITION_METADATA, LEADER_EPOCHS):
+                    sync_file(self._disk, f"{self._directory}/{name}")
                 self._disk.sync_directory(self._directory)
         except OSError as error:
             self._failure = f"a sync failed ({error}); open the partition again once the disk works"
@@ -313,9 +332,10 @@ class PartitionStore:
     def close(self, now_ms: int) -> None:
         """Snapshot, write indexes, sync, close the files. Raises KafkaStorageError, but closes them.
 
-        An offline partition is only closed: it was reported, and the next start must recover it.
+        An offline partition is only closed: it was reported, and the next start must recover it. So is
+        one that nothing happened to.
         """
-        if self.is_offline:
+        if self.is_offline or self._as_opened == (self._log_end_offset, self._log_start_offset):
             self.abandon()
             return
         try:
@@ -346,20 +366,13 @@ class PartitionStore:
 
 
 def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
-    stored = read_partition_metadata(disk, directory)
+    """The stored id; None when there is none, or one that a power loss tore while we know better."""
+    try:
+        stored = read_partition_metadata(disk, directory)
+    except StorageError:
+        if topic_id is None:
+            raise
+        return None
     if topic_id is not None and stored is not None and topic_id != stored:
         raise StorageError(f"{disk.describe(directory)} belongs to a topic of the same name with another id")
     return stored
-
-
-def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoch: int) -> LeaderEpochs:
-    end_offset = recovered.segments.active.end_offset
-    epochs = LeaderEpochs.open(disk, directory)
-    if epochs is None:
-        epochs = LeaderEpochs.empty(disk, directory)
-    for epoch, start_offset in recovered.leader_epochs:
-        epochs.assign(epoch, start_offset)
-    epochs.cut_end(end_offset)
-    epochs.cut_start(recovered.log_start_offset)
-    epochs.assign(leader_epoch, end_offset)
-    return epochs

@@ -1,0 +1,166 @@
+"""Thousands of partitions: what opening, closing and deleting them costs in syncs and open files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers_log import NOW_MS, TOPIC_ID, batch, config, open_partition, put, read_all
+
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import StorageError
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import TopicPartition
+
+PARTITIONS = [TopicPartition("t", number) for number in range(30)]
+
+
+class CountingDisk(MemoryDisk):
+    """Counts calls by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+
+    def step(self, operation: str, path: str, count: int = 1) -> int:
+        self.calls[operation] = self.calls.get(operation, 0) + 1
+        return super().step(operation, path, count)
+
+
+def _open(disk: MemoryDisk | RealDisk) -> tuple[LogManager, list[Partition]]:
+    rng = Random(1)
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: rng.randbytes(16), now_ms=NOW_MS)
+    return manager, [manager.open_partition(at, config(), TOPIC_ID, NOW_MS) for at in PARTITIONS]
+
+
+def test_new_partitions_are_not_synced_one_by_one() -> None:
+    disk = CountingDisk()
+    manager, partitions = _open(disk)
+    assert disk.calls["sync"] <= 1
+    disk.calls.clear()
+    manager.close(NOW_MS)
+    # Checkpoints and the marker are replaced; nothing happened to the partitions.
+    assert disk.calls == {"replace": 4, "write": 4}
+    assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
+
+
+def test_what_nothing_happened_to_is_closed_without_a_write() -> None:
+    disk = CountingDisk()
+    manager, partitions = _open(disk)
+    for partition in partitions:
+        put(partition, batch(0))
+    manager.close(NOW_MS)
+    manager, partitions = _open(disk)
+    put(partitions[3], batch(1))
+    disk.calls.clear()
+    manager.close(NOW_MS)
+    assert disk.calls["sync"] < 12, "one partition's files"
+    manager, partitions = _open(disk)
+    assert [p.log_end_offset for p in partitions] == [2 if n == 3 else 1 for n in range(len(PARTITIONS))]
+    assert all(put(partition, batch(0)).is_duplicate for partition in partitions)
+
+
+def test_a_topic_is_deleted_with_one_writing_of_the_checkpoints() -> None:
+    disk = CountingDisk()
+    manager, partitions = _open(disk)
+    for partition in partitions:
+        put(partition, batch(0))
+    manager.write_checkpoints()
+    disk.calls.clear()
+    manager.delete_partitions(PARTITIONS)
+    assert (disk.calls["replace"], disk.calls["sync"]) == (3, 1)
+    assert (manager.partitions, manager.partition_directories()) == ({}, [])
+    assert not [name for name in disk.list() if name.endswith("-delete")]
+
+
+def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
+    manager, partitions = _open(RealDisk(tmp_path))
+    put(partitions[0], batch(0))
+    manager.close(NOW_MS)
+    before = len(os.listdir("/proc/self/fd"))
+    manager, partitions = _open(RealDisk(tmp_path))
+    # The lock, and the one that holds a batch: its first timestamp is read.
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    put(partitions[1], batch(0))
+    assert len(read_all(partitions[0])) == len(read_all(partitions[1])) > 0
+    assert len(os.listdir("/proc/self/fd")) - before <= 3
+    manager.close(NOW_MS)
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
+def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
+    """It is not synced when a partition is made: the list of topics knows it."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0))
+    disk.replace("orders-0/partition.metadata", left)
+    with pytest.raises(StorageError, match=r"partition\.metadata"):
+        open_partition(disk, topic_id=None)
+    assert open_partition(disk).log_end_offset == 1
+    assert open_partition(disk, topic_id=None).topic_id == TOPIC_ID
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("seed", range(40))
+def test_a_new_partition_that_was_flushed_survives_a_power_loss(seed: int) -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, leader_epoch=3)
+    put(partition, batch(0))
+    partition.flush()
+    again = open_partition(disk.after_power_loss(Random(seed)), topic_id=None, recovery_point=1)
+    assert (again.topic_id, again.log_end_offset) == (TOPIC_ID, 1)
+    assert again.end_offset_for_epoch(3) == (3, 1)
+    assert put(again, batch(0)).is_duplicate
+
+
+OUT_OF_FILES = """
+import resource, sys
+sys.path.insert(0, sys.argv[2])
+from helpers_log import batch, config, put, NOW_MS, TOPIC_ID
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import OncelogError
+from oncelog.log.manager import LogManager
+from oncelog.types import TopicPartition
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+manager = LogManager.open(RealDisk(sys.argv[1]), node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
+try:
+    for number in range(100):
+        manager.open_partition(TopicPartition("t", number), config(), TOPIC_ID, NOW_MS)
+except OncelogError as error:
+    print(error)
+first = next(iter(manager.partitions.values()))
+print(put(first, batch(0)).base_offset)
+"""
+
+
+def test_out_of_files_says_what_to_do(tmp_path: Path) -> None:
+    helpers = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_FILES, str(tmp_path), helpers],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "the limit is 40; raise it (ulimit -n" in done.stdout, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "0", "what was open works on"
+
+
+RAISED = """
+import resource
+from oncelog.cli.serve import raise_file_limit
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 100), hard))
+raise_file_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
+"""
+
+
+def test_serving_takes_all_the_files_it_may() -> None:
+    done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr[-2000:]
