@@ -2,12 +2,13 @@
 
 Building (`>` lines): `!batch {...}`, `!batches [{...}, ...]` (several, one after the other), `!raw "hex"`,
 `!uuid 7`. A batch's options: values, keys, time (of its first record, default `$now`), step (ms between
-records), pid, epoch, seq, codec, transactional, control; and damage: header {field: value} (written over
-with a right checksum), crc: bad, cut: bytes taken from its end, tail: hex put after it.
+records) or times, pid, epoch, seq, codec, transactional, control; and damage: payload (hex in place of
+the records) and header {field: value}, both with a right checksum, crc: bad, cut: bytes taken from its
+end, tail: hex put after it.
 Matching (`<` lines): `_` anything, `$name` binds or must equal, `!records [...]` what a Fetch brought (a
 value, or a mapping of offset, timestamp_ms, key, value), `!batches [{...}]` its batches' headers, `!any`
-a list in any order, `!has` a list with more in it, `!min 5` at least 5, `!re "text"` a text found.
-`$name+3` and `$name-3` count from a number. Errors go by their names, 0 is NONE.
+a list in any order, `!has` a list with more in it, `!size 9` records of 9 bytes, `!min 5` at least 5,
+`!re "text"` a text found. `$name+3` and `$name-3` count from a number. Errors go by their names, 0 is NONE.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from helpers_broker import split_batches
 from oncelog.errors import ERROR_BY_CODE
 from oncelog.types import Compression
 from oncelog.wire.batch import BatchHeader, build_batch, read_header
-from oncelog.wire.header import HEADER, write_crc
+from oncelog.wire.header import HEADER, LOG_OVERHEAD_BYTES, write_crc
 from oncelog.wire.message import Part
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
@@ -105,9 +106,10 @@ def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
     keys = left.pop("keys", [None] * len(values))
     time_ms = left.pop("time", variables["now"])
     pid, epoch, sequence = left.pop("pid", None), left.pop("epoch", None), left.pop("seq", None)
+    times = left.pop("times", [time_ms + index * step for index in range(len(values))])
     records = [
-        NewRecord(time_ms + index * step, _bytes(key), _bytes(value))
-        for index, (key, value) in enumerate(zip(keys, values, strict=True))
+        NewRecord(timestamp_ms, _bytes(key), _bytes(value))
+        for timestamp_ms, key, value in zip(times, keys, values, strict=True)
     ]
     batch = build_batch(
         records or [NewRecord(time_ms, None, None)],
@@ -120,17 +122,16 @@ def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
     )
     if not records:
         batch = batch[: HEADER.size]
-        left["header"] = {"batch_length": 49, "last_offset_delta": -1, "records_count": 0} | left.get(
-            "header", {}
-        )
+        left["header"] = {"last_offset_delta": -1, "records_count": 0} | left.get("header", {})
     _damage(batch, left)
     assert not left, f"unknown options of a batch: {left}"
     return bytes(batch)
 
 
 def _damage(batch: bytearray, options: dict[str, Any]) -> None:
-    fields = BatchHeader._make(HEADER.unpack_from(batch))
-    HEADER.pack_into(batch, 0, *fields._replace(**options.pop("header", {})))
+    batch[HEADER.size :] = bytes.fromhex(options.pop("payload", "")) or batch[HEADER.size :]
+    header = {"batch_length": len(batch) - LOG_OVERHEAD_BYTES} | options.pop("header", {})
+    HEADER.pack_into(batch, 0, *BatchHeader._make(HEADER.unpack_from(batch))._replace(**header))
     write_crc(batch, 0, len(batch))
     if options.pop("crc", None) == "bad":
         batch[17] ^= 0xFF
@@ -248,7 +249,8 @@ def _text(data: bytes | None) -> str | None:
 
 
 def _match_min(expected: int, actual: Any, version: int, variables: Variables, path: str) -> None:
-    _require(actual >= expected, f"at least {expected}", actual, path)
+    least = resolve(expected, variables)
+    _require(actual >= least, f"at least {least}", actual, path)
 
 
 def _match_re(expected: str, actual: Any, version: int, variables: Variables, path: str) -> None:
@@ -268,6 +270,7 @@ _MATCHERS = {
     "has": _match_has,
     "records": _match_records,
     "batches": _match_batches,
+    "size": lambda size, actual, *rest: match(size, len(actual), *rest),
     "min": _match_min,
     "re": _match_re,
     "uuid": _match_built("uuid"),
