@@ -20,6 +20,7 @@ COMMANDS = {
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
     "audit": "Prove or refute that a log is exactly-once.",
     "bench": "Measure.",
+    "dev": "Start and stop Apache Kafka itself, to compare with.",
     "demo": "Real flights, real faults, Spark, and the count of what was lost and doubled.",
 }
 

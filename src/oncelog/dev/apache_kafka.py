@@ -26,11 +26,13 @@ STOP_TIMEOUT_S = 30.0
 _CACHE = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog" / f"apache-kafka-{VERSION}"
 )
+_LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>oncelog</groupId><artifactId>referee</artifactId><version>1</version><dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
 </dependencies></project>
 """
 
@@ -44,7 +46,8 @@ def fetch_jars() -> str:
     for tool in ("java", "mvn"):
         if not shutil.which(tool):
             raise PartMissing(f"Apache Kafka as referee needs {tool}, which is not installed")
-    if not (_CACHE / "complete").exists():
+    complete = _CACHE / "complete"
+    if not complete.exists() or complete.read_text() != _POM:
         _CACHE.mkdir(parents=True, exist_ok=True)
         (_CACHE / "pom.xml").write_text(_POM)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
@@ -52,7 +55,7 @@ def fetch_jars() -> str:
         done = subprocess.run(command, cwd=_CACHE, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise PartMissing(f"Apache Kafka's jars could not be fetched: {done.stdout[-300:]}")
-        (_CACHE / "complete").touch()
+        complete.write_text(_POM)
     return str(_CACHE / "jars" / "*")
 
 
@@ -88,7 +91,10 @@ class KafkaNode:
     def launch(self) -> None:
         """Start the process; `wait_until_ready` says when it serves."""
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+            # In a session of its own, so that Ctrl-C in a terminal is for whoever started it.
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def wait_until_ready(self) -> None:
         """Return when the listener takes connections. Raises TimedOut with the end of the log."""
@@ -162,7 +168,15 @@ class ApacheKafka:
             }
             file = home / "server.properties"
             file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
-            command = ["java", f"-Xmx{heap_mb}m", "-cp", self.class_path, "kafka.Kafka", str(file)]
+            command = [
+                "java",
+                f"-Xmx{heap_mb}m",
+                _LOG_LEVEL,
+                "-cp",
+                self.class_path,
+                "kafka.Kafka",
+                str(file),
+            ]
             self.nodes.append(KafkaNode(node_id, port, home, command))
 
     @property
@@ -202,7 +216,7 @@ class ApacheKafka:
 
         Raises OncelogError with what the tool printed when it fails.
         """
-        command = ["java", "-Xmx256m", "-cp", self.class_path, main_class, *arguments]
+        command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", self.class_path, main_class, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         if done.returncode:
             raise OncelogError(f"{main_class} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

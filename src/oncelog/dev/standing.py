@@ -1,0 +1,100 @@
+"""An Apache Kafka cluster that outlives the command that started it; stopped by its process ids.
+
+What runs is written to `cluster.json` in the cluster's directory. A process id is believed only if that
+process's command line names the node's own configuration file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncelog.dev.apache_kafka import STOP_TIMEOUT_S, VERSION, ApacheKafka
+from oncelog.errors import MisuseError, OncelogError
+
+FILE_NAME = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StandingNode:
+    """A node as it was started. `properties` is its configuration file."""
+
+    node_id: int
+    port: int
+    pid: int
+    properties: str
+
+    @property
+    def is_running(self) -> bool:
+        return self.properties in _command_line(self.pid)
+
+
+def start(directory: Path, *, nodes: int, properties: Mapping[str, object]) -> list[StandingNode]:
+    """Start a cluster on `directory`, with the data that is in it, and wait until it serves.
+
+    Raises MisuseError when one runs there or its data belong to another number of nodes, PartMissing,
+    TimedOut.
+    """
+    known = find(directory)
+    if any(node.is_running for node in known):
+        raise MisuseError(f"a cluster runs on {directory}; stop it first: oncelog dev kafka stop")
+    if known and len(known) != nodes:
+        raise MisuseError(
+            f"{directory} holds a cluster of {len(known)} nodes; use another directory for {nodes}"
+        )
+    cluster = ApacheKafka(directory, nodes=nodes, properties=properties)
+    cluster.start()
+    started = [
+        StandingNode(node.node_id, node.port, node.pid, str(node.directory / "server.properties"))
+        for node in cluster.nodes
+    ]
+    rows = [[node.node_id, node.port, node.pid, node.properties] for node in started]
+    (directory / FILE_NAME).write_text(json.dumps({"version": VERSION, "nodes": rows}) + "\n")
+    return started
+
+
+def find(directory: Path) -> list[StandingNode]:
+    """The nodes last started on `directory`, running or not; empty when there were none."""
+    try:
+        state = json.loads((directory / FILE_NAME).read_text())
+        return [StandingNode(*row) for row in state["nodes"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise OncelogError(f"{directory / FILE_NAME} cannot be read: {error}") from error
+
+
+def stop(directory: Path) -> list[StandingNode]:
+    """SIGTERM to every node that runs, SIGKILL to those that do not end; the nodes that ran."""
+    running = [node for node in find(directory) if node.is_running]
+    _signal(running, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(node.is_running for node in running) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    _signal([node for node in running if node.is_running], signal.SIGKILL)
+    return running
+
+
+def _signal(nodes: list[StandingNode], number: signal.Signals) -> None:
+    for node in nodes:
+        try:
+            os.kill(node.pid, number)
+        except ProcessLookupError:
+            pass  # it ended by itself meanwhile
+
+
+def _command_line(pid: int) -> str:
+    """Empty when there is no such process, or it has ended and nobody has asked for its exit code."""
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            return ""
+    asked = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
+    return asked.stdout
