@@ -96,8 +96,9 @@ def kept() -> Iterator[None]:
 def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
     """The brokers wanted, ours first; Apache Kafka is left out with the reason where Java is missing.
 
-    Kafka is first loaded for `warm_up_seconds` with full batches and as long with single records, so that
-    its virtual machine has compiled what is measured; our broker compiles nothing and gets a second.
+    Kafka is first loaded for `warm_up_seconds` with full batches and as long with single records and with
+    batches that are not numbered, so that its virtual machine has compiled what is measured; our broker
+    compiles nothing and gets a second of each.
     """
     with ExitStack() as own:
         stack, known = _kept or (own, {})
@@ -126,7 +127,8 @@ def _start(stack: ExitStack, name: str, root: Path) -> Side:
 
 
 def _warm_up(side: Side, seconds: float) -> None:
-    for sizes in ({"batch_records": 15, "batches": 3}, {"connections": 5}):
+    full = {"batch_records": 15, "batches": 3}
+    for sizes in (full, {"connections": 5}, {**full, "idempotence": False}):
         with side.topic(3) as topic:
             raw_produce(side.order(topic, partitions=3, seconds=seconds, **sizes))
 

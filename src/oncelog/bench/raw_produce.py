@@ -93,16 +93,20 @@ class Template:
         topic = ProduceRequest.TopicProduceData(name=order.topic, partition_data=parts)
         request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[topic])
         self.frame = bytearray(encode_request(request, VERSION, 0, CLIENT_ID))
-        self.batch_bytes, self.partitions, self._records = len(batch), partitions, order.batch_records
-        self._positions = list(_positions(self.frame, batch)) if producer else []
-        self._sequence = 0
+        self.batch_bytes = len(batch)
+        self._positions = list(_positions(self.frame, batch))
+        self._sequence, self._step = (0, order.batch_records) if producer else (-1, 0)
 
     def next(self) -> bytearray:
-        """The frame to send now; the bytes are the template's own and change with the next call."""
+        """The frame to send now; the bytes are the template's own and change with the next call.
+
+        Without a producer id the same bytes are written anew, so that both modes keep the same pace.
+        """
         for position in self._positions:
             _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
             write_crc(self.frame, position, self.batch_bytes)
-        self._sequence = (self._sequence + self._records) % _SEQUENCES
+        if self._step:
+            self._sequence = (self._sequence + self._step) % _SEQUENCES
         return self.frame
 
 
