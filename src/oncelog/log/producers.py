@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots
-from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
+from oncelog.rules.append import REMEMBERED_BATCHES, ProducedBatch, ProducerEntry, Store, decide_append
 from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
 from oncelog.rules.producers import (
     ProducerImage,
@@ -23,7 +25,7 @@ from oncelog.rules.producers import (
 )
 from oncelog.rules.stability import stable_offset_after
 from oncelog.types import Origin
-from oncelog.wire.batch import BatchHeader
+from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
 
 _Wanted = tuple[int, ProducerImage, Callable[[], Chore]]
@@ -127,6 +129,24 @@ class PartitionProducers:
         assert isinstance(verdict, Store)
         self.remember(header.producer_id, verdict.entry)
         return None
+
+    def replay_plain(self, rows: np.ndarray, now_ms: int) -> None:
+        """Take stored batches without transactions into account, given as rows of scan.HEADERS.
+
+        Of each producer the newest five say all: what came before them is not remembered.
+        """
+        rows = rows[(rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0)]
+        newest: dict[int, list[int]] = {}
+        for index, producer_id in enumerate(rows["producer_id"].tolist()):
+            known = newest.get(producer_id)
+            if known is None:
+                newest[producer_id] = [index]
+            else:
+                known.append(index)
+        headers, empty = rows.tobytes(), memoryview(b"")
+        for indexes in newest.values():
+            for index in indexes[-REMEMBERED_BATCHES:]:
+                self.replay(read_header(headers, index * HEADER_BYTES), empty, now_ms)
 
     @property
     def open_first_offset(self) -> int | None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from oncelog.errors import StorageError
 from oncelog.log.chores import Chores
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
-from oncelog.log.scan import BadBatch, scan
+from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan, scan_headers
 from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX, Segment
 from oncelog.log.segments import Segments
 from oncelog.log.snapshot import Snapshots
+from oncelog.wire.header import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
 
 _LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp")
 
@@ -164,15 +167,38 @@ def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
         if segment.base_offset > start and segment.base_offset not in known:
             _snapshot_again(recovered.producers, segment.base_offset)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
-        noted_from = segment.transactions_from
-        for found in scan(segment.file, position, segment.size_bytes):
-            if isinstance(found, BadBatch):
-                raise StorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
-            header = found.header
-            if header.last_offset < start:
-                continue
-            _note_epoch(recovered.leader_epochs, header.partition_leader_epoch, header.base_offset)
-            aborted = recovered.producers.replay(header, found.bytes(), now_ms)
+        for block in scan_headers(segment.file, position, segment.size_bytes):
+            _replay_block(recovered, segment, block, start, now_ms)
+            position = block.end
+        if position != segment.size_bytes:
+            raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
+
+
+def _replay_block(
+    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
+) -> None:
+    rows = np.frombuffer(block.headers, HEADERS)
+    if (rows["magic"] != MAGIC).any():
+        raise StorageError(f"{segment.log_path}: an unknown batch format from position {block.position} on")
+    rows = rows[rows["base_offset"] + rows["last_offset_delta"] >= start]
+    for epoch in np.unique(rows["leader_epoch"]).tolist():
+        _note_epoch(
+            recovered.leader_epochs, epoch, int(rows["base_offset"][rows["leader_epoch"] == epoch][0])
+        )
+    if (rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT)).any():
+        _replay_each(recovered, segment, block, start, now_ms)
+    else:
+        recovered.producers.replay_plain(rows, now_ms)
+
+
+def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int) -> None:
+    """Transactions depend on every batch, and markers on what is in them."""
+    noted_from = segment.transactions_from
+    for found in scan(segment.file, block.position, block.end):
+        if isinstance(found, BadBatch):
+            raise StorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
+        if found.header.last_offset >= start:
+            aborted = recovered.producers.replay(found.header, found.bytes(), now_ms)
             if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
                 segment.transactions.append(aborted)
 

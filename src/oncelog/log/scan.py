@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from oncelog.errors import BrokerError
 from oncelog.log.disk import File
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
+from oncelog.wire.header import LOG_OVERHEAD_BYTES
 
 CHUNK_BYTES = 1 << 20
+FIRST_CHUNK_BYTES = 1 << 12
+# Of larger batches only the headers are read, if no more is wanted.
+_LARGE_BYTES = 1 << 13
+_BLOCK_HEADERS = 4096
+
+HEADERS = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("batch_length", ">i4"),
+        ("leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),
+        ("attributes", ">i2"),
+        ("last_offset_delta", ">i4"),
+        ("base_timestamp_ms", ">i8"),
+        ("max_timestamp_ms", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("records_count", ">i4"),
+    ]
+)
+"""A batch header as a row of columns."""
+_LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 
 
 class FoundBatch(NamedTuple):
@@ -39,28 +67,66 @@ def scan(
 
     `verify` also checks each checksum. `max_batch_bytes` None: any size that fits the file.
     """
-    chunk, chunk_position = b"", position
+    chunk, chunk_position, view = b"", position, memoryview(b"")
+    # Who looks for one batch needs little; who goes on, much.
+    chunk_bytes = CHUNK_BYTES if verify else FIRST_CHUNK_BYTES
     while position < end:
         if position + HEADER_BYTES > end:
             yield BadBatch(position, f"{end - position} bytes are too few for a batch header")
             return
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
-            chunk, chunk_position, start = file.pread(min(CHUNK_BYTES, end - position), position), position, 0
+            chunk, chunk_position, start = file.pread(min(chunk_bytes, end - position), position), position, 0
+            chunk_bytes, view = min(4 * chunk_bytes, CHUNK_BYTES), memoryview(chunk)
         try:
             header = read_header(chunk, start)
         except BrokerError as error:
             yield BadBatch(position, error.detail)
             return
-        size = header.size_bytes
+        size = header[1] + LOG_OVERHEAD_BYTES
         if position + size > end or (max_batch_bytes is not None and size > max_batch_bytes):
             yield BadBatch(position, f"the batch claims {size} bytes, {end - position} are there")
             return
         if start + size > len(chunk):
-            wanted = min(max(CHUNK_BYTES, size), end - position)
+            wanted = min(max(chunk_bytes, size), end - position)
             chunk, chunk_position, start = file.pread(wanted, position), position, 0
+            chunk_bytes, view = min(4 * chunk_bytes, CHUNK_BYTES), memoryview(chunk)
         if verify and not verify_crc(chunk, start, size):
             yield BadBatch(position, f"the checksum of the batch at offset {header.base_offset} is wrong")
             return
-        yield FoundBatch(position, header, memoryview(chunk), start)
+        yield tuple.__new__(FoundBatch, (position, header, view, start))
         position += size
+
+
+class HeaderBlock(NamedTuple):
+    """The headers, 61 bytes each, of the batches from `position` to below `end`."""
+
+    position: int
+    end: int
+    headers: bytes
+
+
+def scan_headers(file: File, position: int, end: int) -> Iterator[HeaderBlock]:
+    """Headers of the batches from `position` to `end`, thousands at a time; nothing else is read or checked.
+
+    What is no batch ends it; the caller sees that `end` was not reached.
+    """
+    chunk, chunk_position, size, length_at = b"", position, 0, _LENGTH.unpack_from
+    block: list[bytes] = []
+    block_position = position
+    while position + HEADER_BYTES <= end:
+        start = position - chunk_position
+        if start + HEADER_BYTES > len(chunk):
+            wanted = CHUNK_BYTES if size <= _LARGE_BYTES else HEADER_BYTES
+            chunk, chunk_position, start = file.pread(min(wanted, end - position), position), position, 0
+        (length,) = length_at(chunk, start + _LENGTH_POSITION)
+        size = length + LOG_OVERHEAD_BYTES
+        if size < HEADER_BYTES or position + size > end:
+            break
+        block.append(chunk[start : start + HEADER_BYTES])
+        position += size
+        if len(block) == _BLOCK_HEADERS:
+            yield HeaderBlock(block_position, position, b"".join(block))
+            block, block_position = [], position
+    if block:
+        yield HeaderBlock(block_position, position, b"".join(block))

@@ -1,0 +1,127 @@
+"""Replaying by columns says the same as replaying batch by batch; scanning headers reads little."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+
+from oncelog.log import scan
+from oncelog.log.chores import Chores
+from oncelog.log.producers import PartitionProducers
+from oncelog.log.scan import HEADERS, FoundBatch, scan_headers
+from oncelog.log.snapshot import Snapshots
+from oncelog.sim.disk import MemoryDisk, MemoryFile
+from oncelog.wire.batch import HEADER_BYTES, read_header, stamp
+
+
+def _producers() -> PartitionProducers:
+    return PartitionProducers(Snapshots(MemoryDisk(), ""), Chores())
+
+
+def _random_headers(rng: Random) -> bytes:
+    """Anything a log may hold: epochs that change, producers without one, coordinators' batches."""
+    headers, offset = [], rng.randrange(1000)
+    for _ in range(rng.randrange(1, 60)):
+        count = rng.randrange(1, 4)
+        pid = rng.choice([None, 1, 2, 3])
+        sequence = rng.choice([None, rng.randrange(100), 2**31 - 1])
+        data = batch(count=count, timestamp_ms=NOW_MS + rng.randrange(50), producer_id=pid,
+                     producer_epoch=rng.choice([None, 0, 1, 1, 1, 2]), base_sequence=sequence)  # fmt: skip
+        stamp(data, 0, offset, 0)
+        headers.append(bytes(data[:HEADER_BYTES]))
+        offset += count
+    return b"".join(headers)
+
+
+@pytest.mark.behaviour("I17", "I20")
+@pytest.mark.parametrize("seed", range(150))
+def test_columns_say_the_same_as_batches(seed: int) -> None:
+    rng = Random(seed)
+    one_by_one, by_columns = _producers(), _producers()
+    for round_ms in range(3):
+        headers = _random_headers(rng)
+        for position in range(0, len(headers), HEADER_BYTES):
+            header = read_header(headers, position)
+            if header.producer_id is None or header.producer_epoch is None:
+                continue
+            one_by_one.replay(header, memoryview(b""), NOW_MS + round_ms)
+        by_columns.replay_plain(np.frombuffer(headers, HEADERS), NOW_MS + round_ms)
+        assert dict(by_columns.table.items()) == dict(one_by_one.table.items())
+
+
+class CountingFile(MemoryFile):
+    """Counts the bytes that were read."""
+
+    def __init__(self, disk: MemoryDisk, path: str) -> None:
+        super().__init__(disk, disk._files[path], path)
+        self.read_bytes = 0
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = super().pread(size, position)
+        self.read_bytes += len(data)
+        return data
+
+
+def _log_of(values: list[bytes]) -> CountingFile:
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    for number, value in enumerate(values):
+        put(partition, batch(number, value=value))
+    return CountingFile(disk, f"orders-0/{0:020d}.log")
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_blocks_hold_every_header_once(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_BLOCK_HEADERS", block)
+    file = _log_of([bytes(size) for size in (10, 90_000, 20, 5000, 70_000, 1, 1)])
+    found = list(scan_headers(file, 0, file.size()))
+    expected = [item for item in scan.scan(file, 0, file.size()) if isinstance(item, FoundBatch)]
+    rows = np.frombuffer(b"".join(part.headers for part in found), HEADERS)
+    assert rows["base_offset"].tolist() == [item.header.base_offset for item in expected]
+    assert rows["max_timestamp_ms"].tolist() == [item.header.max_timestamp_ms for item in expected]
+    assert [part.position for part in found[1:]] == [part.end for part in found[:-1]]
+    assert (found[0].position, found[-1].end) == (0, file.size())
+
+
+def test_of_large_batches_only_headers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 1 << 12)
+    file = _log_of([bytes(50_000)] * 20)
+    assert sum(len(part.headers) for part in scan_headers(file, 0, file.size())) == 20 * HEADER_BYTES
+    assert file.read_bytes < 10_000
+
+
+def test_looking_for_one_batch_reads_little() -> None:
+    file = _log_of([bytes(10)] * 500)
+    next(scan.scan(file, 0, file.size()))
+    assert file.read_bytes == scan.FIRST_CHUNK_BYTES
+
+
+def test_a_header_that_leads_nowhere_ends_the_scan() -> None:
+    file = _log_of([bytes(10)] * 3)
+    end = file.size()
+    position = list(scan_headers(file, 0, end))[-1].end
+    assert position == end
+    file.pwrite(b"\xff\xff\xff\xff", end // 3 + 8)
+    assert list(scan_headers(file, 0, end))[-1].end == end // 3
+
+
+@pytest.mark.behaviour("I17")
+def test_transactions_between_plain_batches_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_BLOCK_HEADERS", 3)
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(index_interval_bytes=100))
+    for number in range(4):
+        put(partition, batch(number, pid=1))
+    put(partition, batch(0, pid=2, is_transactional=True))
+    put_marker(partition, marker(2, commit=False))
+    for number in range(4, 9):
+        put(partition, batch(number, pid=1))
+    put(partition, batch(1, pid=2, is_transactional=True))
+    before = partition.describe_producers()
+    again = open_partition(disk.after_kill(), config(index_interval_bytes=100))
+    assert again.describe_producers() == before
+    assert again.last_stable_offset == partition.last_stable_offset == 11
+    assert again.aborted_transactions(0, 100) == partition.aborted_transactions(0, 100)
