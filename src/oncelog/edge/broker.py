@@ -23,6 +23,7 @@ from oncelog.broker.node import Node
 from oncelog.config import BROKER, Settings
 from oncelog.edge.chores import ChoreDriver
 from oncelog.edge.clock import Clock
+from oncelog.edge.collector import Collector
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
 from oncelog.edge.loop import LoopThread, new_event_loop
@@ -223,6 +224,7 @@ def run_foreground(
     """Serve until SIGTERM or SIGINT. `on_ready(host, port, metrics_port)` is called once it listens."""
     clock = Clock()
     node = open_node(data_dir, settings, clock)
+    Collector().install()
 
     async def serve() -> None:
         stopped = asyncio.Event()

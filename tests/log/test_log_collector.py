@@ -1,0 +1,39 @@
+"""The garbage collector sets aside what lives as long as the broker."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from oncelog.edge.collector import LONG_SECONDS, Collector
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    callbacks = gc.callbacks[:]
+    yield
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("generation", "seconds", "is_frozen"), [(2, 2.0, True), (2, 0.5, False), (1, 2.0, False)]
+)
+def test_survivors_of_a_long_full_collection_are_set_aside(
+    generation: int, seconds: float, is_frozen: bool
+) -> None:
+    gc.unfreeze()
+    times = iter([100.0, 100.0 + seconds * LONG_SECONDS])
+    collector = Collector(lambda: next(times))
+    collector("start", {"generation": generation})
+    collector("stop", {"generation": generation})
+    assert (gc.get_freeze_count() > 0) == is_frozen
+
+
+def test_what_is_there_at_the_start_is_set_aside() -> None:
+    kept = [[number] for number in range(1000)]
+    Collector().install()
+    assert gc.get_freeze_count() > len(kept)
+    assert isinstance(gc.callbacks[-1], Collector)
