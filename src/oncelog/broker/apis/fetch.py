@@ -114,7 +114,6 @@ class _Fetch:
     def _read_one(self, target: Target, left_bytes: int, *, at_least_one: bool) -> _Result:
         asked = target.asked
         result = _Result(partition_index=asked.partition, high_watermark=-1, records=b"")
-        result.aborted_transactions = None
         try:
             self._fill(result, target, left_bytes, at_least_one)
         except BrokerError as error:
@@ -126,6 +125,7 @@ class _Fetch:
     def _fill(self, result: _Result, target: Target, left_bytes: int, at_least_one: bool) -> None:
         asked = target.asked
         partition = self._partition(target)
+        result.aborted_transactions = None
         check_leader_epoch(partition, asked.current_leader_epoch)
         is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
         upper_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
