@@ -87,7 +87,7 @@ def test_apache_kafka_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatc
         raise PartMissing("no java here")
 
     monkeypatch.setattr(brokers, "ApacheKafka", missing)
-    monkeypatch.setattr(brokers, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(brokers, "_warmed", lambda side, _: side)
     with running((OURS, KAFKA), warm_up_seconds=0.0) as sides:
         assert sides.names == [OURS] and sides.left_out == {KAFKA: "no java here"}
         with pytest.raises(MisuseError, match="Apache Kafka"):
@@ -95,7 +95,7 @@ def test_apache_kafka_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatc
 
 
 def test_kept_brokers_serve_the_next_measurement_and_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(brokers, "_warmed", lambda side, _: side)
     with kept():
         with running((OURS,), warm_up_seconds=0.0) as first:
             pid = first[OURS].pid

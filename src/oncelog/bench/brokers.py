@@ -6,12 +6,12 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from oncelog.bench.framework import KAFKA, OURS
 from oncelog.bench.generators import run_child
-from oncelog.bench.process import settle
+from oncelog.bench.process import idle_cores, settle
 from oncelog.bench.raw_produce import ProduceOrder, ProduceReport
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing
 from oncelog.dev.served import ServedBroker
@@ -35,7 +35,10 @@ _kept: tuple[ExitStack, dict[str, Side]] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A running broker. `directory`: where its data lies. `run_tool`: runs a tool of Kafka's; None: ours."""
+    """A running broker. `directory`: where its data lies.
+
+    `idle_cores`: what it uses at rest, as a share of a core. `run_tool`: runs a tool of Kafka's; None: ours.
+    """
 
     name: str
     bootstrap_servers: str
@@ -43,6 +46,7 @@ class Side:
     directory: Path
     admin: Admin
     run_tool: Callable[..., str] | None
+    idle_cores: float = 0.0
 
     @contextmanager
     def topic(self, partitions: int, configs: Mapping[str, object] | None = None) -> Iterator[str]:
@@ -107,8 +111,10 @@ def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]
         for name in wanted:
             try:
                 if name not in known:
-                    known[name] = _start(stack, name, root)
-                    _warm_up(known[name], min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds)
+                    side = _start(stack, name, root)
+                    known[name] = _warmed(
+                        side, min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds
+                    )
             except PartMissing as error:
                 left_out[name] = str(error)
         yield Sides([known[name] for name in wanted if name in known], left_out)
@@ -126,11 +132,12 @@ def _start(stack: ExitStack, name: str, root: Path) -> Side:
     return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
 
 
-def _warm_up(side: Side, seconds: float) -> None:
+def _warmed(side: Side, seconds: float) -> Side:
     full = {"batch_records": 15, "batches": 3}
     for sizes in (full, {"connections": 5}, {**full, "idempotence": False}):
         with side.topic(3) as topic:
             raw_produce(side.order(topic, partitions=3, seconds=seconds, **sizes))
+    return replace(side, idle_cores=idle_cores(side.pid, max(0.1, seconds / 5)))
 
 
 def raw_produce(order: ProduceOrder) -> ProduceReport:

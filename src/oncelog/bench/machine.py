@@ -7,6 +7,11 @@ import os
 import platform
 from pathlib import Path
 
+from oncelog.dev.apache_kafka import VERSION
+
+PACKAGES = ("oncelog", "confluent-kafka", "aiokafka", "kafka-python", "crc32c", "pyarrow", "uvloop")
+"""Those whose versions a figure depends on."""
+
 
 def describe_machine() -> dict[str, object]:
     """Processor, cores, memory, system, and the versions of what was measured."""
@@ -16,7 +21,8 @@ def describe_machine() -> dict[str, object]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("oncelog", "confluent-kafka", "crc32c", "uvloop")},
+        "packages": {name: _version(name) for name in PACKAGES},
+        "apache-kafka": VERSION,
     }
 
 

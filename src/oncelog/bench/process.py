@@ -35,6 +35,14 @@ def settle(pid: int) -> None:
             return
 
 
+def idle_cores(pid: int, seconds: float) -> float:
+    """What it uses at rest, as a share of a core over `seconds`."""
+    settle(pid)
+    used = cpu_seconds(pid)
+    time.sleep(seconds)
+    return (cpu_seconds(pid) - used) / seconds
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory in 10^6 bytes."""
     return float(_process(pid).memory_info().rss) / 1e6
