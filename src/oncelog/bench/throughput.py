@@ -240,12 +240,12 @@ def section(result: Result) -> str:
 ## Throughput
 
 Ours and Apache Kafka {machine["apache-kafka"]} run throughout on one machine and are loaded in turns, each
-sample on a fresh topic; medians of {plan["repeats"]} samples, and `{RATIO}` is the median of the pairs' ratios. Records are idempotent with
-`acks=all`, in batches of 16 KB, five requests in flight on a connection. The raw generator patches and
-sends frames built before, one batch per partition in a request, for {plan["seconds"]:g} s; confluent-kafka
-and `kafka-producer-perf-test` send {plan["client_records"]:,} records. {machine["cores"]} cores carry the
-broker and its generator, so processor seconds say as much as MB/s. What a broker at rest uses while such a
-client starts is taken off.
+sample on a fresh topic; medians of {plan["repeats"]} samples, and `{RATIO}` is the median of
+the pairs' ratios. Records are idempotent with `acks=all`, in batches of 16 KB, five requests in flight on
+a connection. The raw generator patches and sends frames built before, one batch per partition in a request,
+for {plan["seconds"]:g} s; confluent-kafka and `kafka-producer-perf-test` send
+{plan["client_records"]:,} records. {machine["cores"]} cores carry the broker and its generator, so processor
+seconds say as much as MB/s. What a broker at rest uses while such a client starts is taken off.
 
 {table}
 
