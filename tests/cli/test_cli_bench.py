@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.behaviour("I24")
-def test_measures_idempotence_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> None:
+def test_measures_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> None:
     results, page = tmp_path / "results", tmp_path / "docs" / "benchmarks.md"
     arguments = ["idempotence", "--quick", "-X", "records=2000", "-o", "json"]
     arguments += [f"--results={results}", f"--page={page}"]
