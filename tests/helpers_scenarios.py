@@ -39,6 +39,7 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker): *(.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```scenario\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUEST = re.compile(r"(>>?) *(\w+) *(\d+)? *(\{.*\})")
+_APART = re.compile(r"^<\w|\b(oncelog|apache):")
 ANSWER = re.compile(r"<(\w*) *(?:(\w+) +(\d+) +)?(\{.*\}|closed|nothing)")
 
 
@@ -56,6 +57,11 @@ class Scenario:
     own_broker: bool
     steps: tuple[str, ...]
 
+    @property
+    def tells_brokers_apart(self) -> bool:
+        """Whether one broker is expected to answer otherwise than the other, or not asked."""
+        return self.only is not None or any(_APART.search(step) for step in self.steps)
+
     def cases(self) -> Iterator[int | None]:
         yield from self.versions or (None,)
 
@@ -67,7 +73,7 @@ def read_scenarios(folder: Path = FOLDER) -> list[Scenario]:
 def _read_file(path: Path) -> Iterator[Scenario]:
     parts = _HEADING.split(path.read_text())[1:]
     for title, text in zip(parts[::2], parts[1::2], strict=True):
-        prose, block, *_ = _BLOCK.split(text)
+        prose, block, _ = _BLOCK.split(text)
         headers = dict(_HEADER.findall(prose))
         api, versions = _versions(headers.get("Versions"))
         yield Scenario(
