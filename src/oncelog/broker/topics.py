@@ -24,6 +24,7 @@ from oncelog.log.partition import LogConfig, Partition
 from oncelog.types import TopicPartition
 
 FILE_NAME = "oncelog-topics.json"
+_ANSWERS_KEPT = 16
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
@@ -76,6 +77,8 @@ class Topics:
         self._new_uuid = new_uuid
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self.large_answers: dict[object, bytes] = {}
+        """Encoded answers that describe topics; forgotten when any topic changes."""
         self._load(now_ms)
 
     def __len__(self) -> int:
@@ -101,6 +104,12 @@ class Topics:
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {at.topic!r}")
         return topic, topic.partition(at.partition)
+
+    def keep_answer(self, key: object, body: bytes) -> None:
+        """Remember an answer among the few that are asked for again and again."""
+        if len(self.large_answers) >= _ANSWERS_KEPT:
+            self.large_answers.clear()
+        self.large_answers[key] = body
 
     def settings_of(self, name: str) -> Mapping[str, object]:
         """What holds for a topic; empty for one that is not there."""
@@ -202,6 +211,7 @@ class Topics:
 
     def _save(self, counts: Mapping[str, int]) -> None:
         """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
+        self.large_answers.clear()
         topics = [
             {
                 "name": topic.name,
