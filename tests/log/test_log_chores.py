@@ -282,6 +282,24 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
     assert seen == [partitions[0], partitions[1], partitions[2], partitions[4]]
 
 
+def test_closing_ends_the_rounds_under_way() -> None:
+    """What is closed must not be written to any more."""
+    disk = MemoryDisk()
+    manager = _manager(disk)
+    partitions = _open(manager, 3)
+    for partition in partitions:
+        _fill(partition, range(3))
+    manager.chores.on_added = lambda: None
+    looked_at: list[Partition] = []
+    manager.for_each_partition(looked_at.append)
+    manager.write_checkpoints()
+    manager.chores.step()
+    manager.close(NOW_MS)
+    assert looked_at == partitions[:1]
+    assert disk.exists(".kafka_cleanshutdown")
+    assert [p.log_end_offset for p in _open(_manager(disk), 3)] == [3, 3, 3]
+
+
 @pytest.mark.behaviour("I17")
 def test_a_log_start_within_a_segment_survives_a_kill() -> None:
     disk = MemoryDisk()

@@ -57,6 +57,7 @@ class LogManager:
         self._new_uuid = new_uuid
         self._deletion_count = 0
         self._is_noting_log_starts = False
+        self._is_closing = False
 
     @classmethod
     def open(
@@ -165,7 +166,7 @@ class LogManager:
     def _round(self, work: Callable[[Partition], Iterator[object] | None]) -> Chore:
         failures = []
         for at, partition in list(self.partitions.items()):
-            if self.partitions.get(at) is not partition:
+            if self._is_closing or self.partitions.get(at) is not partition:
                 continue
             try:
                 for _ in work(partition) or ():
@@ -183,7 +184,8 @@ class LogManager:
     def _checkpoint(self) -> Chore:
         try:
             for partition in list(self.partitions.values()):
-                partition.checkpoint_producers()
+                if not self._is_closing:
+                    partition.checkpoint_producers()
                 yield None
             for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
                 yield from self._write_aside(path)
@@ -228,7 +230,7 @@ class LogManager:
 
         Raises the first KafkaStorageError after closing the others; the next start then recovers.
         """
-        failures = []
+        failures, self._is_closing = [], True
         for partition in self.partitions.values():
             try:
                 partition.close(now_ms)

@@ -233,6 +233,11 @@ def _write_files(full: _SealedFile, snapshot: _SealedFile, image: ProducerImage)
         yield None
 
 
+def _offsets_in(names: list[str]) -> list[int]:
+    stems = [name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
+    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdigit()]
+
+
 class Snapshots:
     """The snapshot files of one partition directory."""
 
@@ -242,9 +247,7 @@ class Snapshots:
 
     def offsets(self) -> list[int]:
         """Ascending."""
-        names = self._disk.list(self._directory)
-        stems = [name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
-        return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
+        return sorted(_offsets_in(self._disk.list(self._directory)))
 
     def write(self, offset: int, image: ProducerImage) -> Chore:
         """Write both files, a part of the image a step; uses the image up.
@@ -294,13 +297,14 @@ class Snapshots:
 
     def keep(self, offsets: Iterable[int]) -> None:
         """Remove all others, and full files whose snapshot is gone."""
-        kept = set(offsets)
-        for offset in self.offsets():
-            if offset not in kept:
-                self.remove(offset)
-        kept_names = {file_name(offset, FULL_SUFFIX) for offset in self.offsets()}
-        for name in self._disk.list(self._directory):
-            if name.endswith(FULL_SUFFIX) and name not in kept_names:
+        names = self._disk.list(self._directory)
+        found, kept = set(_offsets_in(names)), set(offsets)
+        # The snapshot first: one without its full file would pass for Kafka's.
+        for offset in found - kept:
+            self.remove(offset)
+        needed = {file_name(offset, FULL_SUFFIX) for offset in found & kept}
+        for name in names:
+            if name.endswith(FULL_SUFFIX) and name not in needed:
                 remove_if_exists(self._disk, f"{self._directory}/{name}")
 
     def _path(self, offset: int, suffix: str) -> str:
