@@ -22,13 +22,20 @@ from helpers_scenario_values import (
 )
 from helpers_scenarios import ANSWER, REQUEST, Scenario, offered_versions
 
-from oncelog.errors import CoordinatorLoadInProgress
+from oncelog.errors import (
+    CoordinatorLoadInProgress,
+    NotLeaderOrFollower,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from oncelog.wire.frames import decode_response
 from oncelog.wire.messages import API_BY_NAME, Api
 
 PATIENCE_S = 10.0
 POOL = 16
 """Topics made at a time: a controller writes them down in one go."""
+
+NOT_SERVED = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code, UnknownTopicId.code}
 
 _topic_numbers = itertools.count()
 
@@ -53,7 +60,7 @@ class TopicPool:
     def take(self, client: RawClient, options: tuple[str, ...], count: int) -> tuple[str, bytes]:
         ready = self._ready[options]
         if not ready:
-            names = [f"scenario-{next(_topic_numbers)}" for _ in range(count)]
+            names = [f"conformance-{next(_topic_numbers)}" for _ in range(count)]
             ready.extend(create_topics(client, names, options))
         return ready.popleft()
 
@@ -67,21 +74,24 @@ def create_topics(client: RawClient, names: list[str], options: tuple[str, ...])
     body = {"topics": [{"name": name, **topic} for name in names], "timeout_ms": 10_000}
     created = client.ask(build(API_BY_NAME["CreateTopics"].request, body), 7).topics
     assert [each.error_code for each in created] == [0] * len(names), created
-    wait_until_served(client, dict.fromkeys(names, partitions))
+    wait_until_served(client, {each.topic_id: partitions for each in created})
     return [(each.name, each.topic_id) for each in created]
 
 
-def wait_until_served(client: RawClient, topics: dict[str, int]) -> None:
-    """Return when each of the topics' partitions, so many, has a leader that answers."""
+def wait_until_served(client: RawClient, topics: dict[bytes, int]) -> None:
+    """Return when each of the topics' partitions, so many, has a leader that answers.
+
+    By id: under the name of a topic that was deleted and made again the old one may still be served.
+    """
     wanted = [
-        {"name": name, "partitions": [{"partition_index": index, "timestamp": -1} for index in range(count)]}
-        for name, count in topics.items()
+        {"topic_id": topic_id, "partitions": [{"partition": index} for index in range(count)]}
+        for topic_id, count in topics.items()
     ]
-    request = build(API_BY_NAME["ListOffsets"].request, {"replica_id": -1, "topics": wanted})
+    request = build(API_BY_NAME["Fetch"].request, {"topics": wanted})
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        answer = client.ask(request, 7)
-        if not any(part.error_code for topic in answer.topics for part in topic.partitions):
+        answer = client.ask(request, 13)
+        if not NOT_SERVED & {part.error_code for topic in answer.responses for part in topic.partitions}:
             return
         assert time.monotonic() < deadline, f"the topics are not served: {answer}"
         time.sleep(0.01)
@@ -106,8 +116,8 @@ class Run:
             self.variables["v"] = version
         self.clients: dict[str, RawClient] = {}
         self.asked: defaultdict[str, deque[_Asked]] = defaultdict(deque)
-        self.partitions: dict[str, int] = {}
-        """Of the topics taken: how many each has."""
+        self.partitions: dict[bytes, int] = {}
+        """How many each topic has, by topic id."""
         self.connection = "main"
         self.repeated: tuple[int, Any] | None = None
 
@@ -225,7 +235,7 @@ class Run:
             count = len(self.scenario.versions) or (1 if options else POOL)
             taken = self.broker.topics.take(self.client, options, count)
         self.variables[name], self.variables[f"{name}.id"] = taken
-        self.partitions[taken[0]] = int(dict(o.split("=", 1) for o in options).get("partitions", 1))
+        self.partitions[taken[1]] = int(dict(o.split("=", 1) for o in options).get("partitions", 1))
 
     def producer(self, name: str) -> None:
         api = API_BY_NAME["InitProducerId"]
