@@ -71,8 +71,7 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordMetadata:
+class RecordMetadata(NamedTuple):
     """Where an acknowledged record stands.
 
     `offset` is None when the broker did not tell it (`acks=0`, or the answer

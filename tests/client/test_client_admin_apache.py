@@ -63,8 +63,10 @@ def test_topics_settings_and_directories(admin: Admin) -> None:
     resource = ConfigResource("topic", "apache-a")
     assert admin.describe_configs([resource])[resource].entries["retention.ms"].source == "topic"
     admin.alter_configs({resource: {"retention.ms": None, "segment.bytes": 2_000_000}})
+    # The broker learns of it from the controller a moment later.
+    wait_until(lambda: admin.describe_configs([resource])[resource].entries["retention.ms"].is_default)
     entries = admin.describe_configs([resource])[resource].entries
-    assert entries["retention.ms"].is_default and entries["segment.bytes"].value == "2000000"
+    assert entries["segment.bytes"].value == "2000000"
     admin.create_partitions({"apache-a": 4})
     assert (
         admin.list_offsets({TopicPartition("apache-a", 3): "latest"})[TopicPartition("apache-a", 3)].offset

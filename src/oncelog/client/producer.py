@@ -75,7 +75,7 @@ class ProducerCore:
             raise MessageTooLarge(
                 f"a record of {size} bytes is above max.request.size={self.options.max_request_bytes}"
             )
-        part = self._partition(tp)
+        part = self.partition(tp)
         batch = part.open
         wake = False
         if batch is None or batch.size_bytes + size > self.options.batch_bytes:
@@ -84,7 +84,6 @@ class ProducerCore:
         index = len(batch.rows)
         batch.rows.append(row)
         batch.size_bytes += size
-        batch.charged_bytes += size
         self.buffered_bytes += size
         if callback is not None:
             batch.outcome.callbacks.append((index, callback))
@@ -100,7 +99,7 @@ class ProducerCore:
             raise MessageTooLarge(
                 f"a batch of {len(data)} bytes is above max.request.size={self.options.max_request_bytes}"
             )
-        part = self._partition(tp)
+        part = self.partition(tp)
         part.close_open()
         batch = self._new_batch(tp, now_ms)
         batch.data, batch.record_count = data, count
@@ -110,7 +109,8 @@ class ProducerCore:
         part.waiting.append(batch)
         return batch.outcome
 
-    def _partition(self, tp: TopicPartition) -> PartitionQueue:
+    def partition(self, tp: TopicPartition) -> PartitionQueue:
+        """Where the batches of a partition wait; made when first asked for."""
         part = self._partitions.get(tp)
         if part is None:
             part = self._partitions[tp] = PartitionQueue(tp, self.options)

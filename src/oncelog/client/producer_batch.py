@@ -79,7 +79,7 @@ class Outcome:
         callbacks, self.callbacks = self.callbacks, []
         for index, callback in callbacks:
             try:
-                error = self.error_of(index)
+                error = self.error if self.pieces is None else self.error_of(index)
                 callback(None if error else self.metadata(index), error)
             except Exception as raised:
                 yield raised
@@ -114,13 +114,16 @@ class Outcome:
 
     def metadata(self, index: int) -> RecordMetadata:
         """Where a delivered record stands."""
-        outcome, index = self._at(index)
+        outcome = self
+        if self.pieces is not None:
+            outcome, index = self._at(index)
         offset = None if outcome.base_offset is None else outcome.base_offset + index
         if outcome.log_time_ms is not None:
             timestamp_ms = outcome.log_time_ms
         else:
             timestamp_ms = outcome.times if isinstance(outcome.times, int) else outcome.times[index]
-        return RecordMetadata(outcome.tp.topic, outcome.tp.partition, offset, timestamp_ms)
+        topic, partition = outcome.tp
+        return tuple.__new__(RecordMetadata, (topic, partition, offset, timestamp_ms))
 
     def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
         """The fate of records [first, first + count): stretches delivered, and (count, error) else."""
@@ -183,6 +186,7 @@ class ProducerBatch(NumberedBatch):
         """No more records: from here on their number is fixed."""
         if self.data is None:
             self.record_count = len(self.rows)
+            self.charged_bytes = self.size_bytes - HEADER_BYTES
 
     def encode(self, compression: Compression, level: int | None) -> bytearray:
         """The batch's bytes with its present numbers; made once, then only renumbered in place."""

@@ -36,6 +36,8 @@ class RecordFuture(Future[RecordMetadata]):
     Its lock and lists are made when somebody (`wait`, `as_completed`) reaches for them.
     """
 
+    __slots__ = ("_index", "_outcome")
+
     def __init__(self, outcome: Outcome, index: int) -> None:
         self._outcome = outcome
         self._index = index

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from oncelog.client.producer_batch import Callback, Outcome, Row, row_size_bytes
+from oncelog.client.producer_batch import RECORD_OVERHEAD_BYTES, Callback, Outcome, Row, row_size_bytes
 from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
 from oncelog.config import PRODUCER, Settings
 from oncelog.edge.cluster import parse_bootstrap
@@ -136,6 +139,20 @@ class AsyncProducer:
                 await self._driver.close()
 
 
+_alive: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child no thread carries records: every `send` there must come to the check that says so."""
+    for producer in _alive:
+        producer._lanes, producer._sticky_lanes = {}, {}
+        producer._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:
     return asyncio.wrap_future(record)
 
@@ -175,6 +192,12 @@ class Producer:
         self._driver: ProducerDriver = self._thread.run(self._make_driver())
         self._sender = Sender(self._driver)
         self._closed = False
+        # What `send` looks at for each record, one step away.
+        self._lock, self._core = self._driver.lock, self._driver.core
+        self._lanes, self._sticky_lanes = self._sender.lanes, self._sender.sticky_lanes
+        self._join_bytes = min(self.options.batch_bytes, self.options.max_request_bytes)
+        self._buffer_bytes = self.options.buffer_bytes
+        _alive.add(self)
 
     async def _make_driver(self) -> ProducerDriver:
         driver = ProducerDriver(self.settings, self.options)
@@ -206,10 +229,35 @@ class Producer:
         TimedOut. Raises MessageTooLarge, MisuseError (closed, no such partition, not bytes).
         `on_delivery(metadata, error)` is called on the producer's thread; it must not block.
         """
+        # Nearly every record joins a batch that is open: that way is short, everything else is in `_append`.
+        is_plain = type(value) is bytes and (key is None or type(key) is bytes)
+        if is_plain and timestamp_ms is None and not headers:
+            row: Row = (time.time_ns() // 1_000_000, key, value, ())
+            size_bytes = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)  # type: ignore[arg-type]
+        else:
+            row = make_row(value, key, timestamp_ms, headers)
+            size_bytes = row_size_bytes(row[1], row[2], row[3])
+        with self._lock:
+            lanes = self._lanes.get(topic, ())
+            if partition is None and key is not None and lanes:
+                partition = self._sender.choose(topic, row[1], size_bytes)
+            if partition is None:
+                lane = self._sticky_lanes.get(topic)
+            else:
+                lane = lanes[partition] if 0 <= partition < len(lanes) else None
+            batch = None if lane is None else lane.open
+            if batch is not None and batch.size_bytes + size_bytes <= self._join_bytes:
+                core = self._core
+                if core.buffered_bytes + size_bytes <= self._buffer_bytes:
+                    outcome, rows = batch.outcome, batch.rows
+                    if on_delivery is not None:
+                        outcome.callbacks.append((len(rows), on_delivery))
+                    rows.append(row)
+                    batch.size_bytes += size_bytes
+                    core.buffered_bytes += size_bytes
+                    return RecordFuture(outcome, len(rows) - 1)
         self._check(topic)
-        row = make_row(value, key, timestamp_ms, headers)
-        outcome, index = self._append(topic, partition, row, on_delivery)
-        return RecordFuture(outcome, index)
+        return RecordFuture(*self._append(topic, partition, row, size_bytes, on_delivery))
 
     def _check(self, topic: str) -> None:
         if self._closed or not self._thread.is_running:
@@ -218,10 +266,10 @@ class Producer:
             self._sender.learn(topic, self._thread.run(self._driver.partition_count(topic)))
 
     def _append(
-        self, topic: str, partition: int | None, row: Row, callback: Callback | None
+        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
     ) -> tuple[Outcome, int]:
+        """The long way: room is waited for, a partition chosen, a batch begun."""
         driver = self._driver
-        size_bytes = row_size_bytes(row[1], row[2], row[3])
         with driver.lock:
             if not driver.core.has_room(size_bytes):
                 self._wait_for_room(size_bytes)
@@ -262,7 +310,7 @@ class Producer:
         for value in values:
             key = next(key_iterator, None) if key_iterator else None
             row = make_row(value, key, next(stamps, fixed) if stamps else fixed, shared)
-            outcome, index = self._append(topic, partition, row, None)
+            outcome, index = self._append(topic, partition, row, row_size_bytes(*row[1:]), None)
             known = parts.get(id(outcome))
             parts[id(outcome)] = (outcome, known[1], known[2] + 1) if known else (outcome, index, 1)
         return Delivery(list(parts.values()))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from oncelog.client.partitioner import Partitioner
 from oncelog.client.producer_batch import Callback, Outcome, Row
+from oncelog.client.producer_partition import PartitionQueue
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.errors import MisuseError
 from oncelog.types import Header, TopicPartition
@@ -19,12 +20,17 @@ class Sender:
     def __init__(self, driver: ProducerDriver) -> None:
         self.driver = driver
         self.partitions: dict[str, list[TopicPartition]] = {}
+        self.lanes: dict[str, list[PartitionQueue]] = {}
+        """The same by partition number: where a record may join an open batch."""
+        self.sticky_lanes: dict[str, PartitionQueue] = {}
+        """Where records without a key go until the batch there is full."""
         self._partitioners: dict[str, Partitioner] = {}
         self._sticky: dict[str, int] = {}
 
     def learn(self, topic: str, count: int) -> None:
         """Note a topic's number of partitions."""
         self.partitions[topic] = [TopicPartition(topic, partition) for partition in range(count)]
+        self.lanes[topic] = [self.driver.core.partition(tp) for tp in self.partitions[topic]]
 
     def choose(self, topic: str, key: bytes | None, size_bytes: int) -> int:
         """The partition for a record without one."""
@@ -73,6 +79,7 @@ class Sender:
         chosen = self._sticky.get(topic)
         if chosen is None or not self.driver.core.has_open_batch(self.partitions[topic][chosen], size_bytes):
             chosen = self._sticky[topic] = partitioner.any_other(count, chosen)
+            self.sticky_lanes[topic] = self.lanes[topic][chosen]
         return chosen
 
     def append(
