@@ -114,8 +114,8 @@ batch in both modes, so that it keeps the same pace. Medians of {plan["repeats"]
 
 def _sentences(result: Result) -> list[str]:
     return [
-        f"With {row['batch_records']} records in a batch idempotence changes the processor time of "
-        f"{row['broker']} by {(row['cpu_us_per_batch'] - 1) * 100:+.1f} %."
+        f"At a batch size of {row['batch_records']}, idempotence changes the processor time of {row['broker']} "
+        f"by {(row['cpu_us_per_batch'] - 1) * 100:+.1f} %."
         for row in result["medians"]
         if row["idempotence"] == RATIO
     ]

@@ -162,7 +162,7 @@ Medians of {plan["repeats"]} starts in turns.
 
 {markdown_table(result["medians"], by={}, side="broker", metrics=METRICS)}
 
-**What this shows.** {range_of_ratios(result, RATIO, "first_acknowledgement_s", "time until then")}
+**What this shows.** {range_of_ratios(result, RATIO, "first_acknowledgement_s", "time to that record")}
 {range_of_ratios(result, RATIO, "idle_rss_mb", "memory at rest")}
 """
 
