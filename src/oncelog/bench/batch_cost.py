@@ -114,7 +114,7 @@ batch in both modes, so that it keeps the same pace. Medians of {plan["repeats"]
 
 def _sentences(result: Result) -> list[str]:
     return [
-        f"At a batch size of {row['batch_records']}, idempotence changes the processor time of {row['broker']} "
+        f"In batches of {row['batch_records']} idempotence changes the processor time of {row['broker']} "
         f"by {(row['cpu_us_per_batch'] - 1) * 100:+.1f} %."
         for row in result["medians"]
         if row["idempotence"] == RATIO
