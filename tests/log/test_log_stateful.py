@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+from oncelog.log.chores import Chores
+from oncelog.log.partition import Partition
+from oncelog.rules import producers
 from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
@@ -33,12 +37,22 @@ class PartitionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = MemoryDisk()
-        self.partition = open_partition(self.disk, SMALL)
+        self.chores = Chores()
+        self.partition = self.opened()
         self.stored: list[Stored] = []
         self.open: dict[int, int] = {}
         self.aborted: set[tuple[int, int, int]] = set()
         self.end_offset = self.start_offset = 0
         self.flushed_offset = 0
+
+    def opened(self, **how: Any) -> Partition:
+        """Chores left by the process before end with it."""
+        self.chores = Chores()
+        self.drive()
+        return open_partition(self.disk, SMALL, chores=self.chores, **how)
+
+    def drive(self) -> None:
+        """Nobody does: chores run at once."""
 
     def _of(self, pid: int) -> list[Stored]:
         return [item for item in self.stored if item.pid == pid]
@@ -117,12 +131,8 @@ class PartitionMachine(RuleBasedStateMachine):
             self.partition.close(NOW_MS)
             self.flushed_offset = self.end_offset
         self.disk = self.disk.after_kill()
-        self.partition = open_partition(
-            self.disk,
-            SMALL,
-            clean_shutdown=clean,
-            recovery_point=self.flushed_offset,
-            log_start_offset=self.start_offset,
+        self.partition = self.opened(
+            clean_shutdown=clean, recovery_point=self.flushed_offset, log_start_offset=self.start_offset
         )
         self.flushed_offset = self.partition.recovery_point
         assert self.partition.recovery_reports == []
@@ -131,9 +141,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def lose_power_when_all_is_synced(self, seed: int) -> None:
         self.flush()
         self.disk = self.disk.after_power_loss(Random(seed))
-        self.partition = open_partition(
-            self.disk, SMALL, recovery_point=self.flushed_offset, log_start_offset=self.start_offset
-        )
+        self.partition = self.opened(recovery_point=self.flushed_offset, log_start_offset=self.start_offset)
         self.flushed_offset = self.partition.recovery_point
 
     @invariant()
@@ -168,3 +176,34 @@ class PartitionMachine(RuleBasedStateMachine):
 TestPartitionMachine = PartitionMachine.TestCase
 TestPartitionMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(TestPartitionMachine)
+
+
+class DrivenMachine(PartitionMachine):
+    """The same while snapshots and deletions advance a step at a time, cut off by any restart."""
+
+    def __init__(self) -> None:
+        # Three ids make a table of several parts.
+        self._patches = [patch.object(producers, name, 1) for name in ("ENTRIES_AT_WORK", "SHARD_ENTRIES")]
+        for each in self._patches:
+            each.start()
+        super().__init__()
+
+    def teardown(self) -> None:
+        for each in self._patches:
+            each.stop()
+
+    def drive(self) -> None:
+        self.chores.on_added = lambda: None
+
+    @rule(count=st.integers(1, 30))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.chores:
+                job = self.chores.step()
+                if job is not None:
+                    job()
+
+
+TestDrivenMachine = DrivenMachine.TestCase
+TestDrivenMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestDrivenMachine = pytest.mark.behaviour("I6", "I17", "I20")(TestDrivenMachine)
