@@ -32,7 +32,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 class Topic:
     """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
 
-    `is_plain`: an append is answered at once, without waiting for the disk.
+    `is_plain`: an append is open to clients and answered without waiting for the disk.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Topic:
         self.settings = topic_settings(broker, overrides)
         self.flush_messages = self.settings["flush.messages"]
         self.flush_ms = self.settings["flush.ms"]
-        self.is_plain = self.flush_messages == INT64_MAX
+        self.is_plain = self.flush_messages == INT64_MAX and not self.is_internal
 
 
 class Topics:

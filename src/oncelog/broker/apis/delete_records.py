@@ -1,7 +1,7 @@
 """DeleteRecords (key 21), versions 0-2: move a partition's log start up; -1 = to the high watermark.
 
-Errors: 3 unknown, 1 an offset above the high watermark or negative, 44 a compacted topic that is not
-also cleaned by deletion, 56 disk.
+Errors: 3 unknown, 17 a topic of the broker's own, 1 an offset above the high watermark or negative,
+44 a compacted topic that is not also cleaned by deletion, 56 disk.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.errors import (
     BrokerError,
+    InvalidTopicException,
     KafkaStorageError,
     OffsetOutOfRange,
     PolicyViolation,
@@ -47,6 +48,8 @@ def _delete(node: Node, at: TopicPartition, offset: int, now_ms: int) -> _Result
     result = _Result(partition_index=at.partition, low_watermark=-1)
     try:
         topic, partition = node.topics.partition(at)
+        if topic.is_internal:
+            raise InvalidTopicException(f"{at.topic} is the broker's own")
         if topic.settings["cleanup.policy"] == "compact":
             raise PolicyViolation("records of a compacted topic are not deleted by offset")
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset

@@ -3,11 +3,11 @@
 0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Topic ids
 come with version 13, which is not offered.
 
-Checks in order: transactional batches without a transactional id 53
-(whole request), topic 3, exactly one batch of magic 2 87, zstd before v7 76, acks 21, transactional
-48 (transactions are not served yet); the log does the rest. min.insync.replicas counts up to the number
-of replicas, which is one. acks=0: no
-response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
+Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly
+one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, transactional 48
+(transactions are not served yet); the log does the rest. min.insync.replicas counts up to the number of
+replicas, which is one. acks=0: no response; an error ends the connection. With flush.messages=1 the
+answer waits for the disk.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
     InvalidRequiredAcks,
+    InvalidTopicException,
     InvalidTxnState,
     KafkaStorageError,
     MessageTooLarge,
@@ -102,6 +103,8 @@ class _Produce:
         batch = only_batch(records, self.request.header.api_version)
         if self.message.acks not in (-1, 0, 1):
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
+        if topic.is_internal:
+            raise InvalidTopicException(f"{at.topic} is the broker's own; clients may not write to it")
         if _is_transactional(batch):
             raise InvalidTxnState("no transaction is open: this broker does not serve transactions yet")
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
