@@ -10,8 +10,8 @@ the broker is stopped and started.
     producer A                                    $A a producer id at epoch 0
     on B                                          the steps below use the connection B
     produce T/1 a b by=A seq=0 -> 0               values; -> base offset or error; options as of !batch
-    fetch T/1 from=0 -> a b                       -> values or error, `-> nothing`; per broker:
-    produce T a -> oncelog:0 apache:INVALID_RECORD
+    fetch T/1 from=0 -> a b                       -> values or error; `-> nothing`
+    produce T a -> oncelog:0 apache:INVALID_RECORD       expected of each broker
     > Fetch {topics: [...]}                       a request; `> Fetch 4 {...}` at a version
     >> Fetch {topics: [...]}                      the same until the answer is as expected, at most 10 s
     > frame {api_key: 99, api_version: 0, body: "00ff"}      raw bytes; tags: hex of the header's tag block
