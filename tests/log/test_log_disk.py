@@ -39,6 +39,15 @@ def test_files_at_positions(disk: Disk) -> None:
     file.truncate(2)
     file.truncate(3)
     assert disk.read("a") == b"he\0"
+    file.rest()
+    assert (file.size(), file.pread(9, 0)) == (3, b"he\0")
+    file.rest()
+    file.rest()
+    file.pwrite(b"llo", 2)
+    assert disk.read("a") == b"hello"
+    file.rest()
+    file.truncate(3)
+    file.rest()
     file.sync()
     file.close()
     file.close()

@@ -67,10 +67,17 @@ class RealFile:
         os.ftruncate(self._opened(), size)
 
     def sync(self) -> None:
-        fd = self._opened()
         with self._lock:
-            if fd == self._fd and fd >= 0:
-                _fdatasync(fd)
+            if self._fd is None:
+                self._fd = _open(self._path, os.O_RDWR)
+            if self._fd >= 0:
+                _fdatasync(self._fd)
+
+    def rest(self) -> None:
+        with self._lock:
+            if self._fd is not None and self._fd >= 0:
+                os.close(self._fd)
+                self._fd = None
 
     def close(self) -> None:
         with self._lock:

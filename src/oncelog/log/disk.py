@@ -30,6 +30,10 @@ class File(Protocol):
         """fdatasync: what was written before survives a power loss."""
         ...
 
+    def rest(self) -> None:
+        """Give up what an open file costs until it is used again; not while another thread uses it."""
+        ...
+
     def close(self) -> None:
         """Idempotent; other calls fail afterwards."""
         ...

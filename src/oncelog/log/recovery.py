@@ -77,6 +77,8 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, how, replay_from)
+    for segment in segments:
+        segment.file.rest()
     return recovered
 
 

@@ -60,6 +60,9 @@ class MemoryFile:
         self._disk.step("sync", self._path)
         self._inode.synced = bytes(self._inode.data)
 
+    def rest(self) -> None:
+        self._check()
+
     def close(self) -> None:
         self._is_open = False
 
