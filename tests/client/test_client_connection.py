@@ -62,7 +62,9 @@ def test_an_old_refusal_without_ranges_is_answered_with_version_0() -> None:
 
 def test_requests_use_the_highest_common_version() -> None:
     core = negotiated({3: (0, 7)})
-    header, _ = decode_request(core.send(MetadataRequest(topics=[]), 1, token=TOKEN, timeout_ms=10)[4:])
+    header, _ = decode_request(
+        b"".join(core.send(MetadataRequest(topics=[]), 1, token=TOKEN, timeout_ms=10))[4:]
+    )
     assert header.api_version == 7
 
 
@@ -100,7 +102,9 @@ def test_answers_belong_to_the_oldest_request() -> None:
     core = negotiated()
     tokens = [object(), object()]
     headers = [
-        decode_request(core.send(MetadataRequest(topics=[]), 10, token=token, timeout_ms=100)[4:])[0]
+        decode_request(b"".join(core.send(MetadataRequest(topics=[]), 10, token=token, timeout_ms=100))[4:])[
+            0
+        ]
         for token in tokens
     ]
     answers = b"".join(
@@ -119,7 +123,9 @@ def test_answers_belong_to_the_oldest_request() -> None:
 
 def test_a_wrong_correlation_id_is_a_peer_error_that_names_both() -> None:
     core = negotiated()
-    header, _ = decode_request(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1)[4:])
+    header, _ = decode_request(
+        b"".join(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1))[4:]
+    )
     wrong = encode_response(MetadataResponse(), header.api_version, header.correlation_id + 5)
     with pytest.raises(PeerError, match=r"correlation id 6 where 1 \(Metadata\) is due"):
         core.receive(wrong, 1)
@@ -133,7 +139,9 @@ def test_an_answer_to_nothing_is_a_peer_error() -> None:
 
 def test_a_cut_body_is_a_peer_error_that_names_the_request() -> None:
     core = negotiated()
-    header, _ = decode_request(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1)[4:])
+    header, _ = decode_request(
+        b"".join(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1))[4:]
+    )
     frame = encode_response(metadata(1, {"t": 3}), header.api_version, header.correlation_id)
     cut = (len(frame) - 4 - 20).to_bytes(4, "big") + frame[4:-20]
     with pytest.raises(PeerError, match="Metadata v13 answer"):
@@ -183,6 +191,8 @@ def test_a_request_that_cannot_be_written_uses_no_correlation_id() -> None:
     core = negotiated()
     with pytest.raises(Exception, match="MetadataRequest"):
         core.send(MetadataRequest(topics=[3]), 0, token=TOKEN, timeout_ms=1)  # type: ignore[list-item]
-    header, _ = decode_request(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1)[4:])
+    header, _ = decode_request(
+        b"".join(core.send(MetadataRequest(topics=[]), 0, token=TOKEN, timeout_ms=1))[4:]
+    )
     assert header.correlation_id == 1
     assert core.in_flight_count == 1

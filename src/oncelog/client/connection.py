@@ -12,8 +12,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from oncelog.errors import PeerError, UnsupportedVersion, raise_for_code
-from oncelog.wire.frames import FrameReader, decode_response, encode_request
+from oncelog.wire.frames import FrameReader, decode_response, encode_large_request
 from oncelog.wire.messages import ApiVersionsRequest, ApiVersionsResponse
+from oncelog.wire.primitives import Buffer
 
 MAX_FRAME_BYTES = 2**30
 """Largest response taken. Text of another protocol (HTTP, SSH, ...) read as a size is above it."""
@@ -96,7 +97,8 @@ class ConnectionCore:
         message = ApiVersionsRequest(
             client_software_name=_CLIENT_SOFTWARE_NAME, client_software_version=_CLIENT_SOFTWARE_VERSION
         )
-        return self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
+        pieces = self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
+        return b"".join(pieces)
 
     def version_for(self, api: Any, min_version: int | None = None, max_version: int | None = None) -> int:
         """The highest version of `api` both sides know, in the limits. Raises UnsupportedVersion."""
@@ -121,16 +123,19 @@ class ConnectionCore:
         min_version: int | None = None,
         max_version: int | None = None,
         answered: bool = True,
-    ) -> bytes:
-        """Bytes to write now; `answered=False` (Produce with acks=0) leaves nothing in flight."""
+    ) -> list[Buffer]:
+        """Pieces to write now; `answered=False` (Produce with acks=0) leaves nothing in flight.
+
+        Large records are pieces of their own, uncopied: they must stay as they are until written.
+        """
         version = self.version_for(message.api, min_version, max_version)
         return self._encode(message, version, now_ms, timeout_ms, token=token, answered=answered)
 
     def _encode(
         self, message: Any, version: int, now_ms: float, timeout_ms: float, *, token: Any, answered: bool
-    ) -> bytes:
+    ) -> list[Buffer]:
         correlation_id = self._next_correlation_id
-        data = encode_request(message, version, correlation_id, self._client_id)
+        data = encode_large_request(message, version, correlation_id, self._client_id)
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         if answered:
             api = message.api

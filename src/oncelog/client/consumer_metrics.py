@@ -9,29 +9,37 @@ WINDOW_MS = 30_000
 """Rates, averages and maxima look back this far."""
 
 
+_Second = list[float]
+"""second, samples in it, their sum, the largest"""
+
+
 class Window:
     """Samples of the last WINDOW_MS, summed per second so that memory stays bounded."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int, float, float]] = deque()
+        self._seconds: deque[_Second] = deque()
         self._started_ms: float | None = None
 
     def add(self, value: float, now_ms: float) -> None:
         """Note one sample."""
+        second = int(now_ms // 1000)
+        if self._seconds and self._seconds[-1][0] == second:
+            sums = self._seconds[-1]
+            sums[1] += 1
+            sums[2] += value
+            if value > sums[3]:
+                sums[3] = value
+            return
         if self._started_ms is None:
             self._started_ms = now_ms
-        second = int(now_ms // 1000)
-        count, total, largest = 0, 0.0, value
-        if self._seconds and self._seconds[-1][0] == second:
-            _, count, total, largest = self._seconds.pop()
-        self._seconds.append((second, count + 1, total + value, max(largest, value)))
+        self._seconds.append([second, 1, value, value])
         self._expire(now_ms)
 
     def _expire(self, now_ms: float) -> None:
         while self._seconds and self._seconds[0][0] * 1000 <= now_ms - WINDOW_MS - 1000:
             self._seconds.popleft()
 
-    def _sum(self, now_ms: float, of: Callable[[tuple[int, int, float, float]], float]) -> float:
+    def _sum(self, now_ms: float, of: Callable[[_Second], float]) -> float:
         self._expire(now_ms)
         return sum(of(row) for row in self._seconds)
 

@@ -150,7 +150,7 @@ class BrokerLink:
             return
         now_ms = self.now_ms()
         try:
-            data = protocol.core.send(
+            pieces = protocol.core.send(
                 out.message,
                 now_ms,
                 token=out.future,
@@ -162,7 +162,10 @@ class BrokerLink:
         except (OncelogError, ValueError, TypeError, OverflowError) as error:
             out.future.set_exception(error)
             return
-        protocol.transport.write(data)
+        if len(pieces) == 1:
+            protocol.transport.write(pieces[0])
+        else:
+            protocol.transport.writelines(pieces)
         if not out.answered:
             out.future.set_result(None)
 

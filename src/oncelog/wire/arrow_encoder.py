@@ -16,8 +16,8 @@ from oncelog.wire.batch import seal
 from oncelog.wire.header import HEADER_BYTES
 from oncelog.wire.records import encode_headers
 
-_SPAN_BYTES = 64 << 20
-"""How much is encoded at a time: bounds the memory for intermediate columns."""
+_SPAN_BYTES = 4 << 20
+"""How much is encoded at a time: bounds the intermediate columns, which then stay near the processor."""
 _MAX_OVERHEAD_BYTES = 36
 """Of a record in a batch, besides key, value and headers."""
 

@@ -9,7 +9,7 @@ ApiVersions, which a client must be able to read before it knows the broker.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from oncelog.errors import PeerError
 from oncelog.wire.message import Api, Message
@@ -46,15 +46,28 @@ class RequestHeader(NamedTuple):
 
 def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
     """A whole request frame, size prefix included."""
+    return b"".join(_request_parts(message, version, correlation_id, client_id))
+
+
+def encode_large_request(
+    message: Message, version: int, correlation_id: int, client_id: str | None
+) -> list[Buffer]:
+    """The same in pieces: records of LARGE_BYTES and more uncopied, what stands between them joined."""
+    return _in_pieces(_request_parts(message, version, correlation_id, client_id))
+
+
+def _request_parts(
+    message: Message, version: int, correlation_id: int, client_id: str | None
+) -> list[Buffer]:
     api = message.api
     name = b"" if client_id is None else client_id.encode()
     head = name + b"\0" if api.is_flexible(version) else name
-    parts: list[Any] = [b"", head]
+    parts: list[Buffer] = [b"", head]
     message.encode_into(version, parts.append)
     size = sum(map(len, parts)) + _REQUEST_HEAD.size
     length = -1 if client_id is None else len(name)
     parts[0] = _REQUEST.pack(size, api.key, version, correlation_id, length)
-    return b"".join(parts)
+    return parts
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> bytes:
@@ -63,10 +76,14 @@ def encode_response(message: Message, version: int, correlation_id: int) -> byte
 
 
 def encode_large_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
-    """The same in pieces: records of LARGE_BYTES and more uncopied, what stands between them joined."""
+    """The same in pieces, as `encode_large_request`."""
+    return _in_pieces(_response_parts(message, version, correlation_id))
+
+
+def _in_pieces(parts: list[Buffer]) -> list[Buffer]:
     pieces: list[Buffer] = []
     small: list[Buffer] = []
-    for part in _response_parts(message, version, correlation_id):
+    for part in parts:
         if len(part) < LARGE_BYTES:
             small.append(part)
         else:
