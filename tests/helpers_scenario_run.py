@@ -25,6 +25,7 @@ from helpers_scenarios import ANSWER, REQUEST, Scenario, offered_versions
 from oncelog.errors import (
     CoordinatorLoadInProgress,
     NotLeaderOrFollower,
+    UnknownLeaderEpoch,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
@@ -35,15 +36,18 @@ PATIENCE_S = 10.0
 POOL = 16
 """Topics made at a time: a controller writes them down in one go."""
 
-NOT_SERVED = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code, UnknownTopicId.code}
+NOT_SERVED = {
+    error.code for error in (UnknownTopicOrPartition, NotLeaderOrFollower, UnknownTopicId, UnknownLeaderEpoch)
+}
 
 _topic_numbers = itertools.count()
 
 
 class TestBed(Protocol):
-    """A broker under test."""
+    """A broker under test. `epochs_rise`: a restart gives every partition a new leader epoch."""
 
     name: str
+    epochs_rise: bool
     topics: TopicPool
 
     @property
@@ -78,13 +82,17 @@ def create_topics(client: RawClient, names: list[str], options: tuple[str, ...])
     return [(each.name, each.topic_id) for each in created]
 
 
-def wait_until_served(client: RawClient, topics: dict[bytes, int]) -> None:
+def wait_until_served(client: RawClient, topics: dict[bytes, int], least_epoch: int = -1) -> None:
     """Return when each of the topics' partitions, so many, has a leader that answers.
 
     By id: under the name of a topic that was deleted and made again the old one may still be served.
+    `least_epoch`: leaders of an older epoch do not count, any newer state does; -1: any leader.
     """
     wanted = [
-        {"topic_id": topic_id, "partitions": [{"partition": index} for index in range(count)]}
+        {
+            "topic_id": topic_id,
+            "partitions": [{"partition": i, "current_leader_epoch": least_epoch} for i in range(count)],
+        }
         for topic_id, count in topics.items()
     ]
     request = build(API_BY_NAME["Fetch"].request, {"topics": wanted})
@@ -116,6 +124,7 @@ class Run:
             self.variables["v"] = version
         self.clients: dict[str, RawClient] = {}
         self.asked: defaultdict[str, deque[_Asked]] = defaultdict(deque)
+        self.restarts = 0
         self.partitions: dict[bytes, int] = {}
         """How many each topic has, by topic id."""
         self.connection = "main"
@@ -292,6 +301,11 @@ class Run:
     def _restart(self, *, kill: bool) -> None:
         self._disconnect()
         self.broker.restart(kill=kill)
+        self.broker.topics = TopicPool()  # so that every scenario's topics begin at epoch 0
+        self.restarts += 1
+        if self.broker.epochs_rise:
+            # Before it is fenced and elected again the broker serves as it did: that does not last.
+            wait_until_served(self.client, self.partitions, self.restarts)
         wait_until_served(self.client, self.partitions)
 
     def _place(self, text: str) -> tuple[str, bytes, int]:

@@ -34,7 +34,7 @@ CASES = [
 class Oncelog:
     """Our broker as a process of its own."""
 
-    name = "oncelog"
+    name, epochs_rise = "oncelog", False
 
     def __init__(self, broker: ServedBroker) -> None:
         self.topics, self._broker = TopicPool(), broker
@@ -51,7 +51,7 @@ class Oncelog:
 class Apache:
     """Apache Kafka, one node."""
 
-    name = "apache"
+    name, epochs_rise = "apache", True
 
     def __init__(self, kafka: ApacheKafka) -> None:
         self.topics, self._kafka = TopicPool(), kafka
@@ -85,9 +85,7 @@ def shared_apache(apache_kafka: ApacheKafka) -> Apache:
 
 @pytest.fixture(scope="module")
 def own_apache(kafka_class_path: str) -> Iterator[Apache]:
-    # So that a broker killed may come back without waiting for its old session to end.
-    properties = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
-    with ApacheKafka(properties=properties) as kafka:
+    with ApacheKafka() as kafka:
         yield Apache(kafka)
 
 

@@ -15,7 +15,7 @@ ASK = "> ListOffsets {topics: [{name: $T, partitions: [{partition_index: 0, time
 
 
 class Embedded:
-    name = "oncelog"
+    name, epochs_rise = "oncelog", False
 
     def __init__(self, broker: oncelog.Broker) -> None:
         self.topics, self.bootstrap_servers = TopicPool(), broker.bootstrap_servers
