@@ -20,6 +20,11 @@ NAMES = (
     "durable",
     "fetch",
     "start",
+    "producers",
+    "consumers",
+    "recovery",
+    "producer_ids",
+    "partitions",
 )
 """Every measurement, in the order of the page."""
 
