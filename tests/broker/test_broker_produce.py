@@ -108,9 +108,13 @@ def test_a_transactional_batch_has_no_open_transaction(client: RawClient, topic:
     assert client.offset(topic) == 0
 
 
-def test_min_insync_replicas_counts_up_to_the_number_of_replicas(client: RawClient) -> None:
+@pytest.mark.behaviour("I26")
+def test_too_few_replicas_for_acks_all_store_nothing(client: RawClient) -> None:
     client.create_topic("two-replicas", min_insync_replicas=2)
-    assert client.produce("two-replicas", batch(b"x"), acks=-1).error_code == 0
+    refused = client.produce("two-replicas", batch(b"x"), acks=-1)
+    assert refused.error_code == errors.NotEnoughReplicas.code
+    assert client.offset("two-replicas") == 0
+    assert client.produce("two-replicas", batch(b"x"), acks=1).error_code == 0
 
 
 def test_acks_must_be_known(client: RawClient, topic: str) -> None:

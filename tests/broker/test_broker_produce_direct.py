@@ -176,8 +176,9 @@ def test_bytes_cut_or_flipped_anywhere_never_fail(node: Node) -> None:
 def test_topic_settings_are_looked_up_each_time(node: Node) -> None:
     topic = node.topics.get("t")
     assert topic is not None
-    node.topics.alter(topic, {"flush.messages": "1"})
-    assert answer(node, frame(numbered(0)), NOW_MS) is None
+    for overrides in ({"flush.messages": "1"}, {"min.insync.replicas": "2"}):
+        node.topics.alter(topic, overrides)
+        assert answer(node, frame(numbered(0)), NOW_MS) is None
     node.topics.alter(topic, {})
     assert answer(node, frame(numbered(0)), NOW_MS) is not None
     node.topics.delete(topic, NOW_MS)

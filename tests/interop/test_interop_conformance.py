@@ -89,7 +89,7 @@ def own_apache(kafka_class_path: str) -> Iterator[Apache]:
         yield Apache(kafka)
 
 
-@pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I11", "I12", "I14", "I15", "I16", "I17")
+@pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I11", "I12", "I14", "I15", "I16", "I17", "I26")
 @pytest.mark.parametrize(("scenario", "version", "broker"), CASES)
 def test_scenario(
     request: pytest.FixtureRequest, scenario: Scenario, version: int | None, broker: str

@@ -139,7 +139,8 @@ Each client alone in a process of its own reads a topic of {plan["partitions"]} 
 {plan["topic_bytes"] / 1e6:g} MB of values in batches of 16 KB from its beginning, at most
 {plan["seconds"]:g} s, connecting included; medians of {plan["repeats"]} runs in turns, and
 `x / {BASE}` is the median of the pairs' ratios. Our Arrow batches come from
-`Consumer.fetch_range`; "to Arrow" makes a table of partition, offset, timestamp, key and value from the rows of the other clients.
+`Consumer.fetch_range`; "to Arrow" makes a table of partition, offset, timestamp, key and value from the rows
+of the other clients.
 
 {markdown_table(result["medians"], by=BY, side="client", metrics=METRICS)}
 

@@ -32,7 +32,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 class Topic:
     """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
 
-    `is_plain`: an append is open to clients and answered without waiting for the disk.
+    `is_plain`: an append is open to clients and answered without waiting for the disk or for replicas.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Topic:
     overrides: dict[str, str]
     settings: Settings
     partitions: list[Partition] = field(default_factory=list)
+    min_insync_replicas: int = 1
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
     is_plain: bool = False
@@ -61,9 +62,11 @@ class Topic:
         """Take over settings of its own, and what the request path reads of them."""
         self.overrides = overrides
         self.settings = topic_settings(broker, overrides)
+        self.min_insync_replicas = self.settings["min.insync.replicas"]
         self.flush_messages = self.settings["flush.messages"]
         self.flush_ms = self.settings["flush.ms"]
-        self.is_plain = self.flush_messages == INT64_MAX and not self.is_internal
+        is_alone = self.flush_messages == INT64_MAX and self.min_insync_replicas <= 1
+        self.is_plain = is_alone and not self.is_internal
 
 
 class Topics:

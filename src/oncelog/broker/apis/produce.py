@@ -5,9 +5,8 @@ come with version 13, which is not offered.
 
 Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly
 one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, transactional 48
-(transactions are not served yet); the log does the rest. min.insync.replicas counts up to the number of
-replicas, which is one. acks=0: no response; an error ends the connection. With flush.messages=1 the
-answer waits for the disk.
+(transactions are not served yet), min.insync.replicas above one 19; the log does the rest. acks=0: no
+response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from oncelog.errors import (
     InvalidTxnState,
     KafkaStorageError,
     MessageTooLarge,
+    NotEnoughReplicas,
     OutOfOrderSequenceNumber,
     RecordListTooLarge,
     TransactionalIdAuthorizationFailed,
@@ -107,6 +107,10 @@ class _Produce:
             raise InvalidTopicException(f"{at.topic} is the broker's own; clients may not write to it")
         if _is_transactional(batch):
             raise InvalidTxnState("no transaction is open: this broker does not serve transactions yet")
+        if self.message.acks == -1 and topic.min_insync_replicas > 1:
+            raise NotEnoughReplicas(
+                f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
+            )
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
         appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
         put_append(result, appended)
