@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from oncelog.bench.brokers import Side, running
-from oncelog.bench.consuming import CLIENTS, Order, Report
-from oncelog.bench.curves import Chart, draw_curves, lines_of
+from oncelog.bench.clients import METRICS, Report, draw_by_size, installed
+from oncelog.bench.consuming import CLIENTS, Order
 from oncelog.bench.framework import (
     OURS,
-    Metric,
     OnSample,
     Result,
     Target,
@@ -30,15 +28,7 @@ from oncelog.errors import OncelogError
 NAME = "consumers"
 SUMMARY = "Records a second of Python's consumers from one broker: ours in rows and Arrow, others."
 BASE = "aiokafka rows"
-PACKAGES = {"confluent-kafka": "confluent_kafka", "aiokafka": "aiokafka", "kafka-python": "kafka"}
 BY = {"record_bytes": "record bytes", "compression": "compression"}
-
-METRICS = (
-    Metric("records_per_s", "records/s", True),
-    Metric("mb_per_s", "MB/s", True),
-    Metric("cpu_us_per_record", "client CPU us/record"),
-    Metric("rss_mb", "client MB"),
-)
 
 
 class Cell(NamedTuple):
@@ -84,8 +74,7 @@ TARGETS = (
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     """Run the plan; returns what goes into the JSON file."""
-    clients = [name for name in plan.clients if _is_installed(name)]
-    left_out = {name: f"{name} is not installed" for name in plan.clients if name not in clients}
+    clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides, ExitStack() as stack:
         topics = {}
@@ -98,11 +87,6 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
             on_sample(len(samples))
     rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=left_out)
-
-
-def _is_installed(client: str) -> bool:
-    package = PACKAGES.get(client.split(" ")[0])
-    return package is None or importlib.util.find_spec(package) is not None
 
 
 def _load(plan: Plan, side: Side, cell: Cell, topic: str) -> int:
@@ -121,12 +105,7 @@ def _take(plan: Plan, side: Side, cell: Cell, client: str, topic: str, records: 
     report = Report(**run_child("oncelog.bench.consuming", asdict(order)))
     if not report.records or report.records > records:
         raise OncelogError(f"{client} read {report.records} of {records} records")
-    return {
-        "records_per_s": report.records / report.seconds,
-        "mb_per_s": report.records * cell.record_bytes / report.seconds / 1e6,
-        "cpu_us_per_record": report.cpu_seconds / report.records * 1e6,
-        "rss_mb": report.max_rss_bytes / 1e6,
-    }
+    return report.figures(cell.record_bytes)
 
 
 def section(result: Result) -> str:
@@ -155,10 +134,4 @@ def _range(result: Result, client: str) -> str:
 def picture(result: Result) -> str:
     """Records a second and processor time by record size."""
     where = {"compression": result["plan"]["compressions"][0]}
-    charts = [
-        Chart(
-            heading, "record bytes", heading, lines_of(result, "record_bytes", metric, side="client", **where)
-        )
-        for metric, heading in (("records_per_s", "records/s"), ("cpu_us_per_record", "client CPU us/record"))
-    ]
-    return draw_curves("Consumers of Python", charts)
+    return draw_by_size("Consumers of Python", result, where)

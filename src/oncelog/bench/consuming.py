@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oncelog.bench.clients import Report
 from oncelog.bench.process import max_rss_bytes
 from oncelog.types import TopicPartition
 
@@ -29,16 +30,6 @@ class Order:
     partitions: int
     records: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """From the first request for records to the last record taken, connecting included."""
-
-    records: int
-    seconds: float
-    cpu_seconds: float
-    max_rss_bytes: int
 
 
 def _oncelog_rows(order: Order) -> Iterator[int]:

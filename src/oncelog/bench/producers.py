@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from oncelog.bench.brokers import Side, running
-from oncelog.bench.curves import Chart, draw_curves, lines_of
+from oncelog.bench.clients import METRICS, Report, draw_by_size, installed
 from oncelog.bench.framework import (
     OURS,
-    Metric,
     OnSample,
     Result,
     Target,
@@ -22,7 +20,7 @@ from oncelog.bench.framework import (
 )
 from oncelog.bench.generators import run_child
 from oncelog.bench.page import markdown_table, range_of_ratios
-from oncelog.bench.producing import CLIENTS, Order, Report
+from oncelog.bench.producing import CLIENTS, Order
 from oncelog.errors import OncelogError
 from oncelog.types import TopicPartition
 
@@ -31,15 +29,7 @@ SUMMARY = (
     "Records a second of Python's producers, acknowledged by one broker: ours in rows and Arrow, others."
 )
 BASE = "confluent-kafka"
-PACKAGES = {"confluent-kafka": "confluent_kafka", "aiokafka": "aiokafka", "kafka-python": "kafka"}
 BY = {"record_bytes": "record bytes", "compression": "compression", "batch_bytes": "batch.size"}
-
-METRICS = (
-    Metric("records_per_s", "records/s", True),
-    Metric("mb_per_s", "MB/s", True),
-    Metric("cpu_us_per_record", "client CPU us/record"),
-    Metric("rss_mb", "client MB"),
-)
 
 SETTINGS = {
     "acks": "all",
@@ -105,8 +95,7 @@ TARGETS = (
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     """Run the plan; returns what goes into the JSON file."""
-    clients = [name for name in plan.clients if _is_installed(name)]
-    left_out = {name: f"{name} is not installed" for name in plan.clients if name not in clients}
+    clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides:
         for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
@@ -115,10 +104,6 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
             on_sample(len(samples))
     rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, settings=SETTINGS, left_out=left_out)
-
-
-def _is_installed(client: str) -> bool:
-    return client not in PACKAGES or importlib.util.find_spec(PACKAGES[client]) is not None
 
 
 def _take(plan: Plan, side: Side, cell: Cell, client: str) -> dict[str, float]:
@@ -132,12 +117,7 @@ def _take(plan: Plan, side: Side, cell: Cell, client: str) -> dict[str, float]:
         order = Order(client, settings, topic, plan.partitions, cell.record_bytes, plan.seconds)
         report = Report(**run_child("oncelog.bench.producing", asdict(order)))
         _check_stored(side, topic, plan.partitions, report)
-    return {
-        "records_per_s": report.records / report.seconds,
-        "mb_per_s": report.records * cell.record_bytes / report.seconds / 1e6,
-        "cpu_us_per_record": report.cpu_seconds / report.records * 1e6,
-        "rss_mb": report.max_rss_bytes / 1e6,
-    }
+    return report.figures(cell.record_bytes)
 
 
 def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> None:
@@ -174,10 +154,4 @@ def picture(result: Result) -> str:
     """Records a second and processor time by record size."""
     plan = result["plan"]
     where = {"compression": plan["compressions"][0], "batch_bytes": plan["batch_bytes"][0]}
-    charts = [
-        Chart(
-            heading, "record bytes", heading, lines_of(result, "record_bytes", metric, side="client", **where)
-        )
-        for metric, heading in (("records_per_s", "records/s"), ("cpu_us_per_record", "client CPU us/record"))
-    ]
-    return draw_curves("Producers of Python", charts)
+    return draw_by_size("Producers of Python", result, where)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oncelog.bench.clients import Report
 from oncelog.bench.process import max_rss_bytes
 
 TABLE_ROWS = 20_000
@@ -30,16 +31,6 @@ class Order:
     partitions: int
     record_bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """From the first send to the last acknowledgement, after a warm-up of one burst."""
-
-    records: int
-    seconds: float
-    cpu_seconds: float
-    max_rss_bytes: int
 
 
 Burst = Callable[[int], int]

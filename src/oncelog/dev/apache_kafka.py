@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from oncelog.dev.process import end_process
 from oncelog.errors import OncelogError, TimedOut
 
 VERSION = "4.3.0"
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
 
 _CACHE = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog" / f"apache-kafka-{VERSION}"
@@ -123,14 +123,7 @@ class KafkaNode:
 
     def _end(self, signal_number: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal_number)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, signal_number)
 
 
 class ApacheKafka:

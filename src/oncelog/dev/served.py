@@ -13,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from oncelog.dev.process import end_process
 from oncelog.errors import OncelogError, TimedOut
 
 READY_TIMEOUT_S = 30.0
 """Longest wait for the line `listening on HOST:PORT`; starting takes well under a second."""
-
-STOP_TIMEOUT_S = 30.0
 
 
 class ServedBroker:
@@ -94,16 +93,7 @@ class ServedBroker:
 
     def _end(self, signal_number: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal_number)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        end_process(process, signal_number)
 
     def __enter__(self) -> Self:
         self.start()

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncelog.dev.apache_kafka import STOP_TIMEOUT_S, VERSION, ApacheKafka
+from oncelog.dev.apache_kafka import VERSION, ApacheKafka
+from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.errors import MisuseError, OncelogError
 
 FILE_NAME = "cluster.json"
