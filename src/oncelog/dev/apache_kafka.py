@@ -71,6 +71,19 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
+def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float = 120.0) -> str:
+    """Run one of Kafka's own command-line tools by its main class; its standard output.
+
+    `text` goes to its standard input. Raises PartMissing, and OncelogError with what the tool printed when it
+    fails.
+    """
+    command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", fetch_jars(), main_class, *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode:
+        raise OncelogError(f"{main_class} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
 class KafkaNode:
     """One process, broker and controller in one. It keeps its port and directory when started again."""
 
@@ -205,15 +218,8 @@ class ApacheKafka:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def run_tool(self, main_class: str, *arguments: str, timeout_s: float = 120.0) -> str:
-        """Run one of Kafka's own command-line tools by its main class; its standard output.
-
-        Raises OncelogError with what the tool printed when it fails.
-        """
-        command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", self.class_path, main_class, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        if done.returncode:
-            raise OncelogError(f"{main_class} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout
+        """`run_tool` of this module."""
+        return run_tool(main_class, *arguments, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
