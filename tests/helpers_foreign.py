@@ -1,0 +1,70 @@
+"""Clients of other languages as child processes: what they must do, and loads under which the broker dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from helpers_broker import RawClient
+
+from oncelog import Broker
+from oncelog.dev.served import ServedBroker
+from oncelog.faults import Fate, Proxy, Rule
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
+"""What is built or fetched for these tests stays there, outside of the checkout."""
+
+INTEROP = Path(__file__).parent / "interop"
+COUNT = 2_000
+
+Command = Callable[..., list[str]]
+"""(bootstrap servers, mode, *arguments) -> the command line of a client."""
+
+
+def run(command: list[str], cwd: Path | None = None) -> list[str]:
+    """The lines it printed; fails with everything it printed when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout.splitlines()
+
+
+def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) -> None:
+    """The second Produce answer is lost: every record is in the topic once, in order."""
+    rule = Rule(action="cut", api="Produce", direction="response", nth=2)
+    with Broker() as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            client.create_topic("lossy")
+        with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:
+            lines = run(command(proxy.bootstrap_servers, "load", "lossy", str(COUNT)), cwd)
+            assert any(event.fate is Fate.CUT for event in proxy.events)
+        assert lines[-1] == "done"
+        check_once_and_in_order(broker.bootstrap_servers, "lossy")
+        assert broker.metrics()["duplicates_acknowledged"] > 0
+
+
+def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) -> None:
+    """The broker is killed with SIGKILL and started again while records come."""
+    with ServedBroker(tmp_path / "data") as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            client.create_topic("killed")
+        arguments = command(broker.bootstrap_servers, "load", "killed", str(COUNT))
+        with subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd
+        ) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line == "sent 500\n":
+                    broker.kill()
+                    broker.start()
+                last = line
+            assert child.stderr is not None
+            assert child.wait(60) == 0, child.stderr.read()[-3000:]
+        assert last == "done\n"
+        check_once_and_in_order(broker.bootstrap_servers, "killed")
+
+
+def check_once_and_in_order(bootstrap_servers: str, topic: str) -> None:
+    with RawClient(bootstrap_servers) as client:
+        assert client.values(topic) == [b"%d" % number for number in range(COUNT)]
