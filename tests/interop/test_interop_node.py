@@ -1,0 +1,56 @@
+"""KafkaJS against our broker: idempotent producer and admin, and through faults.
+
+Its consumer joins a group, which this broker does not serve yet; what it sent is read by others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient
+from helpers_foreign import CACHE, INTEROP, Command, load_past_a_kill, load_past_a_lost_acknowledgement, run
+
+from oncelog import Broker
+
+SOURCES = INTEROP / "node"
+
+
+@pytest.fixture(scope="module")
+def kafkajs() -> Command:
+    """The program beside its package, installed once per state of the sources."""
+    for tool in ("node", "npm"):
+        if not shutil.which(tool):
+            pytest.skip(f"KafkaJS needs {tool}, which is not installed")
+    state = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()
+    home = CACHE / f"kafkajs-{state[:16]}"
+    if not (home / "node_modules").exists():
+        shutil.copytree(SOURCES, home, dirs_exist_ok=True)
+        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+        installed = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=120)
+        if installed.returncode:
+            pytest.skip(f"KafkaJS could not be fetched: {installed.stderr[-500:]}")
+    return lambda *arguments: ["node", str(home / "check.js"), *arguments]
+
+
+@pytest.mark.timeout(200)  # the first run fetches
+def test_producer_and_admin(kafkajs: Command) -> None:
+    with Broker() as broker:
+        assert run(kafkajs(broker.bootstrap_servers, "everything")) == ["admin", "producer"]
+        with RawClient(broker.bootstrap_servers) as client:
+            numbers = [2 + 3 * index for index in range(30)]
+            sent = [None if number % 7 == 0 else b"value %d" % number for number in numbers]
+            assert client.values("node", 2) == sent * 2
+
+
+@pytest.mark.behaviour("I1")
+def test_a_lost_acknowledgement(kafkajs: Command) -> None:
+    load_past_a_lost_acknowledgement(kafkajs)
+
+
+@pytest.mark.behaviour("I17")
+def test_the_broker_is_killed_in_the_middle(kafkajs: Command, tmp_path: Path) -> None:
+    load_past_a_kill(kafkajs, tmp_path)
