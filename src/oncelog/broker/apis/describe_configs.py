@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.config_text import ConfigEntry, ResourceType, broker_entries, topic_entries
+from oncelog.broker.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
@@ -42,6 +43,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
 
 def _entries(node: Node, asked: DescribeConfigsRequest.DescribeConfigsResource) -> Iterable[ConfigEntry]:
     if asked.resource_type == ResourceType.TOPIC:
+        check_topic_name(asked.resource_name)
         topic = node.topics.get(asked.resource_name)
         if topic is None:
             raise UnknownTopicOrPartition()

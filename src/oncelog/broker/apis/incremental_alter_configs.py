@@ -42,6 +42,8 @@ def _alter(
         result: dict[str, str | None] = dict(present)
         effective = node.topics.settings_of(asked.resource_name)
         for config in asked.configs:
+            if config.value is None and config.config_operation != DELETE:
+                raise InvalidRequest(f"{config.name} needs a value; null is for deleting it")
             _apply(result, config, str(effective.get(config.name, "")))
         return result
 
