@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from helpers_broker import RawClient
 
 from oncelog import Broker
@@ -28,6 +29,18 @@ def run(command: list[str], cwd: Path | None = None) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout.splitlines()
+
+
+def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> None:
+    """Fetch or build something; skips the test, with the reason, where that cannot be done."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **environment}
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{what} could not be fetched within 300 s")
+    if done.returncode:
+        pytest.skip(f"{what} could not be fetched and built: {done.stderr[-500:]}")
 
 
 def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) -> None:
@@ -54,6 +67,7 @@ def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) 
             arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd
         ) as child:
             assert child.stdout is not None
+            last = ""
             for line in child.stdout:
                 if line == "sent 500\n":
                     broker.kill()

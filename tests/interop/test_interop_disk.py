@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
+from helpers_broker import RawClient, batch, wait_until
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
@@ -59,16 +59,47 @@ def test_our_broker_goes_on_from_apache_kafkas_partition(apache_kafka: ApacheKaf
         topic, producer_id = fill(client)
     with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         ours = create_topic(client)
-    theirs = apache_kafka.nodes[0].data_dir / f"{topic}-0"
-    for each in (tmp_path / f"{ours}-0").iterdir():
-        if each.name != "partition.metadata":
-            each.unlink()
-    for each in theirs.iterdir():
-        if each.name != "partition.metadata":
-            shutil.copy(each, tmp_path / f"{ours}-0" / each.name)
+    place_files(apache_kafka.nodes[0].data_dir / f"{topic}-0", tmp_path / f"{ours}-0")
     (tmp_path / ".kafka_cleanshutdown").unlink(missing_ok=True)
     with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         last = 2 * BATCHES - 2
         again = produce(client, ours, producer_id, Step("A", 0, last, 2, "0", last))
         following = produce(client, ours, producer_id, Step("A", 0, last + 2, 1, "0", last + 2))
     assert (again, following) == (("0", last), ("0", last + 2))
+
+
+@pytest.mark.behaviour("I17")
+def test_apache_kafka_goes_on_from_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
+    def send(client: RawClient, sequence: int, count: int = 2) -> tuple[int, int]:
+        # Of now: Kafka forgets a producer by its records' timestamps.
+        answer = client.produce(topic, batch(*[b"v"] * count, pid=7, sequence=sequence))
+        return answer.error_code, answer.base_offset
+
+    config, topic = {"log.segment.bytes": 1500, "log.index.interval.bytes": 200}, "moved"
+    with oncelog.Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic(topic)
+        assert [send(client, 2 * index) for index in range(BATCHES)] == [(0, 2 * i) for i in range(BATCHES)]
+    with ApacheKafka() as kafka:
+        (node,) = kafka.nodes
+        with RawClient(kafka.bootstrap_servers) as client:
+            client.create_topic(topic)
+            wait_until(lambda: (node.data_dir / f"{topic}-0" / "partition.metadata").exists())
+        node.stop()
+        place_files(tmp_path / f"{topic}-0", node.data_dir / f"{topic}-0")
+        node.start()
+        with RawClient(kafka.bootstrap_servers) as client:
+            wait_until(lambda: client.produce(topic, batch(b"first")).error_code == 0)
+            last = 2 * BATCHES - 2
+            assert send(client, last) == (0, last)  # a duplicate, known from our snapshot
+            assert send(client, last + 2, 1) == (0, last + 3)
+            assert client.values(topic) == [b"v"] * (2 * BATCHES) + [b"first", b"v"]
+
+
+def place_files(source: Path, target: Path) -> None:
+    """A partition's files in another's place, which keeps its topic id."""
+    for each in target.iterdir():
+        if each.name != "partition.metadata":
+            each.unlink()
+    for each in source.iterdir():
+        if each.name != "partition.metadata":
+            shutil.copy(each, target / each.name)

@@ -52,7 +52,10 @@ def fetch_jars() -> str:
         (_CACHE / "pom.xml").write_text(_POM)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
         command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
-        done = subprocess.run(command, cwd=_CACHE, capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run(command, cwd=_CACHE, capture_output=True, text=True, timeout=300)
+        except subprocess.TimeoutExpired:
+            raise PartMissing("Apache Kafka's jars could not be fetched within 300 s") from None
         if done.returncode:
             raise PartMissing(f"Apache Kafka's jars could not be fetched: {done.stdout[-300:]}")
         complete.write_text(_POM)
