@@ -120,7 +120,7 @@ class Run:
     def __init__(self, scenario: Scenario, version: int | None, broker: TestBed) -> None:
         self.scenario, self.version, self.broker = scenario, version, broker
         self.variables: Variables = {"now": int(time.time() * 1000)}
-        self.variables |= {name: f"conformance-{next(_topic_numbers)}" for name in ("new", "other")}
+        self.variables |= {name: f"conformance-{next(_topic_numbers)}" for name in ("free", "spare")}
         if version is not None:
             self.variables["v"] = version
         self.clients: dict[str, RawClient] = {}

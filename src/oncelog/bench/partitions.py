@@ -36,7 +36,7 @@ METRICS = (
 @dataclass(frozen=True, slots=True)
 class Plan:
     counts: tuple[int, ...] = (10, 1_000, 10_000)
-    repeats: int = 3
+    repeats: int = 5
 
     @property
     def samples_count(self) -> int:

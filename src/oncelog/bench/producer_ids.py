@@ -45,8 +45,8 @@ class Plan:
     """`roll_seconds`: how long large batches roll segments of 16 MB while pauses are watched."""
 
     ids: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    roll_seconds: float = 3.0
-    repeats: int = 3
+    roll_seconds: float = 2.0
+    repeats: int = 5
 
     @property
     def samples_count(self) -> int:

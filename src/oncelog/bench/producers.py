@@ -54,7 +54,7 @@ class Plan:
     compressions: tuple[str, ...] = ("none", "lz4")
     batch_bytes: tuple[int, ...] = (16_384, 1_000_000)
     partitions: int = 3
-    seconds: float = 0.7
+    seconds: float = 0.5
     repeats: int = 5
 
     def cells(self) -> Iterator[Cell]:

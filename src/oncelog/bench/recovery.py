@@ -40,10 +40,10 @@ class Cell(NamedTuple):
 class Plan:
     """Tails of growing size in batches of three sizes, and the smallest tail behind growing logs."""
 
-    tails_mb: tuple[int, ...] = (100, 400)
-    logs_mb: tuple[int, ...] = (400, 1_600)
+    tails_mb: tuple[int, ...] = (100, 300)
+    logs_mb: tuple[int, ...] = (400, 1_200)
     batches: tuple[str, ...] = ("1 KB", "16 KB", "512 KB")
-    repeats: int = 3
+    repeats: int = 5
 
     def cells(self) -> Iterator[Cell]:
         for batches in self.batches:
