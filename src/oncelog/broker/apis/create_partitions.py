@@ -34,7 +34,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
     message: CreatePartitionsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
     results = []
-    for asked in message.topics:
+    for asked in {topic.name: topic for topic in message.topics}.values():
         result = _Result(name=asked.name)
         try:
             if named[asked.name] > 1:

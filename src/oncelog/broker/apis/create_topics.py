@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 19
+METADATA_LOG = "__cluster_metadata"
 MAX_PARTITIONS = 100_000
 """Of one topic; each costs files and memory, and a typing error should not cost the node."""
 
@@ -42,7 +43,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
     message: CreateTopicsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
     results = []
-    for asked in message.topics:
+    for asked in {topic.name: topic for topic in message.topics}.values():
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
@@ -59,7 +60,6 @@ def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
         topic_id=NO_ID,
         error_code=refusal.code,
         error_message=refusal.message,
-        configs=None,
     )
 
 
@@ -89,21 +89,25 @@ def _create(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> _Res
 
 
 def _plan(node: Node, asked: _Asked) -> _Plan:
+    if asked.name == METADATA_LOG:
+        raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(asked.name)
     if node.topics.get(asked.name) is not None:
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     check_no_collision(asked.name, (topic.name for topic in node.topics.all()))
-    count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
     overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})
+    count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
     return _Plan(count, overrides)
 
 
 def _partition_count(node: Node, asked: _Asked) -> int:
     count = node.settings["num.partitions"] if asked.num_partitions == -1 else asked.num_partitions
+    factor = asked.replication_factor
+    if factor < -1 or factor == 0:
+        raise InvalidReplicationFactor(f"replication factor {factor}; ask for 1, or -1 for the default")
     if not 1 <= count <= MAX_PARTITIONS:
         raise InvalidPartitions(f"{count} partitions; allowed are 1 to {MAX_PARTITIONS}")
-    factor = asked.replication_factor
-    if factor not in (-1, 1) and not (factor > 1 and node.settings["oncelog.accept.any.replication.factor"]):
+    if factor > 1 and not node.settings["oncelog.accept.any.replication.factor"]:
         raise InvalidReplicationFactor(
             f"replication factor {factor}: this is a single node and can give 1 (or set "
             "oncelog.accept.any.replication.factor=true to have more taken for 1)"

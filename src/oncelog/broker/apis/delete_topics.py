@@ -1,11 +1,13 @@
 """DeleteTopics (key 20), versions 1-6: by name, from v6 on by name or id.
 
 Everything of the topic goes, its producers' state too (row I16). Errors: 3 unknown name, 100 unknown
-id, 42 both or neither name and id, 73 delete.topic.enable=false.
+id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete.topic.enable=false.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.topics import Topic
@@ -35,14 +37,38 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteTopicsResponse:
     asked = (
         message.topics if request.header.api_version >= 6 else [_Asked(name=n) for n in message.topic_names]
     )
-    return DeleteTopicsResponse(responses=[_delete(node, one, now_ms) for one in asked])
+    named = Counter(_key(one) for one in asked)
+    twice = {key for key, count in named.items() if count > 1}
+    both_ways = _named_both_ways(node, asked)
+    once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
+    return DeleteTopicsResponse(
+        responses=[_delete(node, one, key in twice, both_ways, now_ms) for key, one in once.items()]
+    )
 
 
-def _delete(node: Node, asked: _Asked, now_ms: int) -> _Result:
+def _key(asked: _Asked) -> tuple[str | None, bytes]:
+    return asked.name, bytes(asked.topic_id or NO_ID)
+
+
+def _named_both_ways(node: Node, asked: Iterable[_Asked]) -> set[bytes]:
+    """Ids of the topics that the request names once by name and once by id."""
+    by_name = {one.name for one in asked if one.name is not None}
+    by_id = {bytes(one.topic_id) for one in asked if one.name is None}
+    topics = (node.topics.get(name) for name in by_name)
+    return by_id & {bytes(topic.topic_id) for topic in topics if topic is not None}
+
+
+def _delete(
+    node: Node, asked: _Asked, is_named_twice: bool, both_ways: Collection[bytes], now_ms: int
+) -> _Result:
     result = _Result(name=asked.name, topic_id=asked.topic_id or NO_ID)
     try:
+        if is_named_twice:
+            raise InvalidRequest("the topic is named twice")
         topic = _find(node, asked)
         result.name, result.topic_id = topic.name, topic.topic_id
+        if topic.topic_id in both_ways:
+            raise InvalidRequest("the topic is named by its name and by its id")
         if not node.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
         node.topics.delete(topic, now_ms)
