@@ -1,13 +1,14 @@
 """DescribeCluster (key 60), versions 0-2: this one broker, which is its own controller.
 
 Endpoint type 1 (brokers) is served, 2 (controllers) is MISMATCHED_ENDPOINT_TYPE, others
-UNSUPPORTED_ENDPOINT_TYPE. Operations are never listed (-2147483648).
+UNSUPPORTED_ENDPOINT_TYPE.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncelog.broker.allowed import CLUSTER_OPERATIONS
 from oncelog.errors import MismatchedEndpointType, UnsupportedEndpointType
 from oncelog.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
@@ -31,4 +32,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse
     broker = DescribeClusterResponse.DescribeClusterBroker(
         broker_id=node.node_id, host=node.address.host, port=node.address.port
     )
-    return DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])
+    answer = DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])
+    if message.include_cluster_authorized_operations:
+        answer.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return answer

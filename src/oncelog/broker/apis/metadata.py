@@ -3,7 +3,7 @@
 Version 0: an empty list means all topics; from 1 on null means all and empty none. An unknown topic
 is created when the request (v4+) and auto.create.topics.enable allow it, with num.partitions, and
 answered at once as created; else 3. Illegal names 17, unknown topic ids (v10+) 100. Topic ids are
-stable for the life of a topic. Operations are never listed (-2147483648 = not asked). Large answers are
+stable for the life of a topic. A topic named twice is answered once. Large answers are
 kept encoded until a topic changes: ten thousand partitions take 20 ms to describe and to write.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from oncelog.broker.allowed import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from oncelog.broker.names import check_topic_name
 from oncelog.broker.topics import Topic
 from oncelog.errors import BrokerError, UnknownTopicId, UnknownTopicOrPartition
@@ -45,11 +46,17 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
     asks_all = message.topics is None or (version == 0 and not message.topics)
     asked = None if asks_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
     may_create = message.allow_auto_topic_creation and node.settings["auto.create.topics.enable"]
-    key = version, asked, may_create, node.address
+    tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
+    key = version, asked, may_create, tells, node.address
     known = node.topics.large_answers.get(key)
     if known is not None:
         return _Encoded(known)
     answer = _answer(node, None if asks_all else message.topics, may_create, now_ms)
+    if message.include_topic_authorized_operations:
+        for topic in answer.topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    if message.include_cluster_authorized_operations:
+        answer.cluster_authorized_operations = CLUSTER_OPERATIONS
     if sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS:
         body = answer.encode(version)
         node.topics.keep_answer(key, body)
@@ -63,7 +70,8 @@ def _answer(
     if asked is None:
         topics = [_describe(node, topic) for topic in node.topics.all()]
     else:
-        topics = [_look_up(node, topic, may_create, now_ms) for topic in asked]
+        once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
+        topics = [_look_up(node, topic, may_create, now_ms) for topic in once.values()]
     address = node.address
     return MetadataResponse(
         brokers=[
