@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from oncelog.broker.config_text import ResourceType
 from oncelog.broker.topic_config import check_overrides
@@ -22,11 +23,50 @@ Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
 """From a topic's present overrides to its new ones."""
 
 
+class Resource(Protocol):
+    """What both requests name: a topic or something else, by type and name."""
+
+    resource_type: int
+    resource_name: str
+
+
+class Config(Protocol):
+    """A setting that a request names; `value` None: no value is given."""
+
+    name: str
+    value: str | None
+
+
+def named_twice(resources: Iterable[Resource]) -> Collection[tuple[int, str]]:
+    """Type and name of the resources that a request names more than once; no change to them holds."""
+    counted = Counter((each.resource_type, each.resource_name) for each in resources)
+    return {key for key, count in counted.items() if count > 1}
+
+
+def check_each_once(configs: Iterable[Config]) -> None:
+    """Raises InvalidRequest where a setting is named twice."""
+    repeated = [name for name, count in Counter(each.name for each in configs).items() if count > 1]
+    if repeated:
+        raise InvalidRequest(f"named twice: {', '.join(repeated)}; each setting may be changed once")
+
+
+def check_has_value(config: Config) -> None:
+    """Raises InvalidRequest for a null."""
+    if config.value is None:
+        raise InvalidRequest(f"{config.name} needs a value; null is for deleting it")
+
+
 def alter(
-    node: Node, resource_type: int, name: str, change: Change, validate_only: bool
+    node: Node, asked: Resource, change: Change, validate_only: bool, repeated: Collection[tuple[int, str]]
 ) -> tuple[int, str | None]:
-    """Error code and message; (0, None) when the change holds and is on disk."""
+    """Error code and message; (0, None) when the change holds and is on disk.
+
+    `repeated`: as `named_twice` says of the request.
+    """
+    resource_type, name = asked.resource_type, asked.resource_name
     try:
+        if (resource_type, name) in repeated:
+            raise InvalidRequest(f"{name!r} is named twice; name each resource once")
         if resource_type == ResourceType.BROKER:
             raise InvalidRequest("broker settings are fixed at start: use --config or --set and restart")
         if resource_type != ResourceType.TOPIC:

@@ -91,7 +91,8 @@ def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> Config
 def _wire_type(row: Setting) -> int:
     """Kafka's DescribeConfigsResponse.ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list."""
     if row.kind == "int":
-        fits = isinstance(row.default, int) and row.default <= INT32_MAX and not row.key.endswith(".ms")
+        is_long = row.key.endswith((".ms", "retention.bytes"))
+        fits = isinstance(row.default, int) and row.default <= INT32_MAX and not is_long
         return 3 if fits else 5
     if row.key.endswith("cleanup.policy"):
         return 7

@@ -1,14 +1,15 @@
 """AlterConfigs (key 33), versions 0-2: replace the whole set of a topic's own settings.
 
-Errors: 3 unknown topic, 40 unknown key or bad value, 42 anything that is not a topic.
+Errors: 3 unknown topic, 40 unknown key or bad value, 42 anything that is not a topic, a null, or a topic
+or key named twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from oncelog.broker.altering import alter
+from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
 from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 if TYPE_CHECKING:
@@ -19,18 +20,25 @@ KEY = 33
 
 def handle(node: Node, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
+    repeated = named_twice(message.resources)
     return AlterConfigsResponse(
-        responses=[_alter(node, asked, message.validate_only) for asked in message.resources]
+        responses=[_alter(node, asked, message.validate_only, repeated) for asked in message.resources]
     )
 
 
 def _alter(
-    node: Node, asked: AlterConfigsRequest.AlterConfigsResource, validate_only: bool
+    node: Node,
+    asked: AlterConfigsRequest.AlterConfigsResource,
+    validate_only: bool,
+    repeated: Collection[tuple[int, str]],
 ) -> AlterConfigsResponse.AlterConfigsResourceResponse:
     def replaced(_: Mapping[str, str]) -> Mapping[str, str | None]:
+        check_each_once(asked.configs)
+        for config in asked.configs:
+            check_has_value(config)
         return {config.name: config.value for config in asked.configs}
 
-    code, text = alter(node, asked.resource_type, asked.resource_name, replaced, validate_only)
+    code, text = alter(node, asked, replaced, validate_only, repeated)
     return AlterConfigsResponse.AlterConfigsResourceResponse(
         error_code=code,
         error_message=text,

@@ -33,7 +33,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
             result.configs = [
                 _config(entry, asked.resource_type == ResourceType.BROKER, message)
                 for entry in _entries(node, asked)
-                if wanted is None or entry.name in wanted
+                if not wanted or entry.name in wanted
             ]
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message

@@ -2,15 +2,16 @@
 
 Operations: 0 set, 1 delete (back to the default), 2 append to and 3 subtract from a list
 (cleanup.policy is the only one). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
-operation on what is no list, 42 not a topic, an unknown operation, or a key named twice.
+operation on what is no list, 42 not a topic, an unknown operation, a null, or a
+topic or key named twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from oncelog.broker.altering import alter
+from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
 from oncelog.errors import InvalidConfig, InvalidRequest
 from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
@@ -27,27 +28,26 @@ _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
     message: IncrementalAlterConfigsRequest = request.message
+    repeated = named_twice(message.resources)
     return IncrementalAlterConfigsResponse(
-        responses=[_alter(node, asked, message.validate_only) for asked in message.resources]
+        responses=[_alter(node, asked, message.validate_only, repeated) for asked in message.resources]
     )
 
 
 def _alter(
-    node: Node, asked: _Asked, validate_only: bool
+    node: Node, asked: _Asked, validate_only: bool, repeated: Collection[tuple[int, str]]
 ) -> IncrementalAlterConfigsResponse.AlterConfigsResourceResponse:
     def changed(present: Mapping[str, str]) -> Mapping[str, str | None]:
-        names = [config.name for config in asked.configs]
-        if len(set(names)) < len(names):
-            raise InvalidRequest("a setting is named twice")
+        check_each_once(asked.configs)
         result: dict[str, str | None] = dict(present)
         effective = node.topics.settings_of(asked.resource_name)
         for config in asked.configs:
-            if config.value is None and config.config_operation != DELETE:
-                raise InvalidRequest(f"{config.name} needs a value; null is for deleting it")
+            if config.config_operation != DELETE:
+                check_has_value(config)
             _apply(result, config, str(effective.get(config.name, "")))
         return result
 
-    code, text = alter(node, asked.resource_type, asked.resource_name, changed, validate_only)
+    code, text = alter(node, asked, changed, validate_only, repeated)
     return IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
         error_code=code,
         error_message=text,
