@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,17 +50,30 @@ _directory_option = click.option(
     metavar="KEY=VALUE",
     help="A server property of each node.",
 )
-def start(nodes: int, directory: Path | None, properties: tuple[str, ...]) -> None:
+@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C or SIGTERM, then stop it.")
+def start(nodes: int, directory: Path | None, properties: tuple[str, ...], foreground: bool) -> None:
     """Start a cluster in the background and print its bootstrap servers.
 
     The first time fetches the jars with Maven. With three nodes or more, internal topics have three replicas.
     """
     from oncelog.dev import standing
 
-    home = directory or _default_directory()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing stays behind half started
+    home = (directory or _default_directory()).absolute()
     click.echo(f"starting Apache Kafka in {home}", err=True)
-    started = standing.start(home.absolute(), nodes=nodes, properties=parse_properties(properties))
-    click.echo(",".join(f"127.0.0.1:{node.port}" for node in started))
+    started = standing.start(
+        home, nodes=nodes, properties=parse_properties(properties), outlive_parent=not foreground
+    )
+    try:
+        click.echo(",".join(f"127.0.0.1:{node.port}" for node in started))
+        sys.stdout.flush()
+        while foreground and any(node.is_running for node in started):
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        click.echo("stopping", err=True)
+    finally:
+        if foreground:
+            standing.stop(home)
 
 
 @kafka.command("status")

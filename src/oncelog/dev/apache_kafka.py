@@ -13,11 +13,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from oncelog.dev.process import end_process
+from oncelog.edge.admin import Admin
 from oncelog.errors import OncelogError, TimedOut
 
 VERSION = "4.3.0"
@@ -145,8 +147,10 @@ class KafkaNode:
 class ApacheKafka:
     """A running cluster. `properties` go into every node's server.properties.
 
-    Without a `directory` a temporary one is used and removed by `stop()`. With three nodes or more the
-    internal topics have three replicas, two of which must be in sync. Raises PartMissing, TimedOut.
+    Without a `directory` a temporary one is used and removed by `stop()`; after a failed start it stays, for
+    its logs. With three nodes or more the internal topics have three replicas, two of which must be in sync.
+    The nodes die with the thread that launched them, where `setpriv` exists (Linux), unless they are to
+    `outlive_parent`. Raises PartMissing, TimedOut.
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class ApacheKafka:
         nodes: int = 1,
         properties: Mapping[str, object] | None = None,
         heap_mb: int = 512,
+        outlive_parent: bool = False,
     ) -> None:
         self.class_path = fetch_jars()
         self._is_temporary = directory is None
@@ -178,6 +183,7 @@ class ApacheKafka:
             file = home / "server.properties"
             file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
             command = [
+                *([] if outlive_parent else _dying_with_parent()),
                 "java",
                 f"-Xmx{heap_mb}m",
                 _LOG_LEVEL,
@@ -198,20 +204,36 @@ class ApacheKafka:
         return self.nodes[0].pid
 
     def start(self) -> None:
-        """Format what is not formatted, start every node, wait until all serve."""
-        for node in self.nodes:
-            file = str(node.directory / "server.properties")
-            self.run_tool(
-                "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", _CLUSTER_ID, "-c", file
-            )
-            node.launch()
+        """Format what is not formatted, start every node, wait until all serve and know each other."""
         try:
+            with ThreadPoolExecutor(len(self.nodes)) as pool:
+                list(pool.map(self._format, self.nodes))
+            for node in self.nodes:
+                node.launch()
             for node in self.nodes:
                 node.wait_until_ready()
-        except TimedOut:
+            self._wait_until_formed()
+        except BaseException:  # Ctrl-C too: nothing stays behind
             for node in self.nodes:
                 node.kill()
             raise
+
+    def _format(self, node: KafkaNode) -> None:
+        file = str(node.directory / "server.properties")
+        self.run_tool(
+            "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", _CLUSTER_ID, "-c", file
+        )
+
+    def _wait_until_formed(self) -> None:
+        """A node takes connections shortly before it may lead; Metadata lists it from then on."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        with Admin({"bootstrap.servers": self.bootstrap_servers}) as admin:
+            while len(admin.describe_cluster().brokers) < len(self.nodes):
+                if time.monotonic() > deadline:
+                    raise TimedOut(
+                        f"not all nodes joined; their logs are in {self.directory}/node-*/server.log"
+                    )
+                time.sleep(0.05)
 
     def stop(self) -> None:
         """End the processes this started; a temporary directory goes with them."""
@@ -247,3 +269,8 @@ def _common_properties(nodes: int) -> dict[str, object]:
         "transaction.state.log.min.isr": max(replicas - 1, 1),
         "group.initial.rebalance.delay.ms": 0,
     }
+
+
+def _dying_with_parent() -> list[str]:
+    """What to put before a command; nothing where the kernel cannot do it."""
+    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

@@ -36,7 +36,9 @@ class StandingNode:
         return self.properties in _command_line(self.pid)
 
 
-def start(directory: Path, *, nodes: int, properties: Mapping[str, object]) -> list[StandingNode]:
+def start(
+    directory: Path, *, nodes: int, properties: Mapping[str, object], outlive_parent: bool = True
+) -> list[StandingNode]:
     """Start a cluster on `directory`, with the data that is in it, and wait until it serves.
 
     Raises MisuseError when one runs there or its data belong to another number of nodes, PartMissing,
@@ -49,7 +51,7 @@ def start(directory: Path, *, nodes: int, properties: Mapping[str, object]) -> l
         raise MisuseError(
             f"{directory} holds a cluster of {len(known)} nodes; use another directory for {nodes}"
         )
-    cluster = ApacheKafka(directory, nodes=nodes, properties=properties)
+    cluster = ApacheKafka(directory, nodes=nodes, properties=properties, outlive_parent=outlive_parent)
     cluster.start()
     started = [
         StandingNode(node.node_id, node.port, node.pid, str(node.directory / "server.properties"))

@@ -1,0 +1,81 @@
+"""`oncelog dev kafka start` as a process of its own: signals, and what is left when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_broker import wait_until
+
+from oncelog.dev import standing
+
+
+def nodes_of(directory: Path) -> list[int]:
+    """Process ids whose command line names a file in the directory, the state file not asked."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = (line.split(None, 1) for line in listed.splitlines())
+    return [int(pid) for pid, command in rows if f"kafka.Kafka {directory}" in command]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, kafka_class_path: str) -> Iterator[Path]:
+    yield tmp_path / "kafka"
+    standing.stop(tmp_path / "kafka")
+
+
+@contextlib.contextmanager
+def launched(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        sys.executable,
+        "-m",
+        "oncelog.cli.main",
+        "dev",
+        "kafka",
+        "start",
+        "--directory",
+        str(directory),
+    ]
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_foreground_a_signal_stops_the_cluster(directory: Path, number: signal.Signals) -> None:
+    with launched(directory, "--foreground") as command:
+        assert command.stdout is not None
+        address = command.stdout.readline().strip()
+        (node,) = standing.find(directory)
+        assert address == f"127.0.0.1:{node.port}"
+        assert nodes_of(directory) == [node.pid]
+        command.send_signal(number)
+        assert command.wait(40) == (0 if number is signal.SIGINT else 143)
+    assert nodes_of(directory) == []
+
+
+def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:
+    with launched(directory) as command:
+        wait_until(lambda: bool(nodes_of(directory)), 30)
+        command.send_signal(signal.SIGINT)
+        command.wait(40)
+    assert nodes_of(directory) == []
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv: nodes outlive a parent that is killed")
+def test_nodes_in_the_foreground_die_with_a_killed_parent(directory: Path) -> None:
+    with launched(directory, "--foreground") as command:
+        assert command.stdout is not None and command.stdout.readline()
+        command.kill()
+    wait_until(lambda: nodes_of(directory) == [], 10)

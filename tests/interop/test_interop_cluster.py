@@ -1,0 +1,154 @@
+"""Row I26 where it is hardest: no majority left, readers and admin while leaders move, many kills."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from helpers_broker import wait_until
+from helpers_interop import stored_batches
+
+from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka, KafkaNode
+from oncelog.edge.delivery import RecordFuture
+from oncelog.errors import TimedOut
+from oncelog.rules.audit import Finding, PartitionAudit, StoredBatch
+from oncelog.wire.header import iter_batches
+
+PARTITIONS = 3
+QUICK = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
+
+
+@pytest.fixture(scope="module")
+def cluster(kafka_class_path: str) -> Iterator[ApacheKafka]:
+    with ApacheKafka(nodes=3, heap_mb=256, properties=QUICK) as cluster:
+        yield cluster
+
+
+class Load:
+    """Numbered records in turns over the partitions of a topic of its own."""
+
+    def __init__(self, cluster: ApacheKafka, topic: str, producer: Producer, admin: Admin) -> None:
+        self.servers, self.topic, self.producer = cluster.bootstrap_servers, topic, producer
+        self.futures: list[RecordFuture] = []
+        admin.create_topics([NewTopic(topic, PARTITIONS, 3, {"min.insync.replicas": 2})])
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            number = len(self.futures)
+            self.futures.append(self.producer.send(self.topic, b"%d" % number, partition=number % PARTITIONS))
+
+    def expected(self, partition: int) -> list[bytes]:
+        return [b"%d" % number for number in range(partition, len(self.futures), PARTITIONS)]
+
+    def check(self) -> None:
+        """All acknowledged, each there once and in order, and no finding in the headers."""
+        self.producer.flush(60)
+        assert [future.exception(0) for future in self.futures] == [None] * len(self.futures)
+        with Consumer({"bootstrap.servers": self.servers}) as consumer:
+            for partition in range(PARTITIONS):
+                at = TopicPartition(self.topic, partition)
+                batches = consumer.fetch_range(at, 0, consumer.end_offsets([at])[at])
+                values = [value for batch in batches for value in batch["value"].to_pylist()]
+                assert values == self.expected(partition)
+        assert audit(self.servers, self.topic) == []
+
+
+def audit(servers: str, topic: str) -> list[Finding]:
+    """What our audit finds in the headers; the checksums were checked by whoever read the values."""
+    findings: list[Finding] = []
+    for headers in stored_batches(servers, topic, PARTITIONS):
+        judge = PartitionAudit()
+        for header in headers:
+            count = header.last_offset_delta + 1
+            last = header.base_offset + header.last_offset_delta
+            who = (header.producer_id, header.producer_epoch, header.base_sequence)
+            judge.see(StoredBatch(header.base_offset, last, *who, count, header.records_count, False, True))
+        findings += judge.finish()[0]
+    return findings
+
+
+def is_whole(admin: Admin, topic: str) -> bool:
+    """Whether every replica is in sync again."""
+    described = admin.describe_topics([topic])[topic]
+    return all(len(part.in_sync_replicas) == 3 for part in described.partitions)
+
+
+def records_in_files(node: KafkaNode, topic: str) -> int:
+    logs = [path.read_bytes() for path in node.data_dir.glob(f"{topic}-*/*.log")]
+    return sum(header.records_count for log in logs for _, header in iter_batches(log))
+
+
+@pytest.mark.behaviour("I26")
+def test_two_of_three_nodes_gone_and_back(cluster: ApacheKafka) -> None:
+    """Without a majority nothing is acknowledged; what the last node stored is not stored again."""
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    quick = {"request.timeout.ms": 2000, "linger.ms": 2}
+    with Admin(servers) as admin, Producer({**servers, **quick}) as producer:
+        load = Load(cluster, "majority", producer, admin)
+        load.send(90)
+        producer.flush(30)
+        for node in cluster.nodes[:2]:
+            node.kill()
+        load.send(90)
+        with pytest.raises(TimedOut):
+            producer.flush(5)
+        assert not any(future.done() for future in load.futures[90:])
+        assert producer.metrics()["record-retry-total"] > 0
+        assert records_in_files(cluster.nodes[2], "majority") > 90  # stored by the last, not acknowledged
+        for node in cluster.nodes[:2]:
+            node.launch()
+        for node in cluster.nodes[:2]:
+            node.wait_until_ready()
+        load.check()
+        wait_until(lambda: is_whole(admin, "majority"), 30)
+
+
+@pytest.mark.behaviour("I26")
+def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    with Admin(servers) as admin, Producer(servers) as producer, Consumer(servers) as consumer:
+        load = Load(cluster, "followed", producer, admin)
+        places = [TopicPartition("followed", partition) for partition in range(PARTITIONS)]
+        consumer.assign(places)
+        consumer.seek_to_beginning(*places)
+        seen: dict[int, list[bytes | None]] = {partition: [] for partition in range(PARTITIONS)}
+
+        def has_read_all() -> bool:
+            for record in consumer.poll(0.2):
+                seen[record.partition].append(record.value)
+            return sum(map(len, seen.values())) >= len(load.futures)
+
+        for end in (KafkaNode.stop, KafkaNode.kill):
+            load.send(90)
+            wait_until(has_read_all, 30)
+            leader = admin.describe_topics(["followed"])["followed"].partitions[0].leader
+            node = cluster.nodes[(leader or 0) - 1]
+            end(node)
+            load.send(90)
+            wait_until(has_read_all, 30)
+            # The same clients, their knowledge of the leader outdated: offsets, settings, a new topic.
+            assert admin.describe_topics(["followed"])["followed"].partitions[0].leader != leader
+            assert sum(consumer.end_offsets(places).values()) == len(load.futures)
+            node.start()
+            wait_until(lambda: is_whole(admin, "followed"), 30)
+        assert [seen[partition] for partition in seen] == [load.expected(partition) for partition in seen]
+        load.check()
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("I26")
+def test_thirty_ends_of_random_nodes(cluster: ApacheKafka) -> None:
+    chance = random.Random(26)
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    with Admin(servers) as admin, Producer({**servers, "linger.ms": 2}) as producer:
+        load = Load(cluster, "soaked", producer, admin)
+        for _ in range(30):
+            node = chance.choice(cluster.nodes)
+            load.send(2_000)
+            chance.choice([KafkaNode.stop, KafkaNode.kill])(node)
+            load.send(2_000)
+            node.start()
+            wait_until(lambda: is_whole(admin, "soaked"), 60)
+        load.check()
