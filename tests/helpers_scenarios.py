@@ -7,7 +7,7 @@ A scenario is an H2 with prose, header lines and one fenced block `scenario`. He
 the broker is stopped and started.
 
     topic T partitions=2 cleanup.policy=compact   $T its name, $T.id its id; again: created again
-    producer A                                    $A a producer id at epoch 0; $free, $spare: names of no topic
+    producer A                                    $A an id at epoch 0; $free, $spare: no topic's name
     on B                                          the steps below use the connection B
     produce T/1 a b by=A seq=0 -> 0               values; -> base offset or error; options as of !batch
     fetch T/1 from=0 -> a b                       -> values or error; `-> nothing`
