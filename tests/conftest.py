@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
