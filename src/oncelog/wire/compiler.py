@@ -121,6 +121,13 @@ class _EncoderMaker:
         nullable = field.is_nullable(self.version)
         if field.is_array:
             self.array(field, expression, nullable, append)
+        elif field.struct is not None and nullable:
+            self.flush(append)
+            self.source.add(f"if {expression} is None: {append}(b'\\xff')", "else:")
+            self.source.depth += 1
+            self.run.append(("B", "1"))
+            self.struct(field.struct, expression, append)
+            self.source.depth -= 1
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
@@ -202,6 +209,9 @@ class _EncoderMaker:
         return expression if field.is_array else f"{expression} != {field.default!r}"
 
 
+_TAKEN = {"string": "str(buf[pos:e], 'utf-8')", "bytes": "bytes(buf[pos:e])", "records": "buf[pos:e]"}
+
+
 class _DecoderMaker:
     """Writes the lines of a decoder. `run` is the run of fixed-size targets not yet unpacked."""
 
@@ -239,16 +249,21 @@ class _DecoderMaker:
             self.array(field, target, nullable, owner)
         elif field.struct is not None:
             self.flush()
-            self.nested(field.struct, target, owner)
+            self.nested(field.struct, target, owner, nullable)
         elif field.kind in FIXED:
             self.run.append((FIXED[field.kind], target))
         else:
             self.sized(field, target, nullable)
 
-    def nested(self, struct_: Struct, target: str, owner: type[Any]) -> None:
-        var = self.source.name("m")
+    def nested(self, struct_: Struct, target: str, owner: type[Any], nullable: bool) -> None:
+        source, var = self.source, self.source.name("m")
+        if nullable:
+            source.add("pos += 1", f"if buf[pos - 1] > 127: {target} = None", "else:")
+            source.depth += 1
         self.struct(struct_, var, owner._structs[struct_.name])
-        self.source.add(f"{target} = {var}")
+        source.add(f"{target} = {var}")
+        if nullable:
+            source.depth -= 1
 
     def number(self, name: str) -> None:
         """Read an unsigned varint into `name`."""
@@ -277,7 +292,7 @@ class _DecoderMaker:
         source.add(
             f"e = pos + {size}",
             f"if {size} < 0 or e > end: fail({field.name!r}, {size}, end - pos)",
-            f"{target} = str(buf[pos:e], 'utf-8')" if field.kind == "string" else f"{target} = buf[pos:e]",
+            f"{target} = {_TAKEN[field.kind]}",
             "pos = e",
         )
         if nullable:
@@ -332,6 +347,8 @@ class _DecoderMaker:
         """The fewest bytes a value of this field can take at this version."""
         if field.is_array:
             return 1 if self.flexible else 4
+        if field.struct is not None and field.is_nullable(self.version):
+            return 1
         if field.struct is not None:
             inner = (f for f in field.struct.fields if f.is_in(self.version) and f.tag is None)
             return sum(map(self.least_bytes, inner)) + self.flexible

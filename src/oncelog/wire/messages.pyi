@@ -816,6 +816,384 @@ class DescribeProducersResponse(Message):
         topics: list[DescribeProducersResponse.TopicResponse] = ...,
     ) -> None: ...
 
+class AddPartitionsToTxnRequest(Message):
+    class AddPartitionsToTxnTransaction(Part):
+        transactional_id: str
+        producer_id: int
+        producer_epoch: int
+        verify_only: bool
+        topics: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
+        def __init__(
+            self,
+            *,
+            transactional_id: str = ...,
+            producer_id: int = ...,
+            producer_epoch: int = ...,
+            verify_only: bool = ...,
+            topics: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic] = ...,
+        ) -> None: ...
+
+    class AddPartitionsToTxnTopic(Part):
+        name: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    transactions: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction]
+    v3_and_below_transactional_id: str
+    v3_and_below_producer_id: int
+    v3_and_below_producer_epoch: int
+    v3_and_below_topics: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
+    def __init__(
+        self,
+        *,
+        transactions: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction] = ...,
+        v3_and_below_transactional_id: str = ...,
+        v3_and_below_producer_id: int = ...,
+        v3_and_below_producer_epoch: int = ...,
+        v3_and_below_topics: list[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic] = ...,
+    ) -> None: ...
+
+class AddPartitionsToTxnResponse(Message):
+    class AddPartitionsToTxnResult(Part):
+        transactional_id: str
+        topic_results: list[AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult]
+        def __init__(
+            self,
+            *,
+            transactional_id: str = ...,
+            topic_results: list[AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult] = ...,
+        ) -> None: ...
+
+    class AddPartitionsToTxnTopicResult(Part):
+        name: str
+        results_by_partition: list[AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            results_by_partition: list[AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult] = ...,
+        ) -> None: ...
+
+    class AddPartitionsToTxnPartitionResult(Part):
+        partition_index: int
+        partition_error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            partition_error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    results_by_transaction: list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult]
+    results_by_topic_v3_and_below: list[AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        results_by_transaction: list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult] = ...,
+        results_by_topic_v3_and_below: list[AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult] = ...,
+    ) -> None: ...
+
+class AddOffsetsToTxnRequest(Message):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+    def __init__(
+        self,
+        *,
+        transactional_id: str = ...,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
+        group_id: str = ...,
+    ) -> None: ...
+
+class AddOffsetsToTxnResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+    ) -> None: ...
+
+class EndTxnRequest(Message):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    def __init__(
+        self,
+        *,
+        transactional_id: str = ...,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
+        committed: bool = ...,
+    ) -> None: ...
+
+class EndTxnResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    producer_id: int
+    producer_epoch: int
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
+    ) -> None: ...
+
+class WriteTxnMarkersRequest(Message):
+    class WritableTxnMarker(Part):
+        producer_id: int
+        producer_epoch: int
+        transaction_result: bool
+        topics: list[WriteTxnMarkersRequest.WritableTxnMarkerTopic]
+        coordinator_epoch: int
+        transaction_version: int
+        def __init__(
+            self,
+            *,
+            producer_id: int = ...,
+            producer_epoch: int = ...,
+            transaction_result: bool = ...,
+            topics: list[WriteTxnMarkersRequest.WritableTxnMarkerTopic] = ...,
+            coordinator_epoch: int = ...,
+            transaction_version: int = ...,
+        ) -> None: ...
+
+    class WritableTxnMarkerTopic(Part):
+        name: str
+        partition_indexes: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partition_indexes: list[int] = ...,
+        ) -> None: ...
+
+    markers: list[WriteTxnMarkersRequest.WritableTxnMarker]
+    def __init__(
+        self,
+        *,
+        markers: list[WriteTxnMarkersRequest.WritableTxnMarker] = ...,
+    ) -> None: ...
+
+class WriteTxnMarkersResponse(Message):
+    class WritableTxnMarkerResult(Part):
+        producer_id: int
+        topics: list[WriteTxnMarkersResponse.WritableTxnMarkerTopicResult]
+        def __init__(
+            self,
+            *,
+            producer_id: int = ...,
+            topics: list[WriteTxnMarkersResponse.WritableTxnMarkerTopicResult] = ...,
+        ) -> None: ...
+
+    class WritableTxnMarkerTopicResult(Part):
+        name: str
+        partitions: list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult] = ...,
+        ) -> None: ...
+
+    class WritableTxnMarkerPartitionResult(Part):
+        partition_index: int
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    markers: list[WriteTxnMarkersResponse.WritableTxnMarkerResult]
+    def __init__(
+        self,
+        *,
+        markers: list[WriteTxnMarkersResponse.WritableTxnMarkerResult] = ...,
+    ) -> None: ...
+
+class TxnOffsetCommitRequest(Message):
+    class TxnOffsetCommitRequestTopic(Part):
+        name: str
+        partitions: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition] = ...,
+        ) -> None: ...
+
+    class TxnOffsetCommitRequestPartition(Part):
+        partition_index: int
+        committed_offset: int
+        committed_leader_epoch: int
+        committed_metadata: str | None
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            committed_offset: int = ...,
+            committed_leader_epoch: int = ...,
+            committed_metadata: str | None = ...,
+        ) -> None: ...
+
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    topics: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]
+    def __init__(
+        self,
+        *,
+        transactional_id: str = ...,
+        group_id: str = ...,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
+        generation_id: int = ...,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+        topics: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = ...,
+    ) -> None: ...
+
+class TxnOffsetCommitResponse(Message):
+    class TxnOffsetCommitResponseTopic(Part):
+        name: str
+        partitions: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition] = ...,
+        ) -> None: ...
+
+    class TxnOffsetCommitResponsePartition(Part):
+        partition_index: int
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    topics: list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        topics: list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic] = ...,
+    ) -> None: ...
+
+class DescribeTransactionsRequest(Message):
+    transactional_ids: list[str]
+    def __init__(
+        self,
+        *,
+        transactional_ids: list[str] = ...,
+    ) -> None: ...
+
+class DescribeTransactionsResponse(Message):
+    class TransactionState(Part):
+        error_code: int
+        transactional_id: str
+        transaction_state: str
+        transaction_timeout_ms: int
+        transaction_start_time_ms: int
+        producer_id: int
+        producer_epoch: int
+        topics: list[DescribeTransactionsResponse.TopicData]
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            transactional_id: str = ...,
+            transaction_state: str = ...,
+            transaction_timeout_ms: int = ...,
+            transaction_start_time_ms: int = ...,
+            producer_id: int = ...,
+            producer_epoch: int = ...,
+            topics: list[DescribeTransactionsResponse.TopicData] = ...,
+        ) -> None: ...
+
+    class TopicData(Part):
+        topic: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    transaction_states: list[DescribeTransactionsResponse.TransactionState]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        transaction_states: list[DescribeTransactionsResponse.TransactionState] = ...,
+    ) -> None: ...
+
+class ListTransactionsRequest(Message):
+    state_filters: list[str]
+    producer_id_filters: list[int]
+    duration_filter: int
+    transactional_id_pattern: str | None
+    def __init__(
+        self,
+        *,
+        state_filters: list[str] = ...,
+        producer_id_filters: list[int] = ...,
+        duration_filter: int = ...,
+        transactional_id_pattern: str | None = ...,
+    ) -> None: ...
+
+class ListTransactionsResponse(Message):
+    class TransactionState(Part):
+        transactional_id: str
+        producer_id: int
+        transaction_state: str
+        def __init__(
+            self,
+            *,
+            transactional_id: str = ...,
+            producer_id: int = ...,
+            transaction_state: str = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    unknown_state_filters: list[str]
+    transaction_states: list[ListTransactionsResponse.TransactionState]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        unknown_state_filters: list[str] = ...,
+        transaction_states: list[ListTransactionsResponse.TransactionState] = ...,
+    ) -> None: ...
+
 class CreateTopicsRequest(Message):
     class CreatableTopic(Part):
         name: str
@@ -1340,4 +1718,738 @@ class DescribeLogDirsResponse(Message):
         throttle_time_ms: int = ...,
         error_code: int = ...,
         results: list[DescribeLogDirsResponse.DescribeLogDirsResult] = ...,
+    ) -> None: ...
+
+class JoinGroupRequest(Message):
+    class JoinGroupRequestProtocol(Part):
+        name: str
+        metadata: bytes
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            metadata: bytes = ...,
+        ) -> None: ...
+
+    group_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str
+    protocols: list[JoinGroupRequest.JoinGroupRequestProtocol]
+    reason: str | None
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        session_timeout_ms: int = ...,
+        rebalance_timeout_ms: int = ...,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+        protocol_type: str = ...,
+        protocols: list[JoinGroupRequest.JoinGroupRequestProtocol] = ...,
+        reason: str | None = ...,
+    ) -> None: ...
+
+class JoinGroupResponse(Message):
+    class JoinGroupResponseMember(Part):
+        member_id: str
+        group_instance_id: str | None
+        metadata: bytes
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            group_instance_id: str | None = ...,
+            metadata: bytes = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    leader: str
+    skip_assignment: bool
+    member_id: str
+    members: list[JoinGroupResponse.JoinGroupResponseMember]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        generation_id: int = ...,
+        protocol_type: str | None = ...,
+        protocol_name: str | None = ...,
+        leader: str = ...,
+        skip_assignment: bool = ...,
+        member_id: str = ...,
+        members: list[JoinGroupResponse.JoinGroupResponseMember] = ...,
+    ) -> None: ...
+
+class HeartbeatRequest(Message):
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        generation_id: int = ...,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+    ) -> None: ...
+
+class HeartbeatResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+    ) -> None: ...
+
+class LeaveGroupRequest(Message):
+    class MemberIdentity(Part):
+        member_id: str
+        group_instance_id: str | None
+        reason: str | None
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            group_instance_id: str | None = ...,
+            reason: str | None = ...,
+        ) -> None: ...
+
+    group_id: str
+    member_id: str
+    members: list[LeaveGroupRequest.MemberIdentity]
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        member_id: str = ...,
+        members: list[LeaveGroupRequest.MemberIdentity] = ...,
+    ) -> None: ...
+
+class LeaveGroupResponse(Message):
+    class MemberResponse(Part):
+        member_id: str
+        group_instance_id: str | None
+        error_code: int
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            group_instance_id: str | None = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    members: list[LeaveGroupResponse.MemberResponse]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        members: list[LeaveGroupResponse.MemberResponse] = ...,
+    ) -> None: ...
+
+class SyncGroupRequest(Message):
+    class SyncGroupRequestAssignment(Part):
+        member_id: str
+        assignment: bytes
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            assignment: bytes = ...,
+        ) -> None: ...
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: list[SyncGroupRequest.SyncGroupRequestAssignment]
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        generation_id: int = ...,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+        protocol_type: str | None = ...,
+        protocol_name: str | None = ...,
+        assignments: list[SyncGroupRequest.SyncGroupRequestAssignment] = ...,
+    ) -> None: ...
+
+class SyncGroupResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    protocol_type: str | None
+    protocol_name: str | None
+    assignment: bytes
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        protocol_type: str | None = ...,
+        protocol_name: str | None = ...,
+        assignment: bytes = ...,
+    ) -> None: ...
+
+class DescribeGroupsRequest(Message):
+    groups: list[str]
+    include_authorized_operations: bool
+    def __init__(
+        self,
+        *,
+        groups: list[str] = ...,
+        include_authorized_operations: bool = ...,
+    ) -> None: ...
+
+class DescribeGroupsResponse(Message):
+    class DescribedGroup(Part):
+        error_code: int
+        error_message: str | None
+        group_id: str
+        group_state: str
+        protocol_type: str
+        protocol_data: str
+        members: list[DescribeGroupsResponse.DescribedGroupMember]
+        authorized_operations: int
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            group_id: str = ...,
+            group_state: str = ...,
+            protocol_type: str = ...,
+            protocol_data: str = ...,
+            members: list[DescribeGroupsResponse.DescribedGroupMember] = ...,
+            authorized_operations: int = ...,
+        ) -> None: ...
+
+    class DescribedGroupMember(Part):
+        member_id: str
+        group_instance_id: str | None
+        client_id: str
+        client_host: str
+        member_metadata: bytes
+        member_assignment: bytes
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            group_instance_id: str | None = ...,
+            client_id: str = ...,
+            client_host: str = ...,
+            member_metadata: bytes = ...,
+            member_assignment: bytes = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    groups: list[DescribeGroupsResponse.DescribedGroup]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        groups: list[DescribeGroupsResponse.DescribedGroup] = ...,
+    ) -> None: ...
+
+class ListGroupsRequest(Message):
+    states_filter: list[str]
+    types_filter: list[str]
+    def __init__(
+        self,
+        *,
+        states_filter: list[str] = ...,
+        types_filter: list[str] = ...,
+    ) -> None: ...
+
+class ListGroupsResponse(Message):
+    class ListedGroup(Part):
+        group_id: str
+        protocol_type: str
+        group_state: str
+        group_type: str
+        def __init__(
+            self,
+            *,
+            group_id: str = ...,
+            protocol_type: str = ...,
+            group_state: str = ...,
+            group_type: str = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    groups: list[ListGroupsResponse.ListedGroup]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        groups: list[ListGroupsResponse.ListedGroup] = ...,
+    ) -> None: ...
+
+class DeleteGroupsRequest(Message):
+    groups_names: list[str]
+    def __init__(
+        self,
+        *,
+        groups_names: list[str] = ...,
+    ) -> None: ...
+
+class DeleteGroupsResponse(Message):
+    class DeletableGroupResult(Part):
+        group_id: str
+        error_code: int
+        def __init__(
+            self,
+            *,
+            group_id: str = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    results: list[DeleteGroupsResponse.DeletableGroupResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        results: list[DeleteGroupsResponse.DeletableGroupResult] = ...,
+    ) -> None: ...
+
+class OffsetCommitRequest(Message):
+    class OffsetCommitRequestTopic(Part):
+        name: str
+        partitions: list[OffsetCommitRequest.OffsetCommitRequestPartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetCommitRequest.OffsetCommitRequestPartition] = ...,
+        ) -> None: ...
+
+    class OffsetCommitRequestPartition(Part):
+        partition_index: int
+        committed_offset: int
+        committed_leader_epoch: int
+        committed_metadata: str | None
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            committed_offset: int = ...,
+            committed_leader_epoch: int = ...,
+            committed_metadata: str | None = ...,
+        ) -> None: ...
+
+    group_id: str
+    generation_id_or_member_epoch: int
+    member_id: str
+    group_instance_id: str | None
+    retention_time_ms: int
+    topics: list[OffsetCommitRequest.OffsetCommitRequestTopic]
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        generation_id_or_member_epoch: int = ...,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+        retention_time_ms: int = ...,
+        topics: list[OffsetCommitRequest.OffsetCommitRequestTopic] = ...,
+    ) -> None: ...
+
+class OffsetCommitResponse(Message):
+    class OffsetCommitResponseTopic(Part):
+        name: str
+        partitions: list[OffsetCommitResponse.OffsetCommitResponsePartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetCommitResponse.OffsetCommitResponsePartition] = ...,
+        ) -> None: ...
+
+    class OffsetCommitResponsePartition(Part):
+        partition_index: int
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    topics: list[OffsetCommitResponse.OffsetCommitResponseTopic]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        topics: list[OffsetCommitResponse.OffsetCommitResponseTopic] = ...,
+    ) -> None: ...
+
+class OffsetFetchRequest(Message):
+    class OffsetFetchRequestTopic(Part):
+        name: str
+        partition_indexes: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partition_indexes: list[int] = ...,
+        ) -> None: ...
+
+    class OffsetFetchRequestGroup(Part):
+        group_id: str
+        member_id: str | None
+        member_epoch: int
+        topics: list[OffsetFetchRequest.OffsetFetchRequestTopics] | None
+        def __init__(
+            self,
+            *,
+            group_id: str = ...,
+            member_id: str | None = ...,
+            member_epoch: int = ...,
+            topics: list[OffsetFetchRequest.OffsetFetchRequestTopics] | None = ...,
+        ) -> None: ...
+
+    class OffsetFetchRequestTopics(Part):
+        name: str
+        partition_indexes: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partition_indexes: list[int] = ...,
+        ) -> None: ...
+
+    group_id: str
+    topics: list[OffsetFetchRequest.OffsetFetchRequestTopic] | None
+    groups: list[OffsetFetchRequest.OffsetFetchRequestGroup]
+    require_stable: bool
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        topics: list[OffsetFetchRequest.OffsetFetchRequestTopic] | None = ...,
+        groups: list[OffsetFetchRequest.OffsetFetchRequestGroup] = ...,
+        require_stable: bool = ...,
+    ) -> None: ...
+
+class OffsetFetchResponse(Message):
+    class OffsetFetchResponseTopic(Part):
+        name: str
+        partitions: list[OffsetFetchResponse.OffsetFetchResponsePartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetFetchResponse.OffsetFetchResponsePartition] = ...,
+        ) -> None: ...
+
+    class OffsetFetchResponsePartition(Part):
+        partition_index: int
+        committed_offset: int
+        committed_leader_epoch: int
+        metadata: str | None
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            committed_offset: int = ...,
+            committed_leader_epoch: int = ...,
+            metadata: str | None = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    class OffsetFetchResponseGroup(Part):
+        group_id: str
+        topics: list[OffsetFetchResponse.OffsetFetchResponseTopics]
+        error_code: int
+        def __init__(
+            self,
+            *,
+            group_id: str = ...,
+            topics: list[OffsetFetchResponse.OffsetFetchResponseTopics] = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    class OffsetFetchResponseTopics(Part):
+        name: str
+        partitions: list[OffsetFetchResponse.OffsetFetchResponsePartitions]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetFetchResponse.OffsetFetchResponsePartitions] = ...,
+        ) -> None: ...
+
+    class OffsetFetchResponsePartitions(Part):
+        partition_index: int
+        committed_offset: int
+        committed_leader_epoch: int
+        metadata: str | None
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            committed_offset: int = ...,
+            committed_leader_epoch: int = ...,
+            metadata: str | None = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    topics: list[OffsetFetchResponse.OffsetFetchResponseTopic]
+    error_code: int
+    groups: list[OffsetFetchResponse.OffsetFetchResponseGroup]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        topics: list[OffsetFetchResponse.OffsetFetchResponseTopic] = ...,
+        error_code: int = ...,
+        groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = ...,
+    ) -> None: ...
+
+class OffsetDeleteRequest(Message):
+    class OffsetDeleteRequestTopic(Part):
+        name: str
+        partitions: list[OffsetDeleteRequest.OffsetDeleteRequestPartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetDeleteRequest.OffsetDeleteRequestPartition] = ...,
+        ) -> None: ...
+
+    class OffsetDeleteRequestPartition(Part):
+        partition_index: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+        ) -> None: ...
+
+    group_id: str
+    topics: list[OffsetDeleteRequest.OffsetDeleteRequestTopic]
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        topics: list[OffsetDeleteRequest.OffsetDeleteRequestTopic] = ...,
+    ) -> None: ...
+
+class OffsetDeleteResponse(Message):
+    class OffsetDeleteResponseTopic(Part):
+        name: str
+        partitions: list[OffsetDeleteResponse.OffsetDeleteResponsePartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[OffsetDeleteResponse.OffsetDeleteResponsePartition] = ...,
+        ) -> None: ...
+
+    class OffsetDeleteResponsePartition(Part):
+        partition_index: int
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    error_code: int
+    throttle_time_ms: int
+    topics: list[OffsetDeleteResponse.OffsetDeleteResponseTopic]
+    def __init__(
+        self,
+        *,
+        error_code: int = ...,
+        throttle_time_ms: int = ...,
+        topics: list[OffsetDeleteResponse.OffsetDeleteResponseTopic] = ...,
+    ) -> None: ...
+
+class ConsumerGroupHeartbeatRequest(Message):
+    class TopicPartitions(Part):
+        topic_id: bytes
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+    rack_id: str | None
+    rebalance_timeout_ms: int
+    subscribed_topic_names: list[str] | None
+    subscribed_topic_regex: str | None
+    server_assignor: str | None
+    topic_partitions: list[ConsumerGroupHeartbeatRequest.TopicPartitions] | None
+    def __init__(
+        self,
+        *,
+        group_id: str = ...,
+        member_id: str = ...,
+        member_epoch: int = ...,
+        instance_id: str | None = ...,
+        rack_id: str | None = ...,
+        rebalance_timeout_ms: int = ...,
+        subscribed_topic_names: list[str] | None = ...,
+        subscribed_topic_regex: str | None = ...,
+        server_assignor: str | None = ...,
+        topic_partitions: list[ConsumerGroupHeartbeatRequest.TopicPartitions] | None = ...,
+    ) -> None: ...
+
+class ConsumerGroupHeartbeatResponse(Message):
+    class Assignment(Part):
+        topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions]
+        def __init__(
+            self,
+            *,
+            topic_partitions: list[ConsumerGroupHeartbeatResponse.TopicPartitions] = ...,
+        ) -> None: ...
+
+    class TopicPartitions(Part):
+        topic_id: bytes
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    member_id: str | None
+    member_epoch: int
+    heartbeat_interval_ms: int
+    assignment: ConsumerGroupHeartbeatResponse.Assignment | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        member_id: str | None = ...,
+        member_epoch: int = ...,
+        heartbeat_interval_ms: int = ...,
+        assignment: ConsumerGroupHeartbeatResponse.Assignment | None = ...,
+    ) -> None: ...
+
+class ConsumerGroupDescribeRequest(Message):
+    group_ids: list[str]
+    include_authorized_operations: bool
+    def __init__(
+        self,
+        *,
+        group_ids: list[str] = ...,
+        include_authorized_operations: bool = ...,
+    ) -> None: ...
+
+class ConsumerGroupDescribeResponse(Message):
+    class DescribedGroup(Part):
+        error_code: int
+        error_message: str | None
+        group_id: str
+        group_state: str
+        group_epoch: int
+        assignment_epoch: int
+        assignor_name: str
+        members: list[ConsumerGroupDescribeResponse.Member]
+        authorized_operations: int
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            group_id: str = ...,
+            group_state: str = ...,
+            group_epoch: int = ...,
+            assignment_epoch: int = ...,
+            assignor_name: str = ...,
+            members: list[ConsumerGroupDescribeResponse.Member] = ...,
+            authorized_operations: int = ...,
+        ) -> None: ...
+
+    class Member(Part):
+        member_id: str
+        instance_id: str | None
+        rack_id: str | None
+        member_epoch: int
+        client_id: str
+        client_host: str
+        subscribed_topic_names: list[str]
+        subscribed_topic_regex: str | None
+        assignment: ConsumerGroupDescribeResponse.Assignment | None
+        target_assignment: ConsumerGroupDescribeResponse.Assignment | None
+        member_type: int
+        def __init__(
+            self,
+            *,
+            member_id: str = ...,
+            instance_id: str | None = ...,
+            rack_id: str | None = ...,
+            member_epoch: int = ...,
+            client_id: str = ...,
+            client_host: str = ...,
+            subscribed_topic_names: list[str] = ...,
+            subscribed_topic_regex: str | None = ...,
+            assignment: ConsumerGroupDescribeResponse.Assignment | None = ...,
+            target_assignment: ConsumerGroupDescribeResponse.Assignment | None = ...,
+            member_type: int = ...,
+        ) -> None: ...
+
+    class Assignment(Part):
+        topic_partitions: list[ConsumerGroupDescribeResponse.TopicPartitions]
+        def __init__(
+            self,
+            *,
+            topic_partitions: list[ConsumerGroupDescribeResponse.TopicPartitions] = ...,
+        ) -> None: ...
+
+    class TopicPartitions(Part):
+        topic_id: bytes
+        topic_name: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            topic_name: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    groups: list[ConsumerGroupDescribeResponse.DescribedGroup]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        groups: list[ConsumerGroupDescribeResponse.DescribedGroup] = ...,
     ) -> None: ...

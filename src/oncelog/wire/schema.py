@@ -9,12 +9,13 @@
 
 `versions` is what the table describes, `offer` what our broker advertises, `flexible` the first
 version with compact encodings and tag blocks. TYPE is bool, int8, int16, int32, int64, string, uuid,
-records, a struct's name, or `[]` before one of them. `?` after it: null is allowed in every version
-the field is in; `?10+`: from version 10. `@` limits the versions: `@5+`, `@0-12`; without it the
-field is in all versions of its parent. `#` makes it a tagged field, left out while it has its
-default. DEFAULT is a number, true or null; without it 0, false, "", 16 zero bytes, or an empty list;
-a struct that is not in an array is tagged, and None while it is absent. Names, types and versions are
-the Kafka protocol's.
+bytes, records (bytes that are not copied), a struct's name, or `[]` before one of them. `?` after it:
+null is allowed in every version the field is in; `?10+`: from version 10. `@` limits the versions:
+`@5+`, `@0-12`; without it the field is in all versions of its parent. `#` makes it a tagged field, left
+out while it has its default. DEFAULT is a number, true or null; without it 0, false, "", 16 zero bytes,
+or an empty list; a struct that is not in an array is None until it is set: absent if tagged, else null.
+Structs of one name are one class, so they must have the same fields. Names, types and versions are the
+Kafka protocol's.
 
 Source: apache/kafka clients/src/main/resources/common/message.
 """
@@ -27,7 +28,7 @@ from typing import NamedTuple
 FIXED = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uuid": "16s"}
 """Types of fixed size, with their letter in a struct format."""
 
-PRIMITIVES = {*FIXED, "string", "records"}
+PRIMITIVES = {*FIXED, "string", "bytes", "records"}
 NO_ID = bytes(16)
 """The uuid that means none."""
 
@@ -151,6 +152,8 @@ def _default(kind: str, text: str | None) -> Default:
         return text == "true"
     if kind == "string":
         return text or ""
+    if kind == "bytes":
+        return b""
     if kind == "uuid":
         return NO_ID
     return int(text or 0)

@@ -22,7 +22,7 @@ API_BY_KEY: dict[int, Api]
 API_BY_NAME: dict[str, Api]
 """
 
-_TYPES = {"bool": "bool", "string": "str", "uuid": "bytes", "records": "Buffer"}
+_TYPES = {"bool": "bool", "string": "str", "uuid": "bytes", "bytes": "bytes", "records": "Buffer"}
 
 
 def render() -> str:
@@ -36,7 +36,8 @@ def render() -> str:
 
 def _class(message: Struct) -> Iterator[str]:
     yield f"class {message.name}(Message):"
-    for part in list(structs_of(message))[1:]:
+    parts = {part.name: part for part in list(structs_of(message))[1:]}
+    for part in parts.values():
         yield f"    class {part.name}(Part):"
         yield from (f"        {line}" for line in _members(part, message.name))
         yield ""

@@ -1,5 +1,25 @@
 """The message tables, one file per family of APIs; together they are everything we can read and write."""
 
-from oncelog.wire.tables import cluster, configs, producers, records, topics
+from oncelog.wire.tables import (
+    cluster,
+    configs,
+    consumer_groups,
+    groups,
+    offsets,
+    producers,
+    records,
+    topics,
+    transactions,
+)
 
-TABLES: tuple[str, ...] = (records.TABLE, cluster.TABLE, producers.TABLE, topics.TABLE, configs.TABLE)
+TABLES: tuple[str, ...] = (
+    records.TABLE,
+    cluster.TABLE,
+    producers.TABLE,
+    transactions.TABLE,
+    topics.TABLE,
+    configs.TABLE,
+    groups.TABLE,
+    offsets.TABLE,
+    consumer_groups.TABLE,
+)
