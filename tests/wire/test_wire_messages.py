@@ -25,7 +25,7 @@ from oncelog.wire.messages import (
     MetadataRequest,
     ProduceRequest,
 )
-from oncelog.wire.stubs import STUB_FILE, render
+from oncelog.wire.stubs import DATA_STUB_FILE, STUB_FILE, render, render_data
 
 APIS = list(API_BY_KEY.values())
 CASES = [
@@ -199,6 +199,7 @@ def test_a_part_of_a_buffer_is_read_as_if_it_were_all() -> None:
 
 def test_types_are_current() -> None:
     assert STUB_FILE.read_text() == render(), "run python -m oncelog.wire.stubs"
+    assert DATA_STUB_FILE.read_text() == render_data(), "run python -m oncelog.wire.stubs"
 
 
 def test_no_codec_calls_another() -> None:

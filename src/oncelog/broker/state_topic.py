@@ -1,5 +1,9 @@
 """A coordinator's memory as a topic: what is decided is appended before it holds, and read back at start.
 
+An append holds as soon as it stands in the log; answers and what others write because of it wait until it
+is durable. That is enough, for all records of one key are in one partition: what was appended later is not
+durable before.
+
 `__transaction_state` and `__consumer_offsets` are such topics: compacted, in Kafka's record formats, a key
 always in the same partition. One node leads all of them, so it coordinates everything.
 Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, section 1.
@@ -7,12 +11,13 @@ Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
+from oncelog.broker.waiting import Deferred
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
-from oncelog.log.partition import Appended, Partition
+from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch, iter_batches, read_header
@@ -25,7 +30,15 @@ if TYPE_CHECKING:
 _READ_BYTES = 4_194_304
 
 Then = Callable[[BrokerError | None], None]
-"""Told once: None when the append is as durable as the topic promises, else why it does not hold."""
+"""Told once: None when what was appended is as durable as its topic promises, else why it is not."""
+
+
+class Written(NamedTuple):
+    """An append whose durability may be waited for."""
+
+    topic: Topic
+    partition: Partition
+    last_offset: int
 
 
 class StoredBatch(NamedTuple):
@@ -69,39 +82,44 @@ class StateTopic:
         """None while nothing was ever written."""
         return self._node.topics.get(self.name)
 
+    @property
+    def partition_count(self) -> int:
+        """As many as there are; before the topic is made, as many as there will be."""
+        topic = self.topic
+        return len(topic.partitions) if topic else self._partition_count
+
     def ensure(self, now_ms: int) -> Topic:
-        """The topic, made if need be. Raises StorageError."""
+        """The topic, made if need be. Raises KafkaStorageError."""
         topic = self.topic
         if topic is not None:
             return topic
-        return self._node.topics.create(self.name, self._partition_count, dict(self._overrides), now_ms)
+        try:
+            return self._node.topics.create(self.name, self._partition_count, dict(self._overrides), now_ms)
+        except StorageError as error:
+            raise KafkaStorageError(f"{self.name} cannot be made: {error}") from error
 
     def partition_of(self, key: str) -> int:
         """Where records of a key belong: a group id, a transactional id."""
-        topic = self.topic
-        return partition_for(key, len(topic.partitions) if topic else self._partition_count)
+        return partition_for(key, self.partition_count)
 
-    def append(
-        self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, then: Then
-    ) -> None:
-        """Append (key, value or tombstone) as one batch. `then` may be called before this returns."""
+    def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
+        """Append (key, value or tombstone) as one batch. Raises KafkaStorageError; nothing holds then."""
         made = [NewRecord(now_ms, key, value) for key, value in records]
-        self.append_batch(index, build_batch(made), now_ms, then)
+        return self.append_batch(index, build_batch(made), now_ms)
 
-    def append_batch(self, index: int, batch: bytearray, now_ms: int, then: Then) -> None:
-        """Append a batch that the coordinator built: transactional offsets, a marker."""
-        try:
-            topic = self.ensure(now_ms)
-            partition = topic.partition(index)
-            appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
-        except (BrokerError, StorageError) as error:
-            then(error if isinstance(error, BrokerError) else KafkaStorageError(str(error)))
-            return
+    def append_batch(self, index: int, batch: bytearray, now_ms: int) -> Written:
+        """Append a batch that the coordinator built, of a transaction for instance.
+
+        Raises what the append rule says of it (InvalidProducerEpoch), KafkaStorageError.
+        """
+        topic = self.ensure(now_ms)
+        partition = topic.partition(index)
+        appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
         self._node.note_append(TopicPartition(self.name, index), len(batch))
-        when_durable(self._node, topic, partition, appended, then)
+        return Written(topic, partition, appended.last_offset)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
-        """Every batch of a partition, in the order it was appended. Raises StorageError."""
+        """Every batch of a partition, in the order it was appended. Raises KafkaStorageError."""
         topic = self.topic
         if topic is None:
             return
@@ -117,16 +135,39 @@ class StateTopic:
             offset = found.next_offset
 
 
-def when_durable(node: Node, topic: Topic, partition: Partition, appended: Appended, then: Then) -> None:
-    """Call `then` once the append is as durable as the topic's flush.messages asks."""
-    if partition.unflushed_record_count < topic.flush_messages:
+def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
+    """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly."""
+    waiting = [each for each in written if _waits(each)]
+    if not waiting:
         then(None)
         return
+    left, first_error = len(waiting), None
 
     def on_flushed(error: Exception | None) -> None:
-        then(None if error is None else KafkaStorageError(f"{partition.topic_partition}: {error}"))
+        nonlocal left, first_error
+        left -= 1
+        first_error = first_error or error
+        if not left:
+            then(None if first_error is None else KafkaStorageError(f"not flushed: {first_error}"))
 
-    node.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
+    for each in waiting:
+        node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+
+
+def answer_when_durable(
+    node: Node, written: Iterable[Written], answer: Any, refusal: Callable[[BrokerError], Any]
+) -> Any:
+    """The answer, or a Deferred of it while the disk is awaited; `refusal` makes the one of a failure."""
+    deferred = Deferred(holds_later_requests=False)
+    when_durable(node, written, lambda error: deferred.resolve(answer if error is None else refusal(error)))
+    return answer if deferred.is_done else deferred
+
+
+def _waits(written: Written) -> bool:
+    topic, partition, last_offset = written
+    if partition.unflushed_record_count < topic.flush_messages:
+        return False
+    return last_offset >= partition.recovery_point
 
 
 def _stored_batch(batch: memoryview) -> StoredBatch:

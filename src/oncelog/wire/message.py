@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
 from oncelog.wire.compiler import Decoder, Encoder, compile_decoder, compile_encoder
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.schema import ApiTable, Struct
+from oncelog.wire.schema import ApiTable, DataTable, Struct
 
 
 class Api(NamedTuple):
@@ -113,6 +113,28 @@ class Message(Part):
         return PeerError(f"{cls.__name__} version {version} {what}")
 
 
+class Data(Message):
+    """What stands in a record's key or value, behind its version as a 16-bit number."""
+
+    __slots__ = ()
+
+    def to_bytes(self, version: int) -> bytes:
+        """Version and body. Raises as `encode`."""
+        return version.to_bytes(2, "big", signed=True) + self.encode(version)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Inverse of `to_bytes`. Raises PeerError: malformed, or a version that is not known."""
+        return cls.decode(version_of(data), data, 2)
+
+
+def version_of(data: bytes) -> int:
+    """The version that a key or value begins with. Raises PeerError."""
+    if len(data) < 2:
+        raise PeerError(f"{len(data)} bytes are too short for a version")
+    return int.from_bytes(data[:2], "big", signed=True)
+
+
 def _check_version(api: Api, version: int, error: type[UnsupportedVersion | PeerError]) -> None:
     if not api.first_version <= version <= api.last_version:
         raise error(
@@ -172,6 +194,16 @@ def make_api(table: ApiTable, module: str) -> Api:
         message.api, message._encoders, message._decoders = api, {}, {}
         _publish(message, message)
     return api
+
+
+def make_data(table: DataTable, module: str) -> type[Data]:
+    """The class of a record's key or value."""
+    data: type[Data] = _make_part(table.struct, Data, module, "")
+    versions = (table.first, table.last)
+    data.api = Api(-1, table.name, *versions, *versions, table.flexible_from, data, data)
+    data._encoders, data._decoders = {}, {}
+    _publish(data, data)
+    return data
 
 
 def _publish(message: type[Any], part: type[Any]) -> None:

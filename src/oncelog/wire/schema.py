@@ -6,10 +6,13 @@
         FIELD ...                (indented: the fields of the struct named in TYPE)
     response
       ...
+    data NAME versions A-B flexible V
+      FIELD ...
 
-`versions` is what the table describes, `offer` what our broker advertises, `flexible` the first
-version with compact encodings and tag blocks. TYPE is bool, int8, int16, int32, int64, string, uuid,
-bytes, records (bytes that are not copied), a struct's name, or `[]` before one of them. `?` after it:
+`data` is what stands in a record's key or value, after its version. `versions` is what the table
+describes, `offer` what our broker advertises, `flexible` the first version with compact encodings and tag
+blocks. TYPE is bool, int8, int16, int32, int64, string, uuid, bytes, records (bytes that are not copied),
+a struct's name, or `[]` before one of them. `?` after it:
 null is allowed in every version the field is in; `?10+`: from version 10. `@` limits the versions:
 `@5+`, `@0-12`; without it the field is in all versions of its parent. `#` makes it a tagged field, left
 out while it has its default. DEFAULT is a number, true or null; without it 0, false, "", 16 zero bytes,
@@ -81,6 +84,16 @@ class ApiTable(NamedTuple):
     response: Struct
 
 
+class DataTable(NamedTuple):
+    """What is kept in a record's key or value: its version range, and its fields."""
+
+    name: str
+    first: int
+    last: int
+    flexible_from: int
+    struct: Struct
+
+
 class _Row(NamedTuple):
     depth: int
     words: list[str]
@@ -88,10 +101,23 @@ class _Row(NamedTuple):
 
 def parse_table(text: str) -> Iterator[ApiTable]:
     """Every API of a table text, in its order."""
+    for words, rows in _parts(text, "api"):
+        yield _parse_api(words, rows)
+
+
+def parse_data_table(text: str) -> Iterator[DataTable]:
+    """Every `data` of a table text, in its order."""
+    for words, rows in _parts(text, "data"):
+        _, name, _, versions, _, flexible = words
+        first, last = _range(versions, 0, 0)
+        yield DataTable(name, first, last, int(flexible), Struct(name, _parse_fields(rows, first, last)))
+
+
+def _parts(text: str, kind: str) -> Iterator[tuple[list[str], list[_Row]]]:
     rows = [_Row((len(line) - len(line.lstrip())) // 2, line.split()) for line in text.splitlines() if line]
-    starts = [i for i, row in enumerate(rows) if row.words[0] == "api" and not row.depth]
+    starts = [i for i, row in enumerate(rows) if row.words[0] == kind and not row.depth]
     for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        yield _parse_api(rows[start].words, rows[start + 1 : stop])
+        yield rows[start].words, rows[start + 1 : stop]
 
 
 def _parse_api(words: list[str], rows: list[_Row]) -> ApiTable:

@@ -1,14 +1,15 @@
-"""Writes messages.pyi, the strict types of the message classes: `python -m oncelog.wire.stubs`."""
+"""Writes messages.pyi and stored.pyi, the strict types of the classes: `python -m oncelog.wire.stubs`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncelog.wire.schema import Field, Struct, parse_table, structs_of
-from oncelog.wire.tables import TABLES
+from oncelog.wire.schema import Field, Struct, parse_data_table, parse_table, structs_of
+from oncelog.wire.tables import DATA_TABLES, TABLES
 
 STUB_FILE = Path(__file__).with_name("messages.pyi")
+DATA_STUB_FILE = Path(__file__).with_name("stored.pyi")
 
 _HEAD = """\
 # Written by `python -m oncelog.wire.stubs`; do not edit.
@@ -20,6 +21,14 @@ from oncelog.wire.schema import NO_ID as NO_ID
 
 API_BY_KEY: dict[int, Api]
 API_BY_NAME: dict[str, Api]
+"""
+
+_DATA_HEAD = """\
+# Written by `python -m oncelog.wire.stubs`; do not edit.
+from oncelog.wire.message import Data as Data
+from oncelog.wire.message import Part as Part
+
+DATA: dict[str, type[Data]]
 """
 
 _TYPES = {"bool": "bool", "string": "str", "uuid": "bytes", "bytes": "bytes", "records": "Buffer"}
@@ -34,8 +43,15 @@ def render() -> str:
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _class(message: Struct) -> Iterator[str]:
-    yield f"class {message.name}(Message):"
+def render_data() -> str:
+    """The text of stored.pyi."""
+    tables = (table for text in DATA_TABLES for table in parse_data_table(text))
+    lines = [line for table in tables for line in ("", *_class(table.struct, "Data"))]
+    return _DATA_HEAD + "\n".join(lines) + "\n"
+
+
+def _class(message: Struct, base: str = "Message") -> Iterator[str]:
+    yield f"class {message.name}({base}):"
     parts = {part.name: part for part in list(structs_of(message))[1:]}
     for part in parts.values():
         yield f"    class {part.name}(Part):"
@@ -67,3 +83,4 @@ def _type(field: Field, owner: str) -> str:
 
 if __name__ == "__main__":
     STUB_FILE.write_text(render())
+    DATA_STUB_FILE.write_text(render_data())

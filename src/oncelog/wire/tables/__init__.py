@@ -1,14 +1,18 @@
-"""The message tables, one file per family of APIs; together they are everything we can read and write."""
+"""The message tables, one file per family: every request and answer, and what coordinators store."""
 
 from oncelog.wire.tables import (
     cluster,
     configs,
+    consumer_group_log,
     consumer_groups,
+    consumer_protocol,
+    group_log,
     groups,
     offsets,
     producers,
     records,
     topics,
+    transaction_log,
     transactions,
 )
 
@@ -22,4 +26,11 @@ TABLES: tuple[str, ...] = (
     groups.TABLE,
     offsets.TABLE,
     consumer_groups.TABLE,
+)
+
+DATA_TABLES: tuple[str, ...] = (
+    transaction_log.TABLE,
+    group_log.TABLE,
+    consumer_group_log.TABLE,
+    consumer_protocol.TABLE,
 )

@@ -1,0 +1,20 @@
+"""What coordinators and group members store in records' keys and values, made from the tables.
+
+`TransactionLogKey(...).to_bytes(version)`, `TransactionLogValue.from_bytes(data)`, ... Names and fields
+are Kafka's, in snake_case. The types are in stored.pyi, which `python -m oncelog.wire.stubs` writes.
+"""
+
+from __future__ import annotations
+
+from oncelog.wire.message import Data, Part, make_data
+from oncelog.wire.schema import parse_data_table
+from oncelog.wire.tables import DATA_TABLES
+
+__all__ = ["DATA", "Data", "Part"]
+
+DATA: dict[str, type[Data]] = {
+    table.name: make_data(table, __name__) for text in DATA_TABLES for table in parse_data_table(text)
+}
+
+globals().update(DATA)
+__all__ += list(DATA)
