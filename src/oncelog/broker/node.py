@@ -15,11 +15,13 @@ from weakref import WeakKeyDictionary
 from oncelog.broker.apis import api_versions
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.flushing import Flushes, FlushWait
+from oncelog.broker.groups import GroupCoordinator
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sessions import FetchSessions
 from oncelog.broker.topics import Topics
+from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
 from oncelog.config import INT64_MAX, Settings
 from oncelog.log.manager import LogManager
@@ -60,6 +62,8 @@ class Node:
         self.settings = settings
         self.on_append = on_append
         self.offered = OFFERED
+        self.features = {"transaction.version": (settings["oncelog.transaction.version"], 2)}
+        """Feature -> level that holds (0: off), highest level there is."""
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
         self.address = BrokerAddress(self.node_id, "127.0.0.1", 0)
@@ -75,8 +79,13 @@ class Node:
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
         self._appended: dict[TopicPartition, int] = {}
+        self.transactions = TransactionCoordinator(self)
+        self.groups = GroupCoordinator(self)
         self._jobs = _periodic_jobs(settings, now_ms)
         self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
+        self.transactions.load()
+        self.groups.load(now_ms)
+        self.transactions.resume(now_ms)
 
     def advertise(self, host: str, port: int) -> None:
         """What Metadata tells clients to connect to, once the listener is known."""
@@ -108,7 +117,7 @@ class Node:
         while self._appended:
             appended, self._appended = self._appended, {}
             for partition, size_bytes in appended.items():
-                self.fetch_waits.appended(partition, size_bytes, now_ms)
+                self.fetch_waits.appended(partition, size_bytes)
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""
@@ -149,6 +158,9 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
         ("log.retention.check.interval.ms", _enforce_retention),
         ("producer.id.expiration.check.interval.ms", _expire_producers),
         ("log.flush.offset.checkpoint.interval.ms", _write_checkpoints),
+        ("transaction.abort.timed.out.transaction.cleanup.interval.ms", _abort_timed_out),
+        ("transaction.remove.expired.transaction.cleanup.interval.ms", _forget_transactional_ids),
+        ("offsets.retention.check.interval.ms", _forget_offsets),
     ]
     timed: list[tuple[int, _Job]] = [(settings[key], job) for key, job in jobs]
     return [
@@ -170,6 +182,19 @@ def _expire_producers(node: Node, now_ms: int) -> None:
             yield
 
     node.log_manager.for_each_partition(expire)
+
+
+def _abort_timed_out(node: Node, now_ms: int) -> None:
+    node.transactions.retry_markers(now_ms)
+    node.transactions.abort_timed_out(now_ms)
+
+
+def _forget_transactional_ids(node: Node, now_ms: int) -> None:
+    node.transactions.forget_expired(now_ms)
+
+
+def _forget_offsets(node: Node, now_ms: int) -> None:
+    node.groups.forget_expired(now_ms)
 
 
 def _flush_by_time(node: Node, now_ms: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from oncelog.broker.apis import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     api_versions,
     create_partitions,
@@ -16,14 +18,18 @@ from oncelog.broker.apis import (
     describe_configs,
     describe_log_dirs,
     describe_producers,
+    describe_transactions,
+    end_txn,
     fetch,
     find_coordinator,
     incremental_alter_configs,
     init_producer_id,
     list_offsets,
+    list_transactions,
     metadata,
     offset_for_leader_epoch,
     produce,
+    write_txn_markers,
 )
 from oncelog.wire.messages import API_BY_KEY, Api
 
@@ -48,6 +54,12 @@ HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
         incremental_alter_configs,
         describe_cluster,
         describe_producers,
+        add_partitions_to_txn,
+        add_offsets_to_txn,
+        end_txn,
+        write_txn_markers,
+        describe_transactions,
+        list_transactions,
     )
 }
 """API key -> handle(node, request, now_ms)."""

@@ -12,7 +12,7 @@ Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, secti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
 from oncelog.broker.waiting import Deferred
@@ -21,6 +21,7 @@ from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch, iter_batches, read_header
+from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
 
 
 def answer_when_durable(
-    node: Node, written: Iterable[Written], answer: Any, refusal: Callable[[BrokerError], Any]
-) -> Any:
+    node: Node, written: Iterable[Written], answer: Message, refusal: Callable[[BrokerError], Message]
+) -> Message | Deferred:
     """The answer, or a Deferred of it while the disk is awaited; `refusal` makes the one of a failure."""
     deferred = Deferred(holds_later_requests=False)
     when_durable(node, written, lambda error: deferred.resolve(answer if error is None else refusal(error)))

@@ -25,7 +25,8 @@ from oncelog.types import TopicPartition
 
 FILE_NAME = "oncelog-topics.json"
 _ANSWERS_KEPT = 16
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 
 
 @dataclass(eq=False, slots=True)

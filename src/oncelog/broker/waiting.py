@@ -68,8 +68,9 @@ class FetchWait:
     partitions: Collection[TopicPartition]
     missing_bytes: int
     deadline_ms: int
-    answer: Callable[[int], Any] = field(repr=False)
-    """Read again and build the response; called once, with the time."""
+    answer: Callable[[bool], Any] = field(repr=False)
+    """Read again and build the response. Told False it may return None: too little of what was appended is
+    for this reader, which sees committed records only. Told True it is due, whatever there is."""
 
 
 class FetchWaits:
@@ -100,27 +101,35 @@ class FetchWaits:
             self._by_partition.setdefault(partition, []).append(wait)
         heapq.heappush(self._deadlines, (wait.deadline_ms, next(self._serial), wait))
 
-    def appended(self, partition: TopicPartition, size_bytes: int, now_ms: int) -> None:
+    def appended(self, partition: TopicPartition, size_bytes: int) -> None:
         """`size_bytes` were stored in the partition: answer the fetches that now have enough."""
         for wait in self._by_partition.get(partition, ())[:]:
             wait.missing_bytes -= size_bytes
             if wait.missing_bytes <= 0 or not _is_open(wait):
-                self._complete(wait, now_ms)
+                self._try(wait)
 
-    def changed(self, partition: TopicPartition, now_ms: int) -> None:
+    def changed(self, partition: TopicPartition) -> None:
         """The partition went away or lost its head: whoever waits for it is answered now."""
         for wait in self._by_partition.get(partition, ())[:]:
-            self._complete(wait, now_ms)
+            self._complete(wait)
 
     def expire(self, now_ms: int) -> None:
         """Answer every fetch whose max_wait_ms has passed, with what there is."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
-            self._complete(heapq.heappop(self._deadlines)[2], now_ms)
+            self._complete(heapq.heappop(self._deadlines)[2])
 
-    def _complete(self, wait: FetchWait, now_ms: int) -> None:
+    def _try(self, wait: FetchWait) -> None:
+        answer = wait.answer(False) if _is_open(wait) else None
+        if _is_open(wait) and answer is None:
+            wait.missing_bytes = 1
+            return
+        self._forget(wait)
+        wait.deferred.resolve(answer)
+
+    def _complete(self, wait: FetchWait) -> None:
         self._forget(wait)
         if _is_open(wait):
-            wait.deferred.resolve(wait.answer(now_ms))
+            wait.deferred.resolve(wait.answer(True))
 
     def _forget(self, wait: FetchWait) -> None:
         for partition in wait.partitions:

@@ -190,6 +190,13 @@ class Partition(PartitionStore):
                     return found
         return found
 
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether this epoch of the producer has a transaction open here."""
+        if producer_id not in self._producers.open_transactions:
+            return False
+        entry = self._producers.table.get(producer_id)
+        return entry is not None and entry.producer_epoch == producer_epoch
+
     def describe_producers(self) -> list[ProducerState]:
         """What is remembered of every producer id, by id."""
         return sorted(

@@ -3,7 +3,7 @@
 An unknown version is answered with a version 0 body, UNSUPPORTED_VERSION and the range of
 ApiVersions itself: clients start high and come down (Java and kafka-python to the top of the
 range, librdkafka to 0). Response header always version 0. A client name or version that is not letters,
-digits, dots and hyphens is 42.
+digits, dots and hyphens is 42. The features tell whether transactions raise their epoch (KIP-890).
 """
 
 from __future__ import annotations
@@ -31,12 +31,26 @@ def handle(node: Node, request: Request, now_ms: int) -> ApiVersionsResponse:
         and _SOFTWARE.fullmatch(message.client_software_version)
     ):
         return ApiVersionsResponse(error_code=InvalidRequest.code, api_keys=[])
-    return ApiVersionsResponse(api_keys=[_range(api) for api in node.offered.values()])
+    return ApiVersionsResponse(
+        api_keys=[_range(api) for api in node.offered.values()],
+        supported_features=[_supported(name, top) for name, (_, top) in node.features.items()],
+        finalized_features_epoch=0,
+        finalized_features=[_finalized(name, level) for name, (level, _) in node.features.items() if level],
+    )
 
 
 def unsupported() -> ApiVersionsResponse:
     """To be encoded as version 0 whatever version was asked."""
     return ApiVersionsResponse(error_code=UnsupportedVersion.code, api_keys=[_range(API_BY_KEY[KEY])])
+
+
+def _supported(name: str, top: int) -> ApiVersionsResponse.SupportedFeatureKey:
+    # Not from 0: clients below version 4 of this API reject it.
+    return ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=1, max_version=top)
+
+
+def _finalized(name: str, level: int) -> ApiVersionsResponse.FinalizedFeatureKey:
+    return ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=1, max_version_level=level)
 
 
 def _range(api: Api) -> ApiVersionsResponse.ApiVersion:

@@ -61,5 +61,5 @@ def _delete(node: Node, at: TopicPartition, offset: int, now_ms: int) -> _Result
     except StorageError:
         result.error_code = KafkaStorageError.code
     else:
-        node.fetch_waits.changed(at, now_ms)
+        node.fetch_waits.changed(at)
     return result

@@ -78,7 +78,7 @@ def _delete(
         result.error_code, result.error_message = KafkaStorageError.code, str(error)
     else:
         for index in range(len(topic.partitions)):
-            node.fetch_waits.changed(TopicPartition(topic.name, index), now_ms)
+            node.fetch_waits.changed(TopicPartition(topic.name, index))
     return result
 
 

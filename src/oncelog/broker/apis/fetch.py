@@ -57,7 +57,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             fetch.partitions(),
             missing_bytes,
             now_ms + message.max_wait_ms,
-            lambda now_ms: fetch.response(list(fetch.read())),
+            fetch.answer,
         )
     )
     return deferred
@@ -83,6 +83,11 @@ class _Fetch:
             left_bytes -= size_bytes
             has_data = has_data or size_bytes > 0
             yield target, result
+
+    def answer(self, is_due: bool) -> FetchResponse | None:
+        """As FetchWait asks for it."""
+        results = list(self.read())
+        return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 
     def missing_bytes(self, results: list[tuple[Target, _Result]]) -> int:
         """How much more must come before an answer is due; 0 or less: answer now."""
@@ -143,12 +148,15 @@ class _Fetch:
             return
         max_bytes = min(asked.partition_max_bytes, left_bytes)
         if asked.fetch_offset < upper_offset and (max_bytes > 0 or at_least_one):
-            result.records = partition.read(
+            found = partition.read(
                 asked.fetch_offset,
                 max(max_bytes, 0),
                 upper_offset=upper_offset,
                 at_least_one=at_least_one,
-            ).records
+            )
+            result.records = found.records
+            if is_committed_only:
+                result.aborted_transactions = _aborted(partition, asked.fetch_offset, found.next_offset)
 
     def _partition(self, target: Target) -> Partition:
         topic = self._topic(target)
@@ -171,3 +179,12 @@ class _Fetch:
             return False
         result.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)
         return True
+
+
+def _aborted(
+    partition: Partition, from_offset: int, upper_offset: int
+) -> list[FetchResponse.AbortedTransaction]:
+    return [
+        FetchResponse.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+        for each in partition.aborted_transactions(from_offset, upper_offset)
+    ]

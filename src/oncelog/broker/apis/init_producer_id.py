@@ -1,37 +1,55 @@
-"""InitProducerId (key 22), versions 0-5: a producer id for a new session.
+"""InitProducerId (key 22), versions 0-5: a producer id for a new session, or that of a transactional id.
 
 Without a transactional id: always a new id at epoch 0, whatever id the client had; from blocks whose
-end is on disk before the first is given. Exactly one of producer_id and producer_epoch being -1 is 42.
-With a transactional id: transactions are not served yet; the answer is INVALID_REQUEST, which no
-client retries. Not TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which would blame access rights, and not
-COORDINATOR_NOT_AVAILABLE, which clients retry for ever. A block that cannot be written: 14, retriable.
+end is on disk before the first is given. With one: see `rules.transaction.decide_init`. Exactly one of
+producer_id and producer_epoch being -1 is 42. A block that cannot be written: 14, retriable. PRODUCER_FENCED
+is INVALID_PRODUCER_EPOCH below version 4.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncelog.broker.apis.transactional import code_for
+from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError, CoordinatorLoadInProgress, InvalidRequest, StorageError
+from oncelog.rules.sending import Identity
 from oncelog.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 22
+FIRST_FENCED_VERSION = 4
 
 
-def handle(node: Node, request: Request, now_ms: int) -> InitProducerIdResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: InitProducerIdRequest = request.message
+    knows_fenced = request.header.api_version >= FIRST_FENCED_VERSION
+
+    def refusal(error: BrokerError) -> InitProducerIdResponse:
+        code = code_for(error, knows_fenced=knows_fenced)
+        return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+
     try:
-        if message.transactional_id is not None:
-            raise InvalidRequest("transactions are not served yet")
         if (message.producer_id == -1) != (message.producer_epoch == -1):
             raise InvalidRequest("producer id and epoch must be given both or not at all")
-        try:
-            producer_id = node.producer_ids.take()
-        except (OSError, StorageError) as error:
-            raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
+        if message.transactional_id is None:
+            return _new_producer_id(node)
+        given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
+        done = node.transactions.init(message.transactional_id, given, message.transaction_timeout_ms, now_ms)
     except BrokerError as error:
-        return InitProducerIdResponse(error_code=error.code, producer_id=-1, producer_epoch=-1)
+        return refusal(error)
+    answer = InitProducerIdResponse(
+        producer_id=done.entry.producer_id, producer_epoch=done.entry.producer_epoch
+    )
+    return answer_when_durable(node, done.written, answer, refusal)
+
+
+def _new_producer_id(node: Node) -> InitProducerIdResponse:
+    try:
+        producer_id = node.producer_ids.take()
+    except (OSError, StorageError) as error:
+        raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
     node.metrics.producer_ids_given += 1
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

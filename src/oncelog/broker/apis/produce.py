@@ -4,9 +4,9 @@
 come with version 13, which is not offered.
 
 Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly
-one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, transactional 48
-(transactions are not served yet), min.insync.replicas above one 19; the log does the rest. acks=0: no
-response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
+one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, min.insync.replicas above
+one 19, transactional batches outside of a transaction (see `broker.admission`); the log does the rest.
+acks=0: no response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from oncelog.broker.admission import Admission
 from oncelog.broker.events import AppendEvent, Verdict
 from oncelog.broker.flushing import FlushWait
+from oncelog.broker.state_topic import Written, when_durable
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.errors import (
     BrokerError,
@@ -24,7 +26,6 @@ from oncelog.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
     InvalidTopicException,
-    InvalidTxnState,
     KafkaStorageError,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -62,6 +63,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     lacks_id = message.transactional_id is None and any(
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
     )
+    if message.transactional_id is not None:
+        work.admission = Admission(node, message, request.header.api_version, now_ms)
     responses = [
         ProduceResponse.TopicProduceResponse(
             name=topic.name,
@@ -76,11 +79,14 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 class _Produce:
     """One request under way: what was appended, what still waits for the disk."""
 
-    __slots__ = ("deferred", "first_error", "message", "node", "now_ms", "request", "response", "waiting")
+    __slots__ = (
+        "admission", "deferred", "first_error", "message", "node", "now_ms", "request", "response", "waiting"
+    )  # fmt: skip
 
     def __init__(self, node: Node, request: Request, message: ProduceRequest, now_ms: int) -> None:
         self.node, self.request, self.message, self.now_ms = node, request, message, now_ms
         self.waiting = 0
+        self.admission: Admission | None = None
         self.first_error: BrokerError | None = None
         self.deferred: Deferred | None = None
         self.response: ProduceResponse | None = None
@@ -105,12 +111,12 @@ class _Produce:
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
         if topic.is_internal:
             raise InvalidTopicException(f"{at.topic} is the broker's own; clients may not write to it")
-        if _is_transactional(batch):
-            raise InvalidTxnState("no transaction is open: this broker does not serve transactions yet")
         if self.message.acks == -1 and topic.min_insync_replicas > 1:
             raise NotEnoughReplicas(
                 f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
             )
+        if self.admission is not None and _is_transactional(batch):
+            self.admission.check(at)
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
         appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
         put_append(result, appended)
@@ -137,11 +143,27 @@ class _Produce:
             if error is not None:
                 result.error_code, result.base_offset = KafkaStorageError.code, -1
                 result.error_message = f"the batch could not be flushed: {error}"
-            self.waiting -= 1
-            if not self.waiting and self.deferred is not None:
-                self.deferred.resolve(self.response)
+            self._waited()
 
         self.node.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
+
+    def _waited(self) -> None:
+        self.waiting -= 1
+        if not self.waiting and self.deferred is not None:
+            self.deferred.resolve(self.response)
+
+    def _wait_for_coordinator(self, written: list[Written], response: ProduceResponse) -> None:
+        """What made partitions part of the transaction must be as durable as what is stored in them."""
+
+        def on_durable(error: BrokerError | None) -> None:
+            if error is not None:
+                for result in (each for topic in response.responses for each in topic.partition_responses):
+                    put_refusal(self.node, result, error)
+                    result.base_offset = -1
+            self._waited()
+
+        self.waiting += 1
+        when_durable(self.node, written, on_durable)
 
     def _refuse(
         self,
@@ -188,6 +210,8 @@ class _Produce:
         )
 
     def answer(self, response: ProduceResponse) -> Answer:
+        if self.admission is not None and self.admission.written:
+            self._wait_for_coordinator(self.admission.written, response)
         if self.message.acks == 0:
             if self.first_error is not None:
                 return Disconnect(f"a Produce with acks=0 failed: {self.first_error}")

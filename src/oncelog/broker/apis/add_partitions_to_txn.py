@@ -1,0 +1,125 @@
+"""AddPartitionsToTxn (key 24), versions 0-5: partitions become part of a transaction.
+
+Clients use up to version 3, one transaction a request; from 4 on brokers ask for several, some with
+verify_only. A partition that is not there is 3 and nothing is added: the others answer 55. PRODUCER_FENCED
+is INVALID_PRODUCER_EPOCH below version 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.apis.transactional import code_for
+from oncelog.broker.state_topic import Written, answer_when_durable
+from oncelog.errors import (
+    BrokerError,
+    InvalidRequest,
+    OperationNotAttempted,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.sending import Identity
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 24
+FIRST_FENCED_VERSION, FIRST_BATCHED_VERSION = 2, 4
+
+_Topics = Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
+_Result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: AddPartitionsToTxnRequest = request.message
+    version = request.header.api_version
+    work = _Adding(node, now_ms, version >= FIRST_FENCED_VERSION)
+    if version >= FIRST_BATCHED_VERSION:
+        answer = AddPartitionsToTxnResponse(
+            results_by_transaction=[
+                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                    transactional_id=each.transactional_id,
+                    topic_results=work.results(
+                        each.transactional_id,
+                        Identity(each.producer_id, each.producer_epoch),
+                        each.topics,
+                        is_only_asked=each.verify_only,
+                    ),
+                )
+                for each in message.transactions
+            ]
+        )
+    else:
+        who = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        results = work.results(message.v3_and_below_transactional_id, who, message.v3_and_below_topics)
+        answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+    return answer_when_durable(node, work.written, answer, lambda error: _refuse_all(answer, error))
+
+
+class _Adding:
+    """One request: what was written for it."""
+
+    def __init__(self, node: Node, now_ms: int, knows_fenced: bool) -> None:
+        self.node, self.now_ms, self.knows_fenced = node, now_ms, knows_fenced
+        self.written: list[Written] = []
+
+    def results(
+        self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
+    ) -> list[_Result]:
+        asked = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
+        missing = {at for at in asked if not self._is_there(at)}
+        if not transactional_id:
+            codes = dict.fromkeys(asked, InvalidRequest.code)
+        elif missing:
+            codes = {
+                at: UnknownTopicOrPartition.code if at in missing else OperationNotAttempted.code
+                for at in asked
+            }
+        elif is_only_asked:
+            codes = {at: self._verify(transactional_id, who, at) for at in asked}
+        else:
+            codes = dict.fromkeys(asked, self._add(transactional_id, who, asked))
+        return [
+            _Result(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                        partition_index=index,
+                        partition_error_code=codes[TopicPartition(topic.name, index)],
+                    )
+                    for index in topic.partitions
+                ],
+            )
+            for topic in topics
+        ]
+
+    def _is_there(self, at: TopicPartition) -> bool:
+        topic = self.node.topics.get(at.topic)
+        return topic is not None and 0 <= at.partition < len(topic.partitions)
+
+    def _add(self, transactional_id: str, who: Identity, asked: list[TopicPartition]) -> int:
+        try:
+            done = self.node.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
+        except BrokerError as error:
+            return code_for(error, knows_fenced=self.knows_fenced)
+        self.written += done.written
+        return 0
+
+    def _verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> int:
+        try:
+            self.node.transactions.verify(transactional_id, who, at)
+        except BrokerError as error:
+            return error.code
+        return 0
+
+
+def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:
+    """The disk failed under what was added."""
+    topics = [*answer.results_by_topic_v3_and_below]
+    topics += [topic for result in answer.results_by_transaction for topic in result.topic_results]
+    for topic in topics:
+        for partition in topic.results_by_partition:
+            partition.partition_error_code = partition.partition_error_code or error.code
+    return answer

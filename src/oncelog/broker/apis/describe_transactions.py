@@ -1,0 +1,51 @@
+"""DescribeTransactions (key 65), version 0: what the coordinator knows of transactional ids (row T14).
+
+An unknown id is 105, an empty one 42.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from oncelog.errors import InvalidRequest, TransactionalIdNotFound
+from oncelog.rules.transaction_entry import TransactionEntry
+from oncelog.wire.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 65
+
+_State = DescribeTransactionsResponse.TransactionState
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeTransactionsResponse:
+    message: DescribeTransactionsRequest = request.message
+    return DescribeTransactionsResponse(
+        transaction_states=[_describe(node, asked) for asked in message.transactional_ids]
+    )
+
+
+def _describe(node: Node, transactional_id: str) -> _State:
+    if not transactional_id:
+        return _State(transactional_id=transactional_id, error_code=InvalidRequest.code)
+    entry = node.transactions.get(transactional_id)
+    if entry is None:
+        return _State(transactional_id=transactional_id, error_code=TransactionalIdNotFound.code)
+    return _State(
+        transactional_id=transactional_id,
+        transaction_state=entry.state.label,
+        transaction_timeout_ms=entry.timeout_ms,
+        transaction_start_time_ms=entry.start_ms,
+        producer_id=entry.producer_id,
+        producer_epoch=entry.producer_epoch,
+        topics=_topics(entry),
+    )
+
+
+def _topics(entry: TransactionEntry) -> list[DescribeTransactionsResponse.TopicData]:
+    return [
+        DescribeTransactionsResponse.TopicData(topic=topic, partitions=[at.partition for at in group])
+        for topic, group in groupby(sorted(entry.partitions), key=lambda at: at.topic)
+    ]

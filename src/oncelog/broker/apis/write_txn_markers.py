@@ -1,0 +1,62 @@
+"""WriteTxnMarkers (key 27), versions 1-2: markers from a coordinator, or from an operator (row T14).
+
+Errors per partition: 3 unknown, 47 epoch below the one seen, 52 coordinator epoch below the one seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.markers import Marker, write_marker
+from oncelog.broker.state_topic import Written, answer_when_durable
+from oncelog.errors import BrokerError
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 27
+
+_Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: WriteTxnMarkersRequest = request.message
+    written: list[Written] = []
+    answer = WriteTxnMarkersResponse(
+        markers=[_write(node, asked, now_ms, written) for asked in message.markers]
+    )
+
+    def refusal(error: BrokerError) -> WriteTxnMarkersResponse:
+        for partition in (p for m in answer.markers for topic in m.topics for p in topic.partitions):
+            partition.error_code = partition.error_code or error.code
+        return answer
+
+    return answer_when_durable(node, written, answer, refusal)
+
+
+def _write(
+    node: Node, asked: WriteTxnMarkersRequest.WritableTxnMarker, now_ms: int, written: list[Written]
+) -> WriteTxnMarkersResponse.WritableTxnMarkerResult:
+    marker = Marker(
+        asked.producer_id, asked.producer_epoch, asked.coordinator_epoch, asked.transaction_result
+    )
+
+    def one(at: TopicPartition) -> _Partition:
+        try:
+            written.append(write_marker(node, at, marker, now_ms))
+        except BrokerError as error:
+            return _Partition(partition_index=at.partition, error_code=error.code)
+        return _Partition(partition_index=at.partition)
+
+    return WriteTxnMarkersResponse.WritableTxnMarkerResult(
+        producer_id=asked.producer_id,
+        topics=[
+            WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(
+                name=topic.name,
+                partitions=[one(TopicPartition(topic.name, index)) for index in topic.partition_indexes],
+            )
+            for topic in asked.topics
+        ],
+    )

@@ -1,0 +1,293 @@
+"""The transaction coordinator: carries out what `rules.transaction` decides.
+
+The order that makes a transaction whole or absent: the decision (PrepareCommit, PrepareAbort) is durable,
+then a marker stands in every partition, then these are durable, then the entry is Complete. Whatever is
+missing after a crash is done at the next start; a marker that cannot be written is tried again by `tick`.
+Source: rows T1, T2, T5, T6; Kafka's TransactionCoordinator, TransactionMarkerChannelManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from oncelog.broker.markers import Marker, write_marker
+from oncelog.broker.state_topic import StateTopic, Written, when_durable
+from oncelog.broker.topics import TRANSACTION_STATE
+from oncelog.broker.transaction_log import decode_key, decode_value, encode_key, encode_value
+from oncelog.errors import (
+    BrokerError,
+    ConcurrentTransactions,
+    CoordinatorLoadInProgress,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    InvalidTransactionTimeout,
+    KafkaStorageError,
+    NotCoordinator,
+    PeerError,
+    StorageError,
+    TransactionCoordinatorFenced,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.append import Refuse
+from oncelog.rules.sending import Identity
+from oncelog.rules.transaction import (
+    FenceFirst,
+    NeedsProducerId,
+    Persist,
+    Unchanged,
+    complete,
+    decide_add,
+    decide_end,
+    decide_init,
+    fence,
+    is_expired,
+    is_timed_out,
+    verify,
+)
+from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node
+
+_GONE = (UnknownTopicOrPartition, InvalidProducerEpoch, TransactionCoordinatorFenced)
+"""A partition that answers a marker with these has no use for it: deleted, or a newer epoch was there."""
+
+
+class Done(NamedTuple):
+    """What a request decided: the entry that holds now, and what its answer waits for."""
+
+    entry: TransactionEntry
+    written: tuple[Written, ...]
+
+
+class TransactionCoordinator:
+    """Every transactional id of this node."""
+
+    def __init__(self, node: Node) -> None:
+        settings = node.settings
+        self._node = node
+        self.version: int = settings["oncelog.transaction.version"]
+        self.topic = StateTopic(
+            node,
+            TRANSACTION_STATE,
+            settings["transaction.state.log.num.partitions"],
+            {
+                "compression.type": "uncompressed",
+                "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
+            },
+        )
+        self._entries: dict[str, TransactionEntry] = {}
+        self._unfinished: dict[str, set[TopicPartition]] = {}
+
+    # Requests
+
+    def get(self, transactional_id: str) -> TransactionEntry | None:
+        """None for an id that is not known, or was forgotten."""
+        return self._entries.get(transactional_id)
+
+    def all(self) -> Iterator[TransactionEntry]:
+        return iter(self._entries.values())
+
+    def init(self, transactional_id: str, given: Identity | None, timeout_ms: int, now_ms: int) -> Done:
+        """A producer begins, or begins anew.
+
+        Raises ConcurrentTransactions when an earlier instance's transaction is being ended first, and
+        what `decide_init` refuses with; InvalidTransactionTimeout.
+        """
+        _check_id(transactional_id)
+        most_ms = self._node.settings["transaction.max.timeout.ms"]
+        if not 0 < timeout_ms <= most_ms:
+            raise InvalidTransactionTimeout(
+                f"transaction.timeout.ms={timeout_ms} is not within 1..{most_ms} (transaction.max.timeout.ms)"
+            )
+        entry = self._entries.get(transactional_id)
+
+        def decide(new_producer_id: int | None) -> Persist | FenceFirst | NeedsProducerId | Refuse:
+            return decide_init(
+                entry,
+                transactional_id,
+                given,
+                timeout_ms=timeout_ms,
+                server_version=self.version,
+                new_producer_id=new_producer_id,
+                now_ms=now_ms,
+            )
+
+        verdict = decide(None)
+        if isinstance(verdict, NeedsProducerId):
+            verdict = decide(self._new_producer_id())
+        if isinstance(verdict, Refuse):
+            raise verdict.error(verdict.reason)
+        assert not isinstance(verdict, NeedsProducerId)
+        if isinstance(verdict, FenceFirst):
+            self._end(verdict.entry, now_ms)
+            raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; try again")
+        return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
+
+    def add_partitions(
+        self, transactional_id: str, who: Identity, partitions: Collection[TopicPartition], now_ms: int
+    ) -> Done:
+        """Make partitions part of the producer's transaction. Raises what `decide_add` refuses with."""
+        _check_id(transactional_id)
+        entry = self._entries.get(transactional_id)
+        verdict = decide_add(entry, who, partitions, now_ms=now_ms)
+        if isinstance(verdict, Refuse):
+            raise verdict.error(verdict.reason)
+        if isinstance(verdict, Unchanged):
+            assert entry is not None
+            return Done(entry, ())
+        return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
+
+    def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:
+        """Raises what `rules.transaction.verify` refuses with when the partition is in no transaction."""
+        refusal = verify(self._entries.get(transactional_id), who, at)
+        if refusal is not None:
+            raise refusal.error(refusal.reason)
+
+    def end(
+        self, transactional_id: str, who: Identity, is_commit: bool, client_version: int, now_ms: int
+    ) -> Done:
+        """Decide the transaction's outcome; its markers follow. Raises what `decide_end` refuses with."""
+        _check_id(transactional_id)
+        entry = self._entries.get(transactional_id)
+
+        def decide(new_producer_id: int | None) -> Persist | Unchanged | NeedsProducerId | Refuse:
+            return decide_end(
+                entry,
+                who,
+                is_commit,
+                client_version=client_version,
+                new_producer_id=new_producer_id,
+                now_ms=now_ms,
+            )
+
+        verdict = decide(None)
+        if isinstance(verdict, NeedsProducerId):
+            verdict = decide(self._new_producer_id())
+        if isinstance(verdict, Refuse):
+            raise verdict.error(verdict.reason)
+        assert not isinstance(verdict, NeedsProducerId)
+        if isinstance(verdict, Unchanged):
+            assert entry is not None
+            return Done(entry, ())
+        return Done(verdict.entry, (self._end(verdict.entry, now_ms),))
+
+    def _new_producer_id(self) -> int:
+        try:
+            return self._node.producer_ids.take()
+        except (OSError, StorageError) as error:
+            raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
+
+    # Time, and the start
+
+    def load(self) -> None:
+        """Read back what was decided. Raises StorageError on a record that cannot be read."""
+        for index in range(self.topic.partition_count if self.topic.topic else 0):
+            for batch in self.topic.replay(index):
+                for record in batch.records:
+                    self._replay(record.key or b"", record.value)
+
+    def _replay(self, key: bytes, value: bytes | None) -> None:
+        try:
+            transactional_id = decode_key(key)
+            if value is None:
+                self._entries.pop(transactional_id, None)
+            else:
+                self._entries[transactional_id] = decode_value(transactional_id, value)
+        except (PeerError, ValueError) as error:
+            raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
+
+    def resume(self, now_ms: int) -> None:
+        """Finish what was decided before the last stop or crash."""
+        for entry in [entry for entry in self._entries.values() if entry.state.is_prepared]:
+            self._unfinished[entry.transactional_id] = set(entry.partitions)
+            self._write_markers(entry.transactional_id, now_ms)
+
+    def abort_timed_out(self, now_ms: int) -> None:
+        """Abort every transaction past its timeout and fence its producer (row T8)."""
+        for entry in [entry for entry in self._entries.values() if is_timed_out(entry, now_ms)]:
+            with suppress(NotCoordinator):  # the log failed: it is decided anew next time
+                self._end(fence(entry, server_version=self.version, now_ms=now_ms), now_ms)
+
+    def retry_markers(self, now_ms: int) -> None:
+        """Try markers again that could not be written."""
+        for transactional_id in list(self._unfinished):
+            self._write_markers(transactional_id, now_ms)
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Write tombstones for ids that have been idle for long enough (row T9)."""
+        expiration_ms = self._node.settings["transactional.id.expiration.ms"]
+        for entry in [e for e in self._entries.values() if is_expired(e, now_ms, expiration_ms)]:
+            key = entry.transactional_id
+            with suppress(KafkaStorageError):
+                self.topic.append(self.topic.partition_of(key), [(encode_key(key), None)], now_ms)
+                del self._entries[key]
+
+    # Effects
+
+    def _persist(self, entry: TransactionEntry, now_ms: int) -> Written:
+        key, version = entry.transactional_id, min(self.version, 1)
+        record = encode_key(key), encode_value(entry, version)
+        try:
+            written = self.topic.append(self.topic.partition_of(key), [record], now_ms)
+        except KafkaStorageError as error:
+            raise NotCoordinator(str(error)) from error
+        self._entries[key] = entry
+        return written
+
+    def _end(self, prepared: TransactionEntry, now_ms: int) -> Written:
+        """Write the decision; when it is durable, its markers."""
+        written = self._persist(prepared, now_ms)
+
+        def on_durable(error: BrokerError | None) -> None:
+            if error is None:
+                self._unfinished[prepared.transactional_id] = set(prepared.partitions)
+                self._write_markers(prepared.transactional_id, now_ms)
+
+        when_durable(self._node, [written], on_durable)
+        return written
+
+    def _write_markers(self, transactional_id: str, now_ms: int) -> None:
+        entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
+        marker = Marker(
+            entry.producer_id,
+            entry.producer_epoch,
+            self._coordinator_epoch(transactional_id),
+            entry.state is TransactionState.PREPARE_COMMIT,
+        )
+        done = []
+        for at in sorted(remaining):
+            try:
+                done.append(write_marker(self._node, at, marker, now_ms))
+            except _GONE:
+                pass
+            except BrokerError:
+                continue  # `retry_markers` comes back to it
+            remaining.discard(at)
+        if not remaining:
+            del self._unfinished[transactional_id]
+            when_durable(self._node, done, partial(self._complete, entry, now_ms))
+
+    def _complete(self, prepared: TransactionEntry, now_ms: int, error: BrokerError | None) -> None:
+        if error is not None:
+            # Which of them is not on disk is not told; a second marker does no harm.
+            self._unfinished[prepared.transactional_id] = set(prepared.partitions)
+            return
+        try:
+            self._persist(complete(prepared, now_ms=now_ms), now_ms)
+        except BrokerError:
+            self._unfinished[prepared.transactional_id] = set()
+
+    def _coordinator_epoch(self, transactional_id: str) -> int:
+        topic = self.topic.topic
+        assert topic is not None
+        return topic.partition(self.topic.partition_of(transactional_id)).leader_epoch
+
+
+def _check_id(transactional_id: str) -> None:
+    if not transactional_id:
+        raise InvalidRequest("a transactional id may not be empty")
