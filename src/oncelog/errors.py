@@ -6,6 +6,7 @@ PeerError     bytes from the other side that are not what the protocol says
 StorageError  the disk: which file, position or offset
 TimedOut      an operation of ours did not finish in its time
 OutcomeUnknown  a record was given up, and whether it is stored is not known
+TransactionAborted  a record's transaction was aborted before it was stored
 BrokerError   the broker answered with an error code; one class per code
 """
 
@@ -62,6 +63,10 @@ class OutcomeUnknown(OncelogError):
 
 class DeliveryUnknown(OutcomeUnknown, TimedOut):
     """delivery.timeout.ms passed without an answer that says whether the record was stored."""
+
+
+class TransactionAborted(OncelogError):
+    """The record was surely not stored: its transaction was aborted first."""
 
 
 class BrokerError(OncelogError):

@@ -104,3 +104,23 @@ class PartitionInfo:
     leader_epoch: int | None
     replicas: tuple[int, ...] = field(default=())
     in_sync_replicas: tuple[int, ...] = field(default=())
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A position to commit: the next offset to read, and a note. `leader_epoch` None: not known."""
+
+    offset: int
+    leader_epoch: int | None = None
+    metadata: str = ""
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """Who commits offsets: a group, and the member in the generation that it knows (KIP-447).
+
+    `generation_id` -1 and `member_id` "": nobody in particular, so that no zombie is fenced by it.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None

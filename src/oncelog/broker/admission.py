@@ -1,20 +1,21 @@
-"""May the transactional batches of a Produce request be stored? Asked of the transaction coordinator.
+"""May transactional batches be stored in a partition? Asked of the transaction coordinator.
 
-A partition where this epoch of the producer has a transaction open already needs no question. Else, from
-version 12 on the request itself makes its partitions part of the transaction (KIP-890); before, they must
-be part of it (transaction.partition.verification.enable). What the coordinator refuses is translated:
+A partition where this epoch of the producer has a transaction open already needs no question. Else newer
+requests (Produce 12, TxnOffsetCommit 5) make their partitions part of the transaction themselves (KIP-890);
+with older ones they must be part of it (transaction.partition.verification.enable). What the coordinator
+refuses is translated for Produce:
 
     PRODUCER_FENCED                              INVALID_PRODUCER_EPOCH
-    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE below version 11
-    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS below version 12, which is retried
-    COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, which is retried
+    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE where clients do not know it
+    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, retried, for older requests
+    COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, retried
 Source: row T5; Kafka's AddPartitionsToTxnManager, ReplicaManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.state_topic import Written
 from oncelog.errors import (
@@ -37,40 +38,51 @@ from oncelog.wire.messages import ProduceRequest
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
-FIRST_ABORTABLE_VERSION, FIRST_ADDING_VERSION = 11, 12
+class Dialect(NamedTuple):
+    """What a version of a request means here. `adds`: its partitions join the transaction by it."""
+
+    adds: bool
+    knows_abortable: bool
 
 
 class Admission:
-    """One request's batches. `written`: what its answer waits for."""
+    """One request's batches. `outside`: partitions where their producer has no transaction open yet.
 
-    def __init__(self, node: Node, message: ProduceRequest, version: int, now_ms: int) -> None:
-        self._node, self._version, self._now_ms = node, version, now_ms
-        self._transactional_id = message.transactional_id or ""
-        self._unknown = dict(_outside(node, message))
+    `written`: what the request's answer waits for.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        transactional_id: str,
+        outside: Mapping[TopicPartition, Identity],
+        dialect: Dialect,
+        now_ms: int,
+    ) -> None:
+        self._node, self._transactional_id, self._now_ms = node, transactional_id, now_ms
+        self._outside, self._dialect = outside, dialect
         self._refusals: dict[Identity, BrokerError] = {}
         self.written: list[Written] = []
-        if version >= FIRST_ADDING_VERSION:
+        if dialect.adds:
             self._add()
 
     def check(self, at: TopicPartition) -> None:
         """Raises what the client is to be told when its batch for this partition may not be stored."""
-        who = self._unknown.get(at)
+        who = self._outside.get(at)
         if who is None:
             return
         if who in self._refusals:
             raise self._refusals[who]
-        if (
-            self._version < FIRST_ADDING_VERSION
-            and self._node.settings["transaction.partition.verification.enable"]
-        ):
+        is_verified = self._node.settings["transaction.partition.verification.enable"]
+        if is_verified and not self._dialect.adds:
             try:
                 self._node.transactions.verify(self._transactional_id, who, at)
             except BrokerError as error:
                 raise self._translated(error) from None
 
     def _add(self) -> None:
-        for who in set(self._unknown.values()):
-            partitions = [at for at, owner in self._unknown.items() if owner == who]
+        for who in set(self._outside.values()):
+            partitions = [at for at, owner in self._outside.items() if owner == who]
             try:
                 done = self._node.transactions.add_partitions(
                     self._transactional_id, who, partitions, self._now_ms
@@ -84,14 +96,19 @@ class Admission:
         text = str(error)
         if isinstance(error, ProducerFenced):
             return InvalidProducerEpoch(text)
-        if isinstance(error, TransactionAbortable) and self._version < FIRST_ABORTABLE_VERSION:
+        if isinstance(error, TransactionAbortable) and not self._dialect.knows_abortable:
             return InvalidTxnState(text)
-        is_early = isinstance(error, ConcurrentTransactions) and self._version < FIRST_ADDING_VERSION
-        if is_early or isinstance(
-            error, (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)
-        ):
+        is_early = isinstance(error, ConcurrentTransactions) and not self._dialect.adds
+        if is_early or isinstance(error, (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)):
             return NotEnoughReplicas(text)
         return error
+
+
+def admit_produce(node: Node, message: ProduceRequest, version: int, now_ms: int) -> Admission:
+    """The transactional batches of a Produce request."""
+    dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
+    outside = dict(_outside(node, message))
+    return Admission(node, message.transactional_id or "", outside, dialect, now_ms)
 
 
 def _outside(node: Node, message: ProduceRequest) -> Iterator[tuple[TopicPartition, Identity]]:

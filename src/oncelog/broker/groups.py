@@ -1,20 +1,42 @@
-"""The group coordinator: who commits offsets, and where.
+"""The group coordinator: carries out what `rules.group` decides, and keeps it in `__consumer_offsets`.
 
 Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from oncelog.broker.group_log import decode_group, encode_group, group_key
 from oncelog.broker.offsets import Offsets
-from oncelog.broker.state_topic import StateTopic
+from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, when_durable
 from oncelog.broker.topics import CONSUMER_OFFSETS
-from oncelog.errors import IllegalGeneration, InvalidGroupId, PeerError, StorageError
+from oncelog.errors import (
+    BrokerError,
+    GroupIdNotFound,
+    IllegalGeneration,
+    InvalidGroupId,
+    KafkaStorageError,
+    NonEmptyGroup,
+    PeerError,
+    StorageError,
+    UnknownMemberId,
+)
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.group_member import GroupState
 from oncelog.types import TopicPartition
+from oncelog.wire.message import version_of
+from oncelog.wire.stored import ConsumerProtocolSubscription, GroupMetadataKey
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
+
+GROUP_KEY_VERSION = 2
+CONSUMER_PROTOCOL_TYPE = "consumer"
+FIRST_NOT_FOUND_COMMIT_VERSION = 9
 
 
 class GroupCoordinator:
@@ -22,37 +44,176 @@ class GroupCoordinator:
 
     def __init__(self, node: Node) -> None:
         settings = node.settings
+        self._node = node
         self.topic = StateTopic(
             node,
             CONSUMER_OFFSETS,
             settings["offsets.topic.num.partitions"],
-            {
-                "compression.type": "producer",
-                "segment.bytes": str(settings["offsets.topic.segment.bytes"]),
-            },
+            {"segment.bytes": str(settings["offsets.topic.segment.bytes"])},
         )
         self.offsets = Offsets(node, self.topic)
+        self._groups: dict[str, ClassicGroup] = {}
+        self._due: list[tuple[int, str]] = []
+        self._scheduled_ms: dict[str, int] = {}
 
-    def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
-        """Where a group's offsets are kept; the topic is made if need be.
+    # Groups
 
-        Raises InvalidGroupId, KafkaStorageError.
-        """
+    def get(self, group_id: str) -> ClassicGroup | None:
+        """None for a group that nobody joined; it may have committed offsets all the same."""
+        return self._groups.get(group_id)
+
+    def group_ids(self) -> Iterable[str]:
+        """Groups with members, and groups with offsets."""
+        return self._groups.keys() | self.offsets.groups()
+
+    def open(self, group_id: str, now_ms: int) -> ClassicGroup:
+        """The group, made if need be. Raises InvalidGroupId."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
+        group = self._groups.get(group_id)
+        if group is None:
+            settings = self._node.settings
+            group = self._groups[group_id] = ClassicGroup(
+                group_id,
+                now_ms,
+                initial_delay_ms=settings["group.initial.rebalance.delay.ms"],
+                max_size=settings["group.max.size"],
+            )
+        return group
+
+    def joined(self, group_id: str) -> ClassicGroup:
+        """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
+        if not group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        group = self._groups.get(group_id)
+        if group is None:
+            raise UnknownMemberId(f"there is no group {group_id!r}")
+        return group
+
+    def settle(self, group: ClassicGroup, now_ms: int) -> None:
+        """After every call that may have changed the group: store it, and be there at its next deadline."""
+        if group.is_unsaved:
+            self._save(group, now_ms)
+        due_ms = group.next_deadline_ms()
+        scheduled_ms = self._scheduled_ms.get(group.group_id)
+        if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
+            self._scheduled_ms[group.group_id] = due_ms
+            heapq.heappush(self._due, (due_ms, group.group_id))
+
+    def _save(self, group: ClassicGroup, now_ms: int) -> None:
+        index = self.topic.partition_of(group.group_id)
+        try:
+            written = [self.topic.append(index, [encode_group(group)], now_ms)]
+        except BrokerError as error:
+            group.saved(error, now_ms)
+            return
+
+        def on_durable(error: BrokerError | None) -> None:
+            group.saved(error, now_ms)
+            if group.is_unsaved:
+                self.settle(group, now_ms)
+
+        when_durable(self._node, written, on_durable)
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` has something to do."""
+        return self._due[0][0] if self._due else None
+
+    def tick(self, now_ms: int) -> None:
+        """Groups whose time has come."""
+        while self._due and self._due[0][0] <= now_ms:
+            _, group_id = heapq.heappop(self._due)
+            self._scheduled_ms.pop(group_id, None)
+            group = self._groups.get(group_id)
+            if group is not None:
+                group.tick(now_ms)
+                self.settle(group, now_ms)
+
+    def delete(self, group_id: str, now_ms: int) -> Written | None:
+        """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, KafkaStorageError."""
+        group = self._groups.get(group_id)
+        if group is None and group_id not in self.offsets.groups():
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        if group is not None and group.state is not GroupState.EMPTY:
+            raise NonEmptyGroup(f"group {group_id!r} has members")
+        written = self.offsets.delete(group_id, list(self.offsets.of(group_id)), now_ms)
+        if group is not None:
+            written = self._bury(group, now_ms)
+        return written
+
+    def _bury(self, group: ClassicGroup, now_ms: int) -> Written:
+        index = self.topic.partition_of(group.group_id)
+        written = self.topic.append(index, [(group_key(group.group_id), None)], now_ms)
+        group.state = GroupState.DEAD
+        del self._groups[group.group_id]
+        return written
+
+    # Offsets
+
+    def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
+        """Where a group's offsets are kept; the topic is made if need be. Raises KafkaStorageError."""
         self.topic.ensure(now_ms)
         return TopicPartition(self.topic.name, self.topic.partition_of(group_id))
 
     def check_commit(
-        self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None
+        self,
+        group_id: str,
+        generation_id: int,
+        member_id: str,
+        group_instance_id: str | None,
+        *,
+        is_transactional: bool = False,
+        version: int = 0,
     ) -> None:
         """Raises what a commit by this member must be answered with (row T7)."""
-        if generation_id >= 0:
-            raise IllegalGeneration(f"group {group_id!r} has no generation {generation_id}")
+        group = self._groups.get(group_id)
+        if group is None:
+            if generation_id < 0:
+                return
+            text = f"there is no group {group_id!r}"
+            is_told = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
+            raise GroupIdNotFound(text) if is_told else IllegalGeneration(text)
+        error = group.refusal_of_commit(
+            member_id, group_instance_id, generation_id, is_transactional=is_transactional
+        )
+        if error is not None:
+            raise error(f"group {group_id!r} is at generation {group.generation_id}: {group.state.value}")
+
+    def subscribed_topics(self, group_id: str) -> set[str]:
+        """Topics that the group's members read, as far as they told it in the consumers' own protocol."""
+        group = self._groups.get(group_id)
+        if group is None or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return set()
+        topics = set()
+        for member in group.members.values():
+            with suppress(PeerError):
+                told = member.metadata(group.protocol_name or member.protocols[0][0])
+                topics.update(ConsumerProtocolSubscription.from_bytes(told).topics)
+        return topics
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
         """A transaction ended in a partition of the offsets topic."""
         self.offsets.on_marker(index, producer_id, is_commit)
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Forget offsets past their retention, and empty groups that have none left."""
+        for group_id in list(self.group_ids()):
+            group = self._groups.get(group_id)
+            is_empty = group is None or group.state is GroupState.EMPTY
+            since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
+            if not is_empty and group is not None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+                continue  # nobody can tell what its members read
+            try:
+                self.offsets.forget_expired(group_id, self.subscribed_topics(group_id), since_ms, now_ms)
+                if group is None or not is_empty or self.offsets.of(group_id):
+                    continue
+                if group.next_deadline_ms() is None:
+                    self._bury(group, now_ms)
+            except KafkaStorageError:
+                return  # the partition is offline; next time
+
+    # The start
 
     def load(self, now_ms: int) -> None:
         """Read back groups and offsets. Raises StorageError on a record that cannot be read."""
@@ -60,10 +221,18 @@ class GroupCoordinator:
             for batch in self.topic.replay(index):
                 try:
                     self.offsets.replay(index, batch)
+                    self._replay(batch, now_ms)
                 except PeerError as error:
                     raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
+        for group in self._groups.values():
+            self.settle(group, now_ms)
 
-    def forget_expired(self, now_ms: int) -> None:
-        """Forget offsets past their retention."""
-        for group in list(self.offsets.groups()):
-            self.offsets.forget_expired(group, (), None, now_ms)
+    def _replay(self, batch: StoredBatch, now_ms: int) -> None:
+        for record in batch.records:
+            key = record.key or b""
+            if version_of(key) != GROUP_KEY_VERSION:
+                continue
+            group_id = GroupMetadataKey.from_bytes(key).group
+            self._groups.pop(group_id, None)
+            if record.value is not None:
+                decode_group(self.open(group_id, now_ms), record.value, now_ms)

@@ -39,11 +39,15 @@ Answer = Message | Deferred | Disconnect | None
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A decoded request. `records` fields are views of the receive buffer, valid while it is handled."""
+    """A decoded request. `records` fields are views of the receive buffer, valid while it is handled.
+
+    `client_host`: where it comes from, as Kafka writes it: /127.0.0.1.
+    """
 
     connection_id: int
     header: RequestHeader
     message: Any
+    client_host: str = ""
 
 
 class Node:
@@ -78,6 +82,7 @@ class Node:
         self.flushes = Flushes()
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
+        self._new_uuid = new_uuid
         self._appended: dict[TopicPartition, int] = {}
         self.transactions = TransactionCoordinator(self)
         self.groups = GroupCoordinator(self)
@@ -121,12 +126,13 @@ class Node:
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""
-        deadline_ms = self.fetch_waits.next_deadline_ms
-        return self._next_job_ms if deadline_ms is None else min(self._next_job_ms, deadline_ms)
+        due_ms = (self._next_job_ms, self.fetch_waits.next_deadline_ms, self.groups.next_deadline_ms)
+        return min(each for each in due_ms if each is not None)
 
     def tick(self, now_ms: int) -> None:
         """What is due: fetches at their max_wait_ms, retention, expiry, checkpoints."""
         self.fetch_waits.expire(now_ms)
+        self.groups.tick(now_ms)
         for index, (due_ms, every_ms, job) in enumerate(self._jobs):
             if due_ms <= now_ms:
                 self._jobs[index] = (now_ms + every_ms, every_ms, job)
@@ -143,6 +149,11 @@ class Node:
             "fetches_waiting": float(len(self.fetch_waits)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
         }
+
+    def new_name(self) -> str:
+        """A name nobody else has: a uuid."""
+        digits = self._new_uuid().hex()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     def close(self, now_ms: int) -> None:
         """Snapshots, synced files and the clean-shutdown marker."""

@@ -58,6 +58,8 @@ class ConnectionCore:
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
         self._served: dict[int, tuple[int, int]] | None = None
+        self.features: dict[str, int] = {}
+        """The levels of the cluster's features, as the broker told them when the connection was made."""
         self._hello_version: int | None = None
 
     @property
@@ -200,4 +202,5 @@ class ConnectionCore:
             return self._encode_hello(now_ms, request.deadline_ms - request.sent_ms)
         raise_for_code(response.error_code, f"{self.peer} refused ApiVersions")
         self._served = served
+        self.features = {row.name: row.max_version_level for row in response.finalized_features}
         return b""

@@ -19,6 +19,7 @@ from oncelog.client.producer_metrics import ProducerMetrics
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_partition import PartitionQueue
 from oncelog.client.producer_request import (
+    MAX_PRODUCE_VERSION,
     REQUEST_OVERHEAD_BYTES,
     ProduceCall,
     answers_by_partition,
@@ -50,6 +51,7 @@ class ProducerCore:
         self.metrics = ProducerMetrics()
         self.identity: Identity | None = None
         self.is_identity_needed = options.is_idempotent
+        self.max_produce_version = MAX_PRODUCE_VERSION
         self.fatal: OncelogError | None = None
         self.settled: list[Outcome] = []
         self.buffered_bytes = 0
@@ -228,15 +230,18 @@ class ProducerCore:
         return picked
 
     def _call(self, node_id: int, batches: list[ProducerBatch], now_ms: float) -> ProduceCall:
+        transactional_id = self.options.transactional_id
+        is_transactional = transactional_id is not None
         for batch in batches:
-            data = batch.encode(self.options.compression, self.options.level)
+            data = batch.encode(self.options.compression, self.options.level, is_transactional)
             batch.sent_ms = now_ms
             batch.attempt_count += 1
             self.metrics.on_sent(batch, len(data), now_ms)
         self.metrics.requests.add(1, now_ms)
         self._in_flight_requests[node_id] = self._in_flight_requests.get(node_id, 0) + 1
-        message = produce_request(batches, self.options.acks, self.options.request_timeout_ms)
-        return ProduceCall(node_id, message, batches, self.options.acks != 0)
+        acks, timeout_ms = self.options.acks, self.options.request_timeout_ms
+        message = produce_request(batches, acks, timeout_ms, transactional_id)
+        return ProduceCall(node_id, message, batches, acks != 0)
 
     def next_wakeup_ms(self, now_ms: float) -> float | None:
         """When `drain` may have something to do without an outside event; None: never."""

@@ -188,7 +188,9 @@ class ProducerBatch(NumberedBatch):
             self.record_count = len(self.rows)
             self.charged_bytes = self.size_bytes - HEADER_BYTES
 
-    def encode(self, compression: Compression, level: int | None) -> bytearray:
+    def encode(
+        self, compression: Compression, level: int | None, is_transactional: bool = False
+    ) -> bytearray:
         """The batch's bytes with its present numbers; made once, then only renumbered in place."""
         numbers = (self.identity, self.base_sequence)
         if self.data is None:
@@ -200,11 +202,11 @@ class ProducerBatch(NumberedBatch):
                 producer_id=self.identity.producer_id if self.identity else None,
                 producer_epoch=self.identity.producer_epoch if self.identity else None,
                 base_sequence=self.base_sequence,
+                is_transactional=is_transactional,
             )
             self.rows = []
         elif self.identity is not None and self.encoded_identity != numbers:
-            identity = self.identity
-            assign_producer(self.data, identity.producer_id, identity.producer_epoch, self.base_sequence)
+            assign_producer(self.data, *self.identity, self.base_sequence, is_transactional)
         self.encoded_identity = numbers
         return self.data
 

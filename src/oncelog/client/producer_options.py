@@ -1,6 +1,7 @@
 """A producer's settings, checked against each other before any connection is made (row I3).
 
     enable.idempotence    acks, retries, in flight    result
+    any, transactional    in conflict, or it is off   ConfigError naming both settings
     set to true           in conflict                 ConfigError naming both settings
     only defaulted        in conflict                 idempotence off, with a warning
     false                 anything                    idempotence off
@@ -63,6 +64,8 @@ class ProducerOptions:
     compression: Compression
     level: int | None
     partitioner: str
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
     @property
     def is_idempotent(self) -> bool:
@@ -97,9 +100,11 @@ def conflicts_with_idempotence(settings: Settings) -> list[str]:
 def decide_idempotence(settings: Settings) -> tuple[bool, str]:
     """Whether idempotence is on, and why. Raises ConfigError when it was asked for and cannot be."""
     asked_for = settings.is_user_set("enable.idempotence")
+    conflicts = conflicts_with_idempotence(settings)
+    if settings["transactional.id"] is not None:
+        return True, _check_transactional(settings, conflicts)
     if not settings["enable.idempotence"]:
         return False, "switched off by enable.idempotence=false"
-    conflicts = conflicts_with_idempotence(settings)
     if conflicts and asked_for:
         raise ConfigError(
             f"enable.idempotence=true contradicts {' and '.join(conflicts)}; "
@@ -115,10 +120,22 @@ def decide_idempotence(settings: Settings) -> tuple[bool, str]:
     return True, "set by enable.idempotence=true" if asked_for else "on by default"
 
 
+def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
+    if not settings["transactional.id"]:
+        raise ConfigError("transactional.id='': give it a name, or leave it out")
+    if not settings["enable.idempotence"]:
+        conflicts = ["enable.idempotence=false (needs true)", *conflicts]
+    if conflicts:
+        raise ConfigError(
+            f"transactional.id={settings['transactional.id']!r} contradicts {' and '.join(conflicts)}; "
+            "change that, or leave transactional.id out"
+        )
+    return "implied by transactional.id"
+
+
 def resolve(settings: Settings) -> ProducerOptions:
     """Check the settings together. Raises ConfigError; makes no connection."""
-    if settings["transactional.id"] is not None:
-        raise ConfigError("transactional.id: transactions are not offered by this version; leave it out")
+    is_transactional = settings["transactional.id"] is not None
     is_idempotent, reason = decide_idempotence(settings)
     compression = Compression[settings["compression.type"].upper()]
     level = _level(settings, compression)
@@ -126,7 +143,7 @@ def resolve(settings: Settings) -> ProducerOptions:
     acks = settings["acks"]
     unsafe = settings[_UNSAFE] if is_idempotent else None
     return ProducerOptions(
-        mode=Mode.IDEMPOTENT if is_idempotent else Mode.PLAIN,
+        mode=Mode.TRANSACTIONAL if is_transactional else Mode.IDEMPOTENT if is_idempotent else Mode.PLAIN,
         reason=reason,
         acks=-1 if acks == "all" else int(acks),
         retries=settings["retries"],
@@ -144,6 +161,8 @@ def resolve(settings: Settings) -> ProducerOptions:
         compression=compression,
         level=level,
         partitioner=settings["partitioner"],
+        transactional_id=settings["transactional.id"],
+        transaction_timeout_ms=settings["transaction.timeout.ms"],
     )
 
 

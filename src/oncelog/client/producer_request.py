@@ -25,7 +25,9 @@ class ProduceCall(NamedTuple):
     is_answered: bool
 
 
-def produce_request(batches: Iterable[ProducerBatch], acks: int, timeout_ms: int) -> ProduceRequest:
+def produce_request(
+    batches: Iterable[ProducerBatch], acks: int, timeout_ms: int, transactional_id: str | None = None
+) -> ProduceRequest:
     """One request for encoded batches, at most one per partition. Raises MisuseError."""
     topics: dict[str, list[ProduceRequest.PartitionProduceData]] = {}
     for batch in batches:
@@ -34,7 +36,7 @@ def produce_request(batches: Iterable[ProducerBatch], acks: int, timeout_ms: int
         data = ProduceRequest.PartitionProduceData(index=batch.tp.partition, records=batch.data)
         topics.setdefault(batch.tp.topic, []).append(data)
     return ProduceRequest(
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[

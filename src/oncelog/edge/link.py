@@ -111,6 +111,11 @@ class BrokerLink:
         return self._protocol is not None
 
     @property
+    def features(self) -> dict[str, int]:
+        """The cluster's features as told on the present connection."""
+        return self._protocol.core.features if self._protocol else {}
+
+    @property
     def is_backing_off(self) -> bool:
         """Whether the last attempt failed and the next one is not due yet."""
         return self._retry_at_ms > self.now_ms()

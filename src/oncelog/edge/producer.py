@@ -20,6 +20,8 @@ from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
 from oncelog.edge.producer_sender import Sender, make_row
+from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
+from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.types import Header, RecordMetadata, TopicPartition
 
@@ -38,7 +40,7 @@ def prepare(
     return settings, options
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncTransactionalCalls):
     """Sends records from asyncio code. `await send(...)` waits for room, and gives an awaitable outcome.
 
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
@@ -52,6 +54,7 @@ class AsyncProducer:
         self.settings, self.options = prepare(config, settings)
         self._driver: ProducerDriver | None = None
         self._sender: Sender | None = None
+        self._transactions: Transactions | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -69,6 +72,7 @@ class AsyncProducer:
         if self._sender is None:
             self._driver = ProducerDriver(self.settings, self.options)
             self._driver.start()
+            self._transactions = session_of(self._driver)
             self._sender = Sender(self._driver)
         return self._sender
 
@@ -175,7 +179,7 @@ def _report(options: ProducerOptions, driver: ProducerDriver | None) -> Idempote
     return options.report(*(identity or (None, None)))
 
 
-class Producer:
+class Producer(TransactionalCalls):
     """Sends records; each is stored once, in order per partition, as long as this object lives (row I2).
 
         with Producer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
@@ -190,6 +194,7 @@ class Producer:
         self.settings, self.options = prepare(config, settings)
         self._thread = LoopThread("oncelog-producer")
         self._driver: ProducerDriver = self._thread.run(self._make_driver())
+        self._transactions = session_of(self._driver)
         self._sender = Sender(self._driver)
         self._closed = False
         # What `send` looks at for each record, one step away.

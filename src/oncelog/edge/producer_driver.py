@@ -7,11 +7,13 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from oncelog.client.producer import ProducerCore
 from oncelog.client.producer_options import ProducerOptions
-from oncelog.client.producer_request import MAX_PRODUCE_VERSION, ProduceCall
+from oncelog.client.producer_request import ProduceCall
+from oncelog.client.transactions import TransactionalCore
 from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import (
@@ -43,7 +45,8 @@ class ProducerDriver:
         self.settings = settings
         self.options = options
         self.cluster = ClusterConnection(settings)
-        self.core = ProducerCore(options, self.cluster.metadata, random.random)
+        core = TransactionalCore if options.transactional_id is not None else ProducerCore
+        self.core = core(options, self.cluster.metadata, random.random)
         self.lock = threading.Lock()
         self.settled = threading.Condition(self.lock)
         self.start_error: OncelogError | None = None
@@ -57,6 +60,8 @@ class ProducerDriver:
         self._waiters: list[asyncio.Future[None]] = []
         self._is_closing = False
         self._thread_id: int | None = None
+        self.on_turn: Callable[[], object] = lambda: None
+        """Called after every drain: what a transaction must do before more can be sent."""
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs on the thread that carries the records, as callbacks do."""
@@ -113,15 +118,17 @@ class ProducerDriver:
         for call in calls:
             self._send(call)
         self.notify()
+        self.on_turn()
         if needs_id and not self._is_asking_id:
             self._is_asking_id = True
-            self._spawn(self._ask_identity())
+            self.spawn(self._ask_identity())
         if stale and not self._is_refreshing:
             self._is_refreshing = True
-            self._spawn(self._refresh())
+            self.spawn(self._refresh())
         return _IDLE_SECONDS if due_ms is None else max(0.0, due_ms - now_ms) / 1000
 
-    def _spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> None:
+        """Run a coroutine until it ends or the producer is closed."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -149,7 +156,7 @@ class ProducerDriver:
 
     def _send(self, call: ProduceCall) -> None:
         try:
-            future = self.cluster.submit(call.node_id, call.message, max_version=MAX_PRODUCE_VERSION)
+            future = self.cluster.submit(call.node_id, call.message, max_version=self.core.max_produce_version)
         except OncelogError as error:
             with self.lock:
                 self.core.on_failure(call, error, monotonic_ms())

@@ -61,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server, connection_id: int) -> None:
         self.server, self.node, self.connection_id = server, server.node, connection_id
         self.transport: asyncio.Transport | None = None
-        self.peer = ""
+        self.peer = self.client_host = ""
         self.active_ms = server.clock.now_ms()
         self.is_closing = False
         self._reader = FrameReader(server.max_request_bytes)
@@ -80,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if name else "unknown"
+        self.client_host = f"/{name[0]}" if name else ""
         self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         self.server.opened(self)
 
@@ -168,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
-        answer = self.node.handle(Request(self.connection_id, header, message), now_ms)
+        answer = self.node.handle(Request(self.connection_id, header, message, self.client_host), now_ms)
         self._take_answer(header, answer, started)
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:

@@ -7,6 +7,7 @@ id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,8 @@ def _delete(
     else:
         for index in range(len(topic.partitions)):
             node.fetch_waits.changed(TopicPartition(topic.name, index))
+        with suppress(KafkaStorageError):  # they are found expired later
+            node.groups.offsets.delete_topics({topic.name}, now_ms)
     return result
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from oncelog.broker.admission import Admission
+from oncelog.broker.admission import Admission, admit_produce
 from oncelog.broker.events import AppendEvent, Verdict
 from oncelog.broker.flushing import FlushWait
 from oncelog.broker.state_topic import Written, when_durable
@@ -64,7 +64,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
     )
     if message.transactional_id is not None:
-        work.admission = Admission(node, message, request.header.api_version, now_ms)
+        work.admission = admit_produce(node, message, request.header.api_version, now_ms)
     responses = [
         ProduceResponse.TopicProduceResponse(
             name=topic.name,

@@ -1,0 +1,65 @@
+"""DescribeGroups (key 15), versions 0-6: classic groups, their members and what each reads.
+
+A group that is not there is Dead; from version 6 on 69.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.allowed import GROUP_OPERATIONS
+from oncelog.errors import GroupIdNotFound
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.group_member import GroupState
+from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 15
+FIRST_NOT_FOUND_VERSION = 6
+
+_Group = DescribeGroupsResponse.DescribedGroup
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeGroupsResponse:
+    message: DescribeGroupsRequest = request.message
+    described = [_describe(node, group_id, request.header.api_version) for group_id in message.groups]
+    if message.include_authorized_operations:
+        for each in described:
+            if not each.error_code:
+                each.authorized_operations = GROUP_OPERATIONS
+    return DescribeGroupsResponse(groups=described)
+
+
+def _describe(node: Node, group_id: str, version: int) -> _Group:
+    group = node.groups.get(group_id)
+    if group is not None:
+        return _Group(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=group.protocol_name or "" if group.state is GroupState.STABLE else "",
+            members=_members(group),
+        )
+    if group_id in node.groups.offsets.groups():
+        return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
+    missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
+    if version >= FIRST_NOT_FOUND_VERSION:
+        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} not found."
+    return missing
+
+
+def _members(group: ClassicGroup) -> list[DescribeGroupsResponse.DescribedGroupMember]:
+    is_stable = group.state is GroupState.STABLE
+    return [
+        DescribeGroupsResponse.DescribedGroupMember(
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata(group.protocol_name) if is_stable else b"",
+            member_assignment=member.assignment if is_stable else b"",
+        )
+        for member in group.members.values()
+    ]

@@ -1,0 +1,38 @@
+"""ListGroups (key 16), versions 0-5: the groups of this node, filtered by state (v4) and type (v5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.rules.group_member import GroupState
+from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 16
+CLASSIC = "classic"
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ListGroupsResponse:
+    message: ListGroupsRequest = request.message
+    states = {name.lower() for name in message.states_filter}
+    types = {name.lower() for name in message.types_filter}
+    listed = (_listed(node, group_id) for group_id in sorted(node.groups.group_ids()))
+    return ListGroupsResponse(
+        groups=[
+            group
+            for group in listed
+            if (not states or group.group_state.lower() in states) and (not types or CLASSIC in types)
+        ]
+    )
+
+
+def _listed(node: Node, group_id: str) -> ListGroupsResponse.ListedGroup:
+    group = node.groups.get(group_id)
+    return ListGroupsResponse.ListedGroup(
+        group_id=group_id,
+        protocol_type=group.protocol_type or "" if group else "",
+        group_state=group.state.value if group else GroupState.EMPTY.value,
+        group_type=CLASSIC,
+    )

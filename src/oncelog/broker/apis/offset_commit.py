@@ -1,0 +1,89 @@
+"""OffsetCommit (key 8), versions 2-9: a group's positions.
+
+Per partition: 3 unknown, 12 metadata too long. For the whole group what `GroupCoordinator.check_commit`
+refuses with. `retention_time_ms` (versions 2-4) takes the place of offsets.retention.minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.broker.state_topic import answer_when_durable
+from oncelog.errors import BrokerError, OffsetMetadataTooLarge, UnknownTopicOrPartition
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import OffsetCommitRequest, OffsetCommitResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 8
+
+_Asked = OffsetCommitRequest.OffsetCommitRequestPartition
+_Partition = OffsetCommitResponse.OffsetCommitResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: OffsetCommitRequest = request.message
+    expire_ms = now_ms + message.retention_time_ms if message.retention_time_ms >= 0 else -1
+    codes = {at: check_offset(node, at, asked.committed_metadata) for at, asked in _asked(message)}
+    offsets = {
+        at: CommittedOffset(
+            asked.committed_offset,
+            asked.committed_leader_epoch,
+            asked.committed_metadata or "",
+            now_ms,
+            expire_ms,
+            -1,
+        )
+        for at, asked in _asked(message)
+        if not codes[at]
+    }
+
+    def refusal(error: BrokerError) -> OffsetCommitResponse:
+        return _answer(message, {at: code or error.code for at, code in codes.items()})
+
+    try:
+        node.groups.check_commit(
+            message.group_id,
+            message.generation_id_or_member_epoch,
+            message.member_id,
+            message.group_instance_id,
+            version=request.header.api_version,
+        )
+        written = [node.groups.offsets.commit(message.group_id, offsets, now_ms)] if offsets else []
+    except BrokerError as error:
+        return refusal(error)
+    return answer_when_durable(node, written, _answer(message, codes), refusal)
+
+
+def check_offset(node: Node, at: TopicPartition, metadata: str | None) -> int:
+    """The error code of one offset by itself."""
+    topic = node.topics.get(at.topic)
+    if topic is None or not 0 <= at.partition < len(topic.partitions):
+        return UnknownTopicOrPartition.code
+    if metadata is not None and len(metadata) > node.settings["offset.metadata.max.bytes"]:
+        return OffsetMetadataTooLarge.code
+    return 0
+
+
+def _asked(message: OffsetCommitRequest) -> Iterator[tuple[TopicPartition, _Asked]]:
+    for topic in message.topics:
+        for partition in topic.partitions:
+            yield TopicPartition(topic.name, partition.partition_index), partition
+
+
+def _answer(message: OffsetCommitRequest, codes: dict[TopicPartition, int]) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponse.OffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
+                    for index in (partition.partition_index for partition in topic.partitions)
+                ],
+            )
+            for topic in message.topics
+        ]
+    )

@@ -1,0 +1,54 @@
+"""OffsetDelete (key 47), version 0: forget committed offsets. 69 no such group, 86 a member reads the topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.state_topic import answer_when_durable
+from oncelog.errors import BrokerError, GroupIdNotFound, GroupSubscribedToTopic, UnknownTopicOrPartition
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 47
+
+_Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: OffsetDeleteRequest = request.message
+
+    def refusal(error: BrokerError) -> OffsetDeleteResponse:
+        return OffsetDeleteResponse(error_code=error.code)
+
+    if message.group_id not in node.groups.group_ids():
+        return refusal(GroupIdNotFound())
+    subscribed = node.groups.subscribed_topics(message.group_id)
+    asked = [TopicPartition(topic.name, each.partition_index) for topic in message.topics for each in topic.partitions]
+    codes = {at: _code(node, at, subscribed) for at in asked}
+    try:
+        done = node.groups.offsets.delete(message.group_id, [at for at in asked if not codes[at]], now_ms)
+    except BrokerError as error:
+        return refusal(error)
+    answer = OffsetDeleteResponse(
+        topics=[
+            OffsetDeleteResponse.OffsetDeleteResponseTopic(
+                name=topic.name,
+                partitions=[
+                    _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
+                    for index in (each.partition_index for each in topic.partitions)
+                ],
+            )
+            for topic in message.topics
+        ]
+    )
+    return answer_when_durable(node, [done] if done else [], answer, refusal)
+
+
+def _code(node: Node, at: TopicPartition, subscribed: set[str]) -> int:
+    topic = node.topics.get(at.topic)
+    if topic is None or not 0 <= at.partition < len(topic.partitions):
+        return UnknownTopicOrPartition.code
+    return GroupSubscribedToTopic.code if at.topic in subscribed else 0

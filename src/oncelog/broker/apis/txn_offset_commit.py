@@ -1,0 +1,103 @@
+"""TxnOffsetCommit (key 28), versions 0-5: a group's positions, which hold when a transaction commits.
+
+Per partition: 3 unknown, 12 metadata too long; for the whole group what `GroupCoordinator.check_commit`
+refuses with (row T7). The group's partition of `__consumer_offsets` must be part of the transaction, or
+becomes it by version 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.broker.admission import Admission, Dialect
+from oncelog.broker.apis.offset_commit import check_offset
+from oncelog.broker.state_topic import answer_when_durable
+from oncelog.errors import BrokerError, CoordinatorNotAvailable, NotEnoughReplicas
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 28
+FIRST_ABORTABLE_VERSION, FIRST_ADDING_VERSION = 4, 5
+
+_Asked = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition
+_Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: TxnOffsetCommitRequest = request.message
+    who = Identity(message.producer_id, message.producer_epoch)
+    codes = {at: check_offset(node, at, asked.committed_metadata) for at, asked in _asked(message)}
+    offsets = {
+        at: CommittedOffset(
+            asked.committed_offset,
+            asked.committed_leader_epoch,
+            asked.committed_metadata or "",
+            now_ms,
+            -1,
+            -1,
+        )
+        for at, asked in _asked(message)
+        if not codes[at]
+    }
+
+    def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
+        return _answer(message, {at: code or error.code for at, code in codes.items()})
+
+    try:
+        node.groups.check_commit(
+            message.group_id,
+            message.generation_id,
+            message.member_id,
+            message.group_instance_id,
+            is_transactional=True,
+        )
+        admission = _admit(node, message, who, request.header.api_version, now_ms)
+        written = list(admission.written)
+        if offsets:
+            written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))
+    except NotEnoughReplicas as error:
+        return refusal(CoordinatorNotAvailable(str(error)))
+    except BrokerError as error:
+        return refusal(error)
+    return answer_when_durable(node, written, _answer(message, codes), refusal)
+
+
+def _admit(
+    node: Node, message: TxnOffsetCommitRequest, who: Identity, version: int, now_ms: int
+) -> Admission:
+    at = node.groups.offsets_partition(message.group_id, now_ms)
+    _, partition = node.topics.partition(at)
+    outside = {} if partition.has_open_transaction(*who) else {at: who}
+    dialect = Dialect(
+        adds=version >= FIRST_ADDING_VERSION, knows_abortable=version >= FIRST_ABORTABLE_VERSION
+    )
+    admission = Admission(node, message.transactional_id, outside, dialect, now_ms)
+    admission.check(at)
+    return admission
+
+
+def _asked(message: TxnOffsetCommitRequest) -> Iterator[tuple[TopicPartition, _Asked]]:
+    for topic in message.topics:
+        for partition in topic.partitions:
+            yield TopicPartition(topic.name, partition.partition_index), partition
+
+
+def _answer(message: TxnOffsetCommitRequest, codes: dict[TopicPartition, int]) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
+                    for index in (partition.partition_index for partition in topic.partitions)
+                ],
+            )
+            for topic in message.topics
+        ]
+    )

@@ -1,0 +1,147 @@
+"""The transactional producer without I/O: a producer core that stores only within transactions.
+
+Its batches carry the transactional bit, its requests the transactional id. A batch leaves only once its
+partition is part of the transaction: `added` after AddPartitionsToTxn, or at once where the broker raises
+the epoch per transaction (`transaction.version` 2) and adds partitions itself. A batch that fails makes the
+transaction one that must be aborted; numbering never starts again by itself, for the coordinator gives out
+the epochs.
+Source: rows T4, T5; KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.producer import ProducerCore
+from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row
+from oncelog.client.producer_options import ProducerOptions
+from oncelog.client.producer_partition import PartitionQueue
+from oncelog.client.producer_request import MAX_PRODUCE_VERSION
+from oncelog.errors import BrokerError, OncelogError, TransactionAborted
+from oncelog.rules.sending import Identity, OutOfOrder
+from oncelog.rules.txn_session import Call, Session, State
+from oncelog.types import TopicPartition
+
+_SENDING = (State.IN_TRANSACTION, State.COMMITTING)
+LAST_CLASSIC_PRODUCE_VERSION = 11
+"""From 12 on Produce adds partitions to the transaction, and expects the epoch to be raised by its end."""
+
+
+class TransactionalCore(ProducerCore):
+    """`wanted`: partitions to be added to the transaction. `has_offsets`: it commits offsets as well.
+
+    `raises_epoch`: the broker does so with every end. `is_epoch_spent`: sequences cannot go on under this
+    epoch, so that the next transaction needs another one.
+    """
+
+    def __init__(
+        self, options: ProducerOptions, metadata: ClusterMetadata, jitter: Callable[[], float]
+    ) -> None:
+        super().__init__(options, metadata, jitter)
+        self.session = Session()
+        self.is_identity_needed = False
+        self.raises_epoch = False
+        self.is_epoch_spent = False
+        self.added: set[TopicPartition] = set()
+        self.wanted: set[TopicPartition] = set()
+        self.has_offsets = False
+
+    # The transaction
+
+    def begin(self, *, raises_epoch: bool) -> None:
+        """A transaction begins; the coordinator hears of it with its first partition."""
+        self.session.check(Call.BEGIN)
+        self.raises_epoch = raises_epoch
+        self.max_produce_version = MAX_PRODUCE_VERSION if raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
+        self.session.enter(State.IN_TRANSACTION)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the coordinator may know of the transaction, so that it must be told its end."""
+        return bool(self.added or self.has_offsets)
+
+    def on_added(self, partitions: set[TopicPartition]) -> None:
+        """They are part of the transaction."""
+        self.wanted -= partitions
+        self.added |= partitions
+
+    def drop_unsent(self) -> None:
+        """The transaction is being aborted: what is not on the wire will not be sent (again)."""
+        error = TransactionAborted("the transaction was aborted before this record was stored")
+        for part in self._partitions.values():
+            for batch in part.created_before(float("inf")):
+                if not batch.is_on_wire:
+                    self._fail(batch, error)
+
+    def on_ended(self, identity: Identity | None) -> None:
+        """The transaction is over. `identity`: with which the next goes on, None: with the present one."""
+        self.added.clear()
+        self.wanted.clear()
+        self.has_offsets = False
+        if identity is not None:
+            self.renew(identity)
+        self.session.enter(State.READY)
+
+    def renew(self, identity: Identity) -> None:
+        """Sequences start again under another epoch or id. Nothing may be under way."""
+        self.identity, self.is_epoch_spent = identity, False
+        for part in self._partitions.values():
+            part.sequences.restart(identity)
+
+    # What the plain core does otherwise
+
+    def append(
+        self, tp: TopicPartition, row: Row, size: int, now_ms: float, callback: Callback | None = None
+    ) -> tuple[Outcome, int, bool]:
+        self.session.check(Call.SEND)
+        return super().append(tp, row, size, now_ms, callback)
+
+    def append_sealed(
+        self, tp: TopicPartition, data: bytearray, count: int, times: Any, now_ms: float
+    ) -> Outcome:
+        self.session.check(Call.SEND)
+        return super().append_sealed(tp, data, count, times, now_ms)
+
+    def die(self, error: OncelogError) -> None:
+        self.session.die(error)
+        super().die(error)
+
+    def _renew_identities(self) -> bool:
+        return self.identity is not None
+
+    def _is_ready(self, part: PartitionQueue, now_ms: float) -> bool:
+        if self.session.state not in _SENDING or not super()._is_ready(part, now_ms):
+            return False
+        if part.tp in self.added:
+            return True
+        if self.raises_epoch:
+            self.added.add(part.tp)
+            return True
+        self.wanted.add(part.tp)
+        return False
+
+    def _on_out_of_order(
+        self, batch: ProducerBatch, verdict: OutOfOrder, error: BrokerError, now_ms: float
+    ) -> None:
+        if verdict is OutOfOrder.RENUMBER:
+            self._fail(batch, error)
+            return
+        if verdict is OutOfOrder.GIVE_UP:
+            self.must_abort(error)
+        super()._on_out_of_order(batch, verdict, error, now_ms)
+
+    def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:
+        if not batch.is_settled and not isinstance(error, TransactionAborted):
+            self.must_abort(error)
+        if batch.identity is not None:
+            self.is_epoch_spent = True
+        super()._fail(batch, error)
+
+    def must_abort(self, error: OncelogError) -> None:
+        """Something of the transaction failed: all that is left is to abort it."""
+        self.session.must_abort(error)
+        self.is_epoch_spent = True
+        for part in self._partitions.values():
+            part.close_open()  # so that the next `send` asks the session

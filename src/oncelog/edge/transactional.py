@@ -1,0 +1,139 @@
+"""The transactional calls of both producer faces (row T4).
+
+    producer = Producer({"bootstrap.servers": "127.0.0.1:9092", "transactional.id": "payments-1"})
+    producer.init_transactions()
+    with producer.transaction():          # commits, or aborts when the block raises
+        producer.send("payments", b"42.00")
+        producer.send_offsets_to_transaction({TopicPartition("orders", 0): 17}, consumer.group_metadata())
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from oncelog.edge.loop import LoopThread
+from oncelog.edge.producer_driver import ProducerDriver
+from oncelog.edge.transactions import Transactions
+from oncelog.errors import MisuseError, OncelogError
+from oncelog.rules.txn_session import State
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+
+
+def session_of(driver: ProducerDriver) -> Transactions | None:
+    """The driver's transactions; None without a transactional.id."""
+    return Transactions(driver) if driver.options.transactional_id is not None else None
+
+
+def _required(transactions: Transactions | None) -> Transactions:
+    if transactions is None:
+        raise MisuseError("this producer has no transactional.id; set one to use transactions")
+    return transactions
+
+
+class TransactionalCalls:
+    """The calls that block. A `timeout` is in seconds; None: max.block.ms. All raise MisuseError when the
+    call is not possible in the session's state, and the session's error when it cannot go on.
+    """
+
+    _thread: LoopThread
+    _transactions: Transactions | None
+
+    def init_transactions(self, timeout: float | None = None) -> None:
+        """Get an epoch, which fences every other producer of this transactional.id; once, before all else.
+
+        What an earlier instance left open is aborted, what it had decided is finished. Raises ProducerFenced,
+        TimedOut (call it again).
+        """
+        self._thread.run(_required(self._transactions).init(timeout))
+
+    def begin_transaction(self) -> None:
+        """What is sent from now on is one transaction. Sends nothing itself."""
+        _required(self._transactions).begin()
+
+    def send_offsets_to_transaction(
+        self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer's positions with the transaction: its group's, as `consumer.group_metadata()` says.
+
+        `offsets`: the next to read. A bare group id fences no zombie member. Raises an error that says to
+        abort (IllegalGeneration, UnknownMemberId, ...), TimedOut.
+        """
+        self._thread.run(_required(self._transactions).send_offsets(offsets, group, timeout))
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Send the rest and make everything visible at once.
+
+        Raises the first failure of a record (then call `abort_transaction`), ProducerFenced (make a new
+        producer), TimedOut: whether it is committed is not known; call `commit_transaction` again.
+        """
+        self._thread.run(_required(self._transactions).commit(timeout))
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Nothing that was sent in the transaction will be seen by read_committed readers.
+
+        Raises ProducerFenced (nothing is seen either), TimedOut: call `abort_transaction` again.
+        """
+        self._thread.run(_required(self._transactions).abort(timeout))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Begin, then commit; or abort when the block raises, or when the commit says so."""
+        session = _required(self._transactions).session
+        self.begin_transaction()
+        try:
+            yield
+            self.commit_transaction()
+        except BaseException:
+            if session.state in (State.IN_TRANSACTION, State.MUST_ABORT):
+                with suppress(OncelogError):  # what happened first is what matters
+                    self.abort_transaction()
+            raise
+
+
+class AsyncTransactionalCalls:
+    """The same for asyncio; see TransactionalCalls."""
+
+    _transactions: Transactions | None
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """As TransactionalCalls.init_transactions."""
+        await self._session().init(timeout)
+
+    async def begin_transaction(self) -> None:
+        """As TransactionalCalls.begin_transaction."""
+        self._session().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
+    ) -> None:
+        """As TransactionalCalls.send_offsets_to_transaction."""
+        await self._session().send_offsets(offsets, group, timeout)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """As TransactionalCalls.commit_transaction."""
+        await self._session().commit(timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """As TransactionalCalls.abort_transaction."""
+        await self._session().abort(timeout)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """As TransactionalCalls.transaction."""
+        session = self._session().session
+        await self.begin_transaction()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException:
+            if session.state in (State.IN_TRANSACTION, State.MUST_ABORT):
+                with suppress(OncelogError):
+                    await self.abort_transaction()
+            raise
+
+    def _session(self) -> Transactions:
+        self._started()  # type: ignore[attr-defined]
+        return _required(self._transactions)

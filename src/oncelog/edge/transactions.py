@@ -1,0 +1,353 @@
+"""Transactions over asyncio: asks the coordinators what the session needs, again until it is answered.
+
+A request without an answer is sent again as it was. A commit whose answer was lost is never followed by an
+abort: the outcome may be decided, and an abort could end the transaction after it (row T13).
+Source: rows T3-T5; Kafka's TransactionManager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from oncelog.client.transactions import TransactionalCore
+from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
+from oncelog.errors import (
+    BrokerError,
+    ConcurrentTransactions,
+    OncelogError,
+    OperationNotAttempted,
+    TimedOut,
+    error_for_code,
+    raise_for_code,
+)
+from oncelog.rules.sending import Identity
+from oncelog.rules.txn_session import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    COMMIT_OFFSETS,
+    END,
+    INIT,
+    Asked,
+    Call,
+    Reaction,
+    State,
+    reaction_to,
+)
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+GROUP, TRANSACTION = 0, 1
+_FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
+_LAST_ADD_VERSION = 3
+"""Later versions are for brokers."""
+_FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
+"""Where the epoch is raised by every end."""
+_CONCURRENT_PAUSE_S = 0.02
+"""The transaction before is completed in moments, mostly."""
+
+
+class Transactions:
+    """The session of one transactional producer, on its driver's loop."""
+
+    def __init__(self, driver: ProducerDriver) -> None:
+        assert isinstance(driver.core, TransactionalCore) and driver.options.transactional_id is not None
+        self._driver, self._cluster = driver, driver.cluster
+        self.core = driver.core
+        self.session = self.core.session
+        self._transactional_id: str = driver.options.transactional_id
+        self._coordinators: dict[tuple[int, str], int] = {}
+        self._is_adding = False
+        driver.on_turn = self._on_turn
+
+    # The calls
+
+    async def init(self, timeout_s: float | None = None) -> None:
+        """Get the producer id and an epoch that fences every other instance of the transactional id."""
+        self.session.check(Call.INIT)
+        await self._cluster.start()
+        self.core.give_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
+        self.session.enter(State.READY)
+
+    def begin(self) -> None:
+        """A transaction begins; nothing is sent."""
+        with self._driver.lock:
+            self.core.begin(raises_epoch=self._raises_epoch())
+
+    async def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group: ConsumerGroupMetadata | str,
+        timeout_s: float | None = None,
+    ) -> None:
+        """The group's positions are committed if the transaction is. Raises what makes it to be aborted."""
+        self.session.check(Call.SEND_OFFSETS)
+        if not offsets:
+            return
+        who = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        deadline_ms = self._deadline_ms(timeout_s)
+        self.core.has_offsets = True
+        if not self.core.raises_epoch:
+            await self._ask(ADD_OFFSETS, self._add_offsets_request(who.group_id), None, deadline_ms)
+        request = self._offsets_request(offsets, who)
+        await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms)
+
+    async def commit(self, timeout_s: float | None = None) -> None:
+        """Everything sent becomes visible at once. Raises the first failure of it, TimedOut: call it again."""
+        self.session.check(Call.COMMIT)
+        deadline_ms = self._deadline_ms(timeout_s)
+        with self._driver.lock:
+            self.session.enter(State.COMMITTING)
+            self.core.flush()
+        await self._settled(deadline_ms)
+        self.session.check(Call.COMMIT)
+        identity = await self._end(True, deadline_ms) if self.core.has_begun else None
+        with self._driver.lock:
+            self.core.on_ended(identity)
+
+    async def abort(self, timeout_s: float | None = None) -> None:
+        """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
+        self.session.check(Call.ABORT)
+        deadline_ms = self._deadline_ms(timeout_s)
+        with self._driver.lock:
+            self.session.enter(State.ABORTING)
+            self.core.drop_unsent()
+        self._driver.notify()
+        await self._settled(deadline_ms)
+        identity = await self._aborted(deadline_ms) if self.core.has_begun else None
+        if identity is None and self.core.is_epoch_spent:
+            identity = await self._new_epoch(self.core.identity, deadline_ms)
+        with self._driver.lock:
+            self.core.on_ended(identity)
+
+    async def _aborted(self, deadline_ms: float) -> Identity | None:
+        try:
+            return await self._end(False, deadline_ms)
+        except BrokerError as error:
+            if reaction_to(END, error) is not Reaction.ABORT:
+                raise
+            self.core.is_epoch_spent = True  # the coordinator does not know us any more: begin anew
+            return None
+
+    async def _settled(self, deadline_ms: float) -> None:
+        """Until every record has its outcome; an abort drops those that come back without one."""
+        while not self.core.is_idle:
+            self._driver.wake()
+            waiting = asyncio.ensure_future(self._driver.next_settled())
+            done, _ = await asyncio.wait([waiting], timeout=0.1)
+            if not done:
+                waiting.cancel()
+            if self.session.state is State.ABORTING:
+                with self._driver.lock:
+                    self.core.drop_unsent()
+                self._driver.notify()
+            elif self.session.state is not State.COMMITTING:
+                return
+            if monotonic_ms() > deadline_ms:
+                raise TimedOut("records of the transaction are still under way; call the same again")
+
+    # Requests
+
+    async def _new_epoch(self, given: Identity | None, deadline_ms: float) -> Identity:
+        request = InitProducerIdRequest(
+            transactional_id=self._transactional_id,
+            transaction_timeout_ms=self._driver.options.transaction_timeout_ms,
+            producer_id=given.producer_id if given else -1,
+            producer_epoch=given.producer_epoch if given else -1,
+        )
+        answer = await self._ask(INIT, request, None, deadline_ms)
+        return Identity(answer.producer_id, answer.producer_epoch)
+
+    async def _end(self, is_commit: bool, deadline_ms: float) -> Identity | None:
+        """The identity that the next transaction goes on with; None: the same."""
+        identity = self.core.identity
+        assert identity is not None
+        request = EndTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            committed=is_commit,
+        )
+        answer = await self._ask(END, request, None, deadline_ms)
+        if not self.core.raises_epoch:
+            return None
+        return Identity(answer.producer_id, answer.producer_epoch)
+
+    def _add_offsets_request(self, group_id: str) -> AddOffsetsToTxnRequest:
+        identity = self.core.identity
+        assert identity is not None
+        return AddOffsetsToTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            group_id=group_id,
+        )
+
+    def _offsets_request(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], who: ConsumerGroupMetadata
+    ) -> TxnOffsetCommitRequest:
+        identity = self.core.identity
+        assert identity is not None
+        topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
+        for at, given in offsets.items():
+            each = OffsetAndMetadata(given) if isinstance(given, int) else given
+            topics.setdefault(at.topic, []).append(
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                    partition_index=at.partition,
+                    committed_offset=each.offset,
+                    committed_leader_epoch=-1 if each.leader_epoch is None else each.leader_epoch,
+                    committed_metadata=each.metadata,
+                )
+            )
+        return TxnOffsetCommitRequest(
+            transactional_id=self._transactional_id,
+            group_id=who.group_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            generation_id=who.generation_id,
+            member_id=who.member_id,
+            group_instance_id=who.group_instance_id,
+            topics=[
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic, partitions=partitions)
+                for topic, partitions in topics.items()
+            ],
+        )
+
+    def _on_turn(self) -> None:
+        if self.core.wanted and not self._is_adding:
+            self._is_adding = True
+            self._driver.spawn(self._add_wanted())
+
+    async def _add_wanted(self) -> None:
+        """AddPartitionsToTxn for what waits to be sent; what comes meanwhile goes with the next."""
+        identity, wanted = self.core.identity, set(self.core.wanted)
+        assert identity is not None
+        topics: dict[str, list[int]] = {}
+        for at in sorted(wanted):
+            topics.setdefault(at.topic, []).append(at.partition)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._transactional_id,
+            v3_and_below_producer_id=identity.producer_id,
+            v3_and_below_producer_epoch=identity.producer_epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
+                for topic, partitions in topics.items()
+            ],
+        )
+        try:
+            await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None))
+            with self._driver.lock:
+                self.core.on_added(wanted)
+        except OncelogError as error:
+            with self._driver.lock:
+                self.core.wanted -= wanted
+                self.core.must_abort(error)
+            self._driver.notify()
+        finally:
+            self._is_adding = False
+            self._driver.wake()
+
+    async def _ask(self, asked: Asked, request: Any, group_id: str | None, deadline_ms: float) -> Any:
+        """The answer without an error. `group_id` None: of the transaction's coordinator, else the group's."""
+        key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
+        attempt, is_ambiguous = 0, False
+        while True:
+            try:
+                node_id = await self._coordinator(key)
+                answer = await self._cluster.request(node_id, request, **self._versions(asked))
+                error = first_error(answer)
+                if error is None:
+                    return answer
+            except OncelogError as raised:
+                error = raised
+            reaction = reaction_to(asked, error)
+            is_lost = not isinstance(error, BrokerError)
+            if reaction is Reaction.DIE or (reaction is Reaction.ABORT and is_ambiguous and asked is END):
+                self._die(error)
+            if reaction is Reaction.ABORT:
+                error.reaction = "abortable"  # type: ignore[attr-defined]
+                with self._driver.lock:
+                    self.core.must_abort(error)
+                raise error
+            if reaction is Reaction.FIND:
+                self._coordinators.pop(key, None)
+            is_ambiguous = is_ambiguous or is_lost
+            pause_s = self._pause_s(error, attempt)
+            if monotonic_ms() + pause_s * 1000 > deadline_ms:
+                raise TimedOut(f"{asked.name} was not answered in time; the last that was heard: {error}") from error
+            await asyncio.sleep(pause_s)
+            attempt += 1
+
+    def _die(self, error: OncelogError) -> None:
+        error.reaction = "fatal"  # type: ignore[attr-defined]
+        with self._driver.lock:
+            self.core.die(error)
+        self._driver.notify()
+        raise error
+
+    def _pause_s(self, error: OncelogError, attempt: int) -> float:
+        if isinstance(error, ConcurrentTransactions) and attempt < 10:
+            return _CONCURRENT_PAUSE_S
+        return self._cluster.retry_pause_ms(attempt) / 1000
+
+    def _versions(self, asked: Asked) -> dict[str, int]:
+        name = asked.name
+        if asked is ADD_PARTITIONS:
+            return {"max_version": _LAST_ADD_VERSION}
+        if name not in _FIRST_EPOCH_VERSION:
+            return {}
+        first_epoch_version = _FIRST_EPOCH_VERSION[name]
+        if self.core.raises_epoch:
+            return {"min_version": first_epoch_version}
+        return {"max_version": first_epoch_version - 1}
+
+    async def _coordinator(self, key: tuple[int, str]) -> int:
+        if key not in self._coordinators:
+            kind, name = key
+            request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+            answer = await self._cluster.request(None, request)
+            found = answer.coordinators[0] if answer.coordinators else answer
+            raise_for_code(found.error_code, found.error_message or "")
+            if found.node_id not in self._cluster.metadata.brokers:
+                await self._cluster.refresh_metadata(())
+            self._coordinators[key] = found.node_id
+        return self._coordinators[key]
+
+    def _raises_epoch(self) -> bool:
+        node_id = self._coordinators.get((TRANSACTION, self._transactional_id))
+        if node_id is None:
+            return self.core.raises_epoch
+        level = self._cluster.feature(node_id, _FEATURE)
+        return level >= _EPOCH_PER_TRANSACTION if level else self.core.raises_epoch
+
+    def _deadline_ms(self, timeout_s: float | None) -> float:
+        block_ms = self._driver.options.max_block_ms
+        return monotonic_ms() + (block_ms if timeout_s is None else timeout_s * 1000)
+
+
+def first_error(answer: Any) -> BrokerError | None:
+    """The error of an answer, or of the first partition that was refused for a reason of its own."""
+    errors = [error_for_code(code) for code in _codes(answer) if code]
+    telling = [error for error in errors if not isinstance(error, OperationNotAttempted)]
+    return next(iter(telling or errors), None)
+
+
+def _codes(answer: Any) -> Iterator[int]:
+    if hasattr(answer, "error_code"):
+        yield answer.error_code
+    for topic in _topics(answer):
+        for partition in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", ()):
+            yield getattr(partition, "error_code", 0) or getattr(partition, "partition_error_code", 0)
+
+
+def _topics(answer: Any) -> Iterable[Any]:
+    return getattr(answer, "topics", None) or getattr(answer, "results_by_topic_v3_and_below", None) or ()
+

@@ -1,0 +1,417 @@
+"""A classic consumer group: who belongs to it, in which generation, and when they must join anew.
+
+    Empty                 no members
+    PreparingRebalance    members are asked to join; ends when all have, or the longest rebalance timeout is over
+    CompletingRebalance   all know the generation; the leader is to tell who reads what
+    Stable                all have been told
+
+A join that changes anything, a member that leaves or falls silent: PreparingRebalance again, from any state
+but itself. Who waits is answered through the callable it came with. `is_unsaved`: the shell is to store the
+group and then to call `saved`, before anyone is told an assignment.
+Source: Kafka's ClassicGroup, GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from oncelog.errors import (
+    BrokerError,
+    CoordinatorNotAvailable,
+    FencedInstanceId,
+    GroupMaxSizeReached,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    MemberIdRequired,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from oncelog.rules.group_member import (
+    GroupState,
+    JoinAnswer,
+    JoinedMember,
+    JoinRequest,
+    Member,
+    SyncAnswer,
+    common_protocols,
+    select_protocol,
+)
+
+NEW_MEMBER_TIMEOUT_MS = 300_000
+"""How long a member waits for its first generation before it counts as gone."""
+
+_CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
+_Join = Callable[[JoinAnswer], None]
+_Sync = Callable[[SyncAnswer], None]
+
+
+class ClassicGroup:
+    """One group. Times are milliseconds since the epoch."""
+
+    def __init__(self, group_id: str, now_ms: int, *, initial_delay_ms: int = 0, max_size: int = 2**31) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.state_since_ms = now_ms
+        self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.is_unsaved = False
+        self._pending: dict[str, int] = {}
+        self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
+        self._is_initial = False
+        self._deadline_ms: int | None = None
+
+    # Joining
+
+    def join(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: _Join) -> None:
+        """A member joins, again or as `fresh_id`; answered when all have, at once if nothing changes."""
+        error = self._refusal_of_join(request)
+        if error is not None:
+            answer(JoinAnswer(error.code, request.member_id))
+        elif request.member_id:
+            self._join_known(request, now_ms, answer)
+        elif request.group_instance_id in self.static_members:
+            self._replace_static(request, fresh_id, now_ms, answer)
+        elif request.group_instance_id is None and request.requires_known_id:
+            self._pending[fresh_id] = now_ms + request.session_timeout_ms
+            answer(JoinAnswer(MemberIdRequired.code, fresh_id))
+        else:
+            self._add(request, fresh_id, now_ms, answer)
+
+    def _refusal_of_join(self, request: JoinRequest) -> type[BrokerError] | None:
+        if self.state is GroupState.DEAD:
+            return CoordinatorNotAvailable
+        if self._is_full_for(request):
+            return GroupMaxSizeReached
+        if not self._supports(request):
+            return InconsistentGroupProtocol
+        if not request.member_id or request.member_id in self._pending:
+            return None
+        error = self._refusal_of(request.member_id, request.group_instance_id)
+        if error is None and self.state is GroupState.EMPTY:
+            return UnknownMemberId
+        return error
+
+    def _is_full_for(self, request: JoinRequest) -> bool:
+        if self.state is GroupState.EMPTY:
+            return False
+        if self.state is GroupState.PREPARING_REBALANCE:
+            waiting = [each for each in self.members.values() if each.join is not None]
+            known = self.members.get(request.member_id)
+            return (known is None or known.join is None) and len(waiting) >= self._max_size
+        is_known = request.member_id in self.members or request.group_instance_id in self.static_members
+        return not is_known and len(self.members) >= self._max_size
+
+    def _supports(self, request: JoinRequest) -> bool:
+        if not self.members:
+            return bool(request.protocol_type and request.protocols)
+        offered = {name for name, _ in request.protocols}
+        return request.protocol_type == self.protocol_type and bool(offered & common_protocols(self.members.values()))
+
+    def _join_known(self, request: JoinRequest, now_ms: int, answer: _Join) -> None:
+        if request.member_id in self._pending:
+            del self._pending[request.member_id]
+            self._add(request, request.member_id, now_ms, answer)
+            return
+        member = self.members[request.member_id]
+        is_leader = member.member_id == self.leader_id
+        is_same = member.protocols == request.protocols
+        is_completing = self.state is GroupState.COMPLETING_REBALANCE
+        if is_same and (is_completing or (self.state is GroupState.STABLE and not is_leader)):
+            member.touch(now_ms)
+            answer(self._joined(member, self._told(is_leader and is_completing)))
+            return
+        self._update(member, request, now_ms, answer)
+        self._rebalance(now_ms)
+
+    def _add(self, request: JoinRequest, member_id: str, now_ms: int, answer: _Join) -> None:
+        member = Member(member_id, request.group_instance_id, "", "", 0, 0, ())
+        if not self.members:
+            self.protocol_type = request.protocol_type
+        self.members[member_id] = member
+        self.leader_id = self.leader_id or member_id
+        if request.group_instance_id is not None:
+            self.static_members[request.group_instance_id] = member_id
+        self._update(member, request, now_ms, answer)
+        if self._is_initial and self._deadline_ms is not None:
+            longest_ms = self.state_since_ms + self._longest_rebalance_ms()
+            self._deadline_ms = min(now_ms + self._initial_delay_ms, longest_ms)
+        self._rebalance(now_ms)
+
+    @staticmethod
+    def _update(member: Member, request: JoinRequest, now_ms: int, answer: _Join) -> None:
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.protocols = request.protocols
+        member.join = answer
+        member.deadline_ms = now_ms + (NEW_MEMBER_TIMEOUT_MS if member.is_new else request.session_timeout_ms)
+
+    def _replace_static(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: _Join) -> None:
+        """A static member came back under a new member id; nobody joins anew if nothing else changed."""
+        assert request.group_instance_id is not None
+        old_id, old_leader = self.static_members[request.group_instance_id], self.leader_id
+        old = self.members[old_id]
+        self._dismiss(old, FencedInstanceId)
+        member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
+        self.members = {
+            (fresh_id if each is old else member_id): (member if each is old else each)
+            for member_id, each in self.members.items()
+        }
+        self.static_members[request.group_instance_id] = fresh_id
+        if old_leader == old_id:
+            self.leader_id = fresh_id
+        self._update(member, request, now_ms, answer)
+        if self.state is not GroupState.STABLE or select_protocol(self.members.values()) != self.protocol_name:
+            self._rebalance(now_ms)
+            return
+        member.join, self.is_unsaved = None, True
+        is_leader = self.leader_id == fresh_id
+        if request.knows_skip:
+            answer(self._joined(member, self._told(is_leader))._replace(skip_assignment=is_leader))
+        else:
+            answer(self._joined(member, ())._replace(leader=old_leader or ""))
+
+    # From generation to generation
+
+    def _rebalance(self, now_ms: int) -> None:
+        """Something changed: all members are to join anew."""
+        if self.state in _CAN_REBALANCE:
+            if self.state is GroupState.COMPLETING_REBALANCE:
+                for member in self.members.values():
+                    member.assignment = b""
+                    self._answer_sync(member, SyncAnswer(RebalanceInProgress.code))
+            self._is_initial = self.state is GroupState.EMPTY and self._initial_delay_ms > 0
+            delay_ms = self._initial_delay_ms if self._is_initial else self._longest_rebalance_ms()
+            self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
+        if not self._is_initial:
+            self._complete_if_all_joined(now_ms)
+
+    def _complete_if_all_joined(self, now_ms: int) -> None:
+        if self.state is GroupState.PREPARING_REBALANCE and not self._pending:
+            if all(member.join is not None for member in self.members.values()):
+                self._complete(now_ms)
+
+    def _complete(self, now_ms: int) -> None:
+        """The next generation: of those that joined, and of static members that may still come."""
+        self._is_initial = False
+        for member in [m for m in self.members.values() if m.join is None and m.group_instance_id is None]:
+            self._forget(member)
+        joined = [member for member in self.members.values() if member.join is not None]
+        if self.members and not joined:
+            self._deadline_ms = now_ms + self._longest_rebalance_ms()
+            return
+        self.generation_id += 1
+        if not joined:
+            self.protocol_name, self.is_unsaved = None, True
+            self._enter(GroupState.EMPTY, now_ms, None)
+            return
+        if self.leader_id not in {member.member_id for member in joined}:
+            self.leader_id = joined[0].member_id
+        self.protocol_name = select_protocol(self.members.values())
+        self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + self._longest_rebalance_ms())
+        for member in self.members.values():
+            member.has_synced = False
+        for member in joined:
+            member.touch(now_ms)
+            member.is_new, waiting, member.join = False, member.join, None
+            assert waiting is not None
+            waiting(self._joined(member, self._told(member.member_id == self.leader_id)))
+
+    def _enter(self, state: GroupState, now_ms: int, deadline_ms: int | None) -> None:
+        self.state, self.state_since_ms, self._deadline_ms = state, now_ms, deadline_ms
+
+    def _longest_rebalance_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def _told(self, is_leader: bool) -> tuple[JoinedMember, ...]:
+        if not is_leader:
+            return ()
+        return tuple(
+            JoinedMember(each.member_id, each.group_instance_id, each.metadata(self.protocol_name))
+            for each in self.members.values()
+        )
+
+    def _joined(self, member: Member, members: tuple[JoinedMember, ...]) -> JoinAnswer:
+        return JoinAnswer(
+            0,
+            member.member_id,
+            self.generation_id,
+            self.protocol_type,
+            self.protocol_name,
+            self.leader_id or "",
+            members,
+        )
+
+    # The assignment
+
+    def sync(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        protocol: tuple[str | None, str | None],
+        assignments: Mapping[str, bytes],
+        now_ms: int,
+        answer: _Sync,
+    ) -> None:
+        """A member asks for its share; the leader brings all. `protocol`: type and name, None unsaid."""
+        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        if error is None and not self._is_protocol(*protocol):
+            error = InconsistentGroupProtocol
+        if error is None and self.state is GroupState.PREPARING_REBALANCE:
+            error = RebalanceInProgress
+        if error is not None:
+            answer(SyncAnswer(error.code))
+            return
+        member = self.members[member_id]
+        member.touch(now_ms)
+        member.has_synced = True
+        if self.state is GroupState.STABLE:
+            answer(self._share(member))
+            return
+        member.sync = answer
+        if member_id == self.leader_id:
+            for each in self.members.values():
+                each.assignment = assignments.get(each.member_id, b"")
+            self.is_unsaved = True
+
+    def saved(self, error: BrokerError | None, now_ms: int) -> None:
+        """The group is stored, or could not be; those that wait for an assignment are told."""
+        self.is_unsaved = False
+        if self.state is not GroupState.COMPLETING_REBALANCE:
+            return
+        if error is None:
+            self._enter(GroupState.STABLE, now_ms, None)
+        for member in self.members.values():
+            if error is not None:
+                member.assignment = b""
+            self._answer_sync(member, self._share(member) if error is None else SyncAnswer(error.code))
+        if error is not None:
+            self._rebalance(now_ms)
+
+    def _share(self, member: Member) -> SyncAnswer:
+        return SyncAnswer(0, self.protocol_type, self.protocol_name, member.assignment)
+
+    def _is_protocol(self, protocol_type: str | None, protocol_name: str | None) -> bool:
+        return protocol_type in (None, self.protocol_type) and protocol_name in (None, self.protocol_name)
+
+    @staticmethod
+    def _answer_sync(member: Member, answer: SyncAnswer) -> None:
+        if member.sync is not None:
+            waiting, member.sync = member.sync, None
+            waiting(answer)
+
+    # Staying and leaving
+
+    def heartbeat(self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int) -> int:
+        """The error code for a member that says it is there."""
+        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        if error is not None:
+            return error.code
+        self.members[member_id].touch(now_ms)
+        return RebalanceInProgress.code if self.state is GroupState.PREPARING_REBALANCE else 0
+
+    def leave(self, member_id: str, group_instance_id: str | None, now_ms: int) -> int:
+        """The error code for a member that goes; a static one may be named by its instance alone."""
+        if group_instance_id is not None and not member_id:
+            member_id = self.static_members.get(group_instance_id, "")
+        if member_id in self._pending:
+            del self._pending[member_id]
+            self._complete_if_all_joined(now_ms)
+            return 0
+        error = self._refusal_of(member_id, group_instance_id)
+        if error is not None:
+            return error.code
+        self._remove(self.members[member_id], now_ms)
+        return 0
+
+    def tick(self, now_ms: int) -> None:
+        """What time brings: silent members go, a rebalance ends without those that did not come."""
+        self._pending = {member_id: due for member_id, due in self._pending.items() if due > now_ms}
+        for member in list(self.members.values()):
+            is_waiting = member.sync is not None or (member.join is not None and not member.is_new)
+            if member.deadline_ms <= now_ms and not is_waiting and member.member_id in self.members:
+                self._remove(member, now_ms)
+        if not self._is_initial:
+            self._complete_if_all_joined(now_ms)
+        if self._deadline_ms is None or self._deadline_ms > now_ms:
+            return
+        if self.state is GroupState.PREPARING_REBALANCE:
+            self._complete(now_ms)
+        elif self.state is GroupState.COMPLETING_REBALANCE:
+            self._deadline_ms = None
+            for member in [m for m in self.members.values() if not m.has_synced]:
+                self._forget(member)
+            self._rebalance(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` may have something to do; None: never."""
+        return min(self._deadlines(), default=None)
+
+    def _deadlines(self) -> Iterator[int]:
+        if self._deadline_ms is not None:
+            yield self._deadline_ms
+        yield from self._pending.values()
+        for member in self.members.values():
+            if member.sync is None and (member.join is None or member.is_new):
+                yield member.deadline_ms
+
+    def _remove(self, member: Member, now_ms: int) -> None:
+        self._forget(member)
+        self._rebalance(now_ms)
+
+    def _forget(self, member: Member) -> None:
+        self._dismiss(member, UnknownMemberId)
+        del self.members[member.member_id]
+        if member.group_instance_id is not None:
+            self.static_members.pop(member.group_instance_id, None)
+        if self.leader_id == member.member_id:
+            self.leader_id = next(iter(self.members), None)
+
+    def _dismiss(self, member: Member, error: type[BrokerError]) -> None:
+        waiting, member.join = member.join, None
+        if waiting is not None:
+            waiting(JoinAnswer(error.code, member.member_id))
+        self._answer_sync(member, SyncAnswer(error.code))
+
+    # Who may speak
+
+    def _refusal_of(
+        self, member_id: str, group_instance_id: str | None, generation_id: int | None = None
+    ) -> type[BrokerError] | None:
+        """Why a request in this member's name is refused. `generation_id` None: it names none."""
+        if self.state is GroupState.DEAD:
+            return CoordinatorNotAvailable
+        if group_instance_id is not None:
+            known_id = self.static_members.get(group_instance_id)
+            if known_id is None:
+                return UnknownMemberId
+            if known_id != member_id:
+                return FencedInstanceId
+        if member_id not in self.members:
+            return UnknownMemberId
+        if generation_id is not None and generation_id != self.generation_id:
+            return IllegalGeneration
+        return None
+
+    def refusal_of_commit(
+        self, member_id: str, group_instance_id: str | None, generation_id: int, *, is_transactional: bool
+    ) -> type[BrokerError] | None:
+        """Why an offset commit is refused (row T7). Without member and generation: from outside the group,
+        which an empty one takes, and any one within a transaction, as old clients send no more.
+        """
+        if self.state is GroupState.DEAD:
+            return CoordinatorNotAvailable
+        is_anonymous = generation_id < 0 and not member_id and group_instance_id is None
+        if is_anonymous and (is_transactional or not self.members):
+            return None
+        if is_anonymous:
+            return UnknownMemberId
+        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        if error is None and not is_transactional and self.state is GroupState.COMPLETING_REBALANCE:
+            return RebalanceInProgress
+        return error

@@ -1,0 +1,157 @@
+"""The transactional producer's session: which call is allowed when, and what a coordinator's error means.
+
+    state             init   begin   send, send offsets   commit   abort
+    UNINITIALIZED     yes    -       -                    -        -
+    READY             -      yes     -                    -        -
+    IN_TRANSACTION    -      -       yes                  yes      yes
+    MUST_ABORT        -      -       the error            the error yes
+    COMMITTING        -      -       -                    again    -
+    ABORTING          -      -       -                    -        again
+    FATAL             the error, for every call
+
+COMMITTING and ABORTING stay when an answer was lost or time ran out. Only the same call may follow: the
+outcome may be decided already, and a commit that is answered by an abort could end the transaction after it.
+Source: rows T4, T13; KIP-1050; Kafka's TransactionManager.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from oncelog.errors import BrokerError, DisconnectedError, MisuseError, OncelogError, TimedOut
+
+
+class State(Enum):
+    """Where the session stands."""
+
+    UNINITIALIZED = "uninitialized"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    MUST_ABORT = "must abort"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    FATAL = "fatal"
+
+
+class Call(Enum):
+    """What an application asks for, by the method's name."""
+
+    INIT = "init_transactions()"
+    BEGIN = "begin_transaction()"
+    SEND = "send()"
+    SEND_OFFSETS = "send_offsets_to_transaction()"
+    COMMIT = "commit_transaction()"
+    ABORT = "abort_transaction()"
+
+
+_ALLOWED = {
+    State.UNINITIALIZED: {Call.INIT},
+    State.READY: {Call.BEGIN},
+    State.IN_TRANSACTION: {Call.SEND, Call.SEND_OFFSETS, Call.COMMIT, Call.ABORT},
+    State.MUST_ABORT: {Call.ABORT},
+    State.COMMITTING: {Call.COMMIT},
+    State.ABORTING: {Call.ABORT},
+    State.FATAL: set(),
+}
+
+_WHAT_TO_DO = {
+    State.UNINITIALIZED: "call init_transactions() first, once",
+    State.READY: "no transaction is open: call begin_transaction() first",
+    State.IN_TRANSACTION: "a transaction is open: commit_transaction() or abort_transaction() ends it",
+    State.COMMITTING: "the commit before may have happened: call commit_transaction() again until it returns,"
+    " or make a new producer with this transactional.id, which finishes or aborts it",
+    State.ABORTING: "the abort before is not confirmed: call abort_transaction() again until it returns,"
+    " or make a new producer with this transactional.id",
+}
+
+
+class Session:
+    """One session's state. `error`: why it must abort or cannot go on, in these two states."""
+
+    __slots__ = ("error", "state")
+
+    def __init__(self) -> None:
+        self.state = State.UNINITIALIZED
+        self.error: OncelogError | None = None
+
+    def check(self, call: Call) -> None:
+        """Raises the session's error, or MisuseError that says what to do, when the call is not allowed."""
+        if call in _ALLOWED[self.state]:
+            return
+        if self.error is not None:
+            raise self.error
+        if call is Call.INIT:
+            raise MisuseError("this producer is initialized; init_transactions() is called once")
+        raise MisuseError(f"{call.value} is not possible here: {_WHAT_TO_DO[self.state]}")
+
+    def must_abort(self, error: OncelogError) -> None:
+        """Something of the transaction failed; committing it is out of the question."""
+        if self.state is State.IN_TRANSACTION or self.state is State.COMMITTING:
+            self.state, self.error = State.MUST_ABORT, error
+
+    def die(self, error: OncelogError) -> None:
+        """The producer cannot go on; a new one can."""
+        if self.state is not State.FATAL:
+            self.state, self.error = State.FATAL, error
+
+    def enter(self, state: State) -> None:
+        """A call made its way."""
+        self.state, self.error = state, None
+
+
+class Reaction(Enum):
+    """What follows from an error of a coordinator.
+
+    RETRY the request. FIND the coordinator anew, then retry. ABORT: the transaction can only be aborted.
+    DIE: the producer ends.
+    """
+
+    RETRY = "retry"
+    FIND = "find"
+    ABORT = "abort"
+    DIE = "die"
+
+
+class Asked(NamedTuple):
+    """A kind of request, and the codes that mean something else to it than to others."""
+
+    name: str
+    codes: dict[int, Reaction]
+
+
+_EVERYWHERE = {
+    3: Reaction.RETRY,  # UNKNOWN_TOPIC_OR_PARTITION: just made, perhaps
+    7: Reaction.RETRY,  # REQUEST_TIMED_OUT
+    13: Reaction.FIND,  # NETWORK_EXCEPTION
+    14: Reaction.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
+    15: Reaction.FIND,  # COORDINATOR_NOT_AVAILABLE
+    16: Reaction.FIND,  # NOT_COORDINATOR
+    22: Reaction.ABORT,  # ILLEGAL_GENERATION: the group went on without us
+    25: Reaction.ABORT,  # UNKNOWN_MEMBER_ID
+    29: Reaction.ABORT,  # TOPIC_AUTHORIZATION_FAILED
+    30: Reaction.ABORT,  # GROUP_AUTHORIZATION_FAILED
+    49: Reaction.ABORT,  # INVALID_PRODUCER_ID_MAPPING: the id expired
+    51: Reaction.RETRY,  # CONCURRENT_TRANSACTIONS: the one before is being completed
+    55: Reaction.RETRY,  # OPERATION_NOT_ATTEMPTED: another partition was refused
+    59: Reaction.ABORT,  # UNKNOWN_PRODUCER_ID
+    82: Reaction.ABORT,  # FENCED_INSTANCE_ID
+    113: Reaction.ABORT,  # STALE_MEMBER_EPOCH
+    120: Reaction.ABORT,  # TRANSACTION_ABORTABLE
+}
+"""Every other code ends the producer: fenced (47, 90), not allowed (53), a state that must not be (48)."""
+
+INIT = Asked("InitProducerId", {49: Reaction.DIE, 59: Reaction.DIE})
+ADD_PARTITIONS = Asked("AddPartitionsToTxn", {})
+ADD_OFFSETS = Asked("AddOffsetsToTxn", {})
+COMMIT_OFFSETS = Asked("TxnOffsetCommit", {})
+END = Asked("EndTxn", {3: Reaction.DIE})
+
+
+def reaction_to(asked: Asked, error: OncelogError) -> Reaction:
+    """What to do about an error, or a missing answer, of this request."""
+    if isinstance(error, (DisconnectedError, TimedOut)):
+        return Reaction.FIND
+    if not isinstance(error, BrokerError):
+        return Reaction.DIE
+    return asked.codes.get(error.code, _EVERYWHERE.get(error.code, Reaction.DIE))

@@ -1,0 +1,321 @@
+"""The transaction coordinator's decisions, cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.errors import (
+    ConcurrentTransactions,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    ProducerFenced,
+    TransactionAbortable,
+)
+from oncelog.rules.append import Refuse
+from oncelog.rules.sending import Identity
+from oncelog.rules.transaction import (
+    FenceFirst,
+    NeedsProducerId,
+    Persist,
+    Unchanged,
+    complete,
+    decide_add,
+    decide_end,
+    decide_init,
+    fence,
+    is_expired,
+    is_timed_out,
+    verify,
+)
+from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+NOW_MS = 50_000
+AT, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+S = TransactionState
+STATES = list(S)
+
+
+def entry(state: TransactionState, producer_id: int = 7, epoch: int = 5, **more: object) -> TransactionEntry:
+    is_open = state is S.ONGOING or state.is_prepared
+    values = {"partitions": frozenset({AT}) if is_open else frozenset(), "start_ms": 40_000, **more}
+    return TransactionEntry("id", producer_id, epoch, 60_000, state, last_update_ms=41_000, **values)  # type: ignore[arg-type]
+
+
+def init(
+    known: TransactionEntry | None, given: Identity | None, *, new: int | None = None, version: int = 0
+) -> object:
+    return decide_init(
+        known, "id", given, timeout_ms=9_000, server_version=version, new_producer_id=new, now_ms=NOW_MS
+    )
+
+
+def refused_with(verdict: object) -> type[Exception] | None:
+    return verdict.error if isinstance(verdict, Refuse) else None
+
+
+# InitProducerId
+
+
+@pytest.mark.behaviour("T3")
+def test_a_new_id_gets_a_new_producer_id_at_epoch_0() -> None:
+    assert init(None, None) == NeedsProducerId()
+    verdict = init(None, None, new=3)
+    assert isinstance(verdict, Persist)
+    made = verdict.entry
+    assert (made.producer_id, made.producer_epoch, made.state, made.timeout_ms) == (3, 0, S.EMPTY, 9_000)
+    assert (made.start_ms, made.last_update_ms, made.last_producer_epoch) == (-1, NOW_MS, -1)
+
+
+def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
+    verdict = init(None, Identity(99, 4), new=3)
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (3, 0)
+
+
+@pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
+@pytest.mark.parametrize(
+    ("given", "last", "expected"),
+    [
+        (None, -1, (7, 6, -1)),  # a new instance: every other is fenced
+        (Identity(7, 5), -1, (7, 6, 5)),  # the same instance goes on
+        (Identity(7, 4), 4, (7, 5, 4)),  # its answer was lost: the same again
+        (Identity(7, 4), -1, ProducerFenced),  # an older instance
+        (Identity(7, 6), -1, ProducerFenced),  # an epoch that was never given out
+        (Identity(8, 5), -1, ProducerFenced),  # a stranger
+    ],
+)
+def test_at_rest_the_epoch_is_raised(
+    state: TransactionState, given: Identity | None, last: int, expected: object
+) -> None:
+    verdict = init(entry(state, last_producer_epoch=last), given)
+    if isinstance(verdict, Persist):
+        made = verdict.entry
+        assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
+        assert (made.state, made.partitions, made.timeout_ms) == (S.EMPTY, frozenset(), 9_000)
+    else:
+        assert refused_with(verdict) is expected
+
+
+@pytest.mark.parametrize("state", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
+def test_while_markers_are_written_a_client_waits(state: TransactionState) -> None:
+    assert refused_with(init(entry(state), None)) is ConcurrentTransactions
+    assert refused_with(init(entry(state), Identity(8, 5))) is ProducerFenced
+
+
+@pytest.mark.behaviour("T3")
+@pytest.mark.parametrize(("version", "epoch"), [(0, 6), (1, 6), (2, 7)])
+def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int, epoch: int) -> None:
+    verdict = init(entry(S.ONGOING), None, version=version)
+    assert isinstance(verdict, FenceFirst)
+    assert (verdict.entry.state, verdict.entry.producer_epoch) == (S.PREPARE_ABORT, epoch)
+    assert verdict.entry.partitions == {AT}
+    # The given epoch is not compared in this state; the producer id is.
+    assert isinstance(init(entry(S.ONGOING), Identity(7, 1)), FenceFirst)
+    assert refused_with(init(entry(S.ONGOING), Identity(8, 5))) is ProducerFenced
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, (9, 0, -1)), (Identity(7, 32_766), (9, 0, 32_766)), (Identity(7, 32_765), ProducerFenced)],
+)
+def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expected: object) -> None:
+    known = entry(S.COMPLETE_COMMIT, epoch=32_766)
+    if expected is ProducerFenced:
+        assert refused_with(init(known, given, new=9)) is ProducerFenced
+        return
+    assert init(known, given) == NeedsProducerId()
+    verdict = init(known, given, new=9)
+    assert isinstance(verdict, Persist)
+    made = verdict.entry
+    assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
+    assert made.previous_producer_id == 7
+
+
+def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
+    known = entry(S.EMPTY, 9, 0, previous_producer_id=7, last_producer_epoch=32_766)
+    verdict = init(known, Identity(7, 32_766))
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
+    assert refused_with(init(known, Identity(7, 32_765))) is ProducerFenced
+
+
+# Adding partitions
+
+
+@pytest.mark.behaviour("T4")
+@pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
+def test_the_first_partition_begins_the_transaction(state: TransactionState) -> None:
+    verdict = decide_add(entry(state), Identity(7, 5), [AT, OTHER], now_ms=NOW_MS)
+    assert isinstance(verdict, Persist)
+    added = verdict.entry
+    assert (added.state, added.partitions, added.start_ms) == (S.ONGOING, {AT, OTHER}, NOW_MS)
+
+
+def test_more_partitions_join_and_the_start_stays() -> None:
+    verdict = decide_add(entry(S.ONGOING), Identity(7, 5), [OTHER], now_ms=NOW_MS)
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.partitions, verdict.entry.start_ms) == ({AT, OTHER}, 40_000)
+    assert decide_add(entry(S.ONGOING), Identity(7, 5), [AT], now_ms=NOW_MS) == Unchanged()
+
+
+@pytest.mark.parametrize(
+    ("known", "who", "error"),
+    [
+        (None, Identity(7, 5), InvalidProducerIdMapping),
+        (entry(S.EMPTY), Identity(8, 5), InvalidProducerIdMapping),
+        (entry(S.EMPTY), Identity(7, 4), ProducerFenced),
+        (entry(S.ONGOING), Identity(7, 6), ProducerFenced),
+        (entry(S.PREPARE_COMMIT), Identity(7, 5), ConcurrentTransactions),
+        (entry(S.PREPARE_ABORT), Identity(7, 5), ConcurrentTransactions),
+    ],
+)
+def test_who_may_not_add_may_not_write_either(
+    known: TransactionEntry | None, who: Identity, error: type[Exception]
+) -> None:
+    assert refused_with(decide_add(known, who, [AT], now_ms=NOW_MS)) is error
+    assert refused_with(verify(known, who, AT)) is error
+
+
+@pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
+def test_only_partitions_of_an_open_transaction_are_verified(state: TransactionState) -> None:
+    assert refused_with(verify(entry(state), Identity(7, 5), AT)) is TransactionAbortable
+    assert refused_with(verify(entry(S.ONGOING), Identity(7, 5), OTHER)) is TransactionAbortable
+    assert verify(entry(S.ONGOING), Identity(7, 5), AT) is None
+
+
+# Ending
+
+OK = Unchanged
+CLASSIC = {
+    S.ONGOING: (S.PREPARE_COMMIT, S.PREPARE_ABORT),
+    S.COMPLETE_COMMIT: (OK, InvalidTxnState),
+    S.COMPLETE_ABORT: (InvalidTxnState, OK),
+    S.PREPARE_COMMIT: (ConcurrentTransactions, InvalidTxnState),
+    S.PREPARE_ABORT: (InvalidTxnState, ConcurrentTransactions),
+    S.EMPTY: (InvalidTxnState, InvalidTxnState),
+}
+"""State -> what COMMIT and ABORT get."""
+
+WITH_EPOCH = {
+    S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
+    S.COMPLETE_COMMIT: (OK, InvalidTxnState, InvalidTxnState, S.PREPARE_ABORT),
+    S.COMPLETE_ABORT: (InvalidTxnState, InvalidTxnState, OK, S.PREPARE_ABORT),
+    S.PREPARE_COMMIT: (ConcurrentTransactions, ProducerFenced, InvalidTxnState, ProducerFenced),
+    S.PREPARE_ABORT: (InvalidTxnState, ProducerFenced, ConcurrentTransactions, ProducerFenced),
+    S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
+}
+"""State -> what COMMIT again, COMMIT, ABORT again and ABORT get; again: with the epoch before."""
+
+
+def end(known: TransactionEntry | None, who: Identity, is_commit: bool, version: int, new: int | None = None) -> object:
+    return decide_end(
+        known, who, is_commit, client_version=version, new_producer_id=new, now_ms=NOW_MS
+    )
+
+
+def outcome(verdict: object) -> object:
+    if isinstance(verdict, Persist):
+        return verdict.entry.state
+    return verdict.error if isinstance(verdict, Refuse) else type(verdict)
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
+    verdict = end(entry(state), Identity(7, 5), is_commit, 0)
+    assert outcome(verdict) is CLASSIC[state][0 if is_commit else 1]
+    if isinstance(verdict, Persist):
+        ended = verdict.entry
+        assert (ended.producer_epoch, ended.partitions, ended.start_ms) == (5, {AT}, 40_000)
+    assert refused_with(end(entry(state), Identity(7, 4), is_commit, 0)) is ProducerFenced
+    assert refused_with(end(entry(state), Identity(7, 6), is_commit, 0)) is ProducerFenced
+    assert refused_with(end(entry(state), Identity(8, 5), is_commit, 0)) is InvalidProducerIdMapping
+    assert refused_with(end(None, Identity(7, 5), is_commit, 0)) is InvalidProducerIdMapping
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("is_again", [True, False])
+def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, is_again: bool) -> None:
+    verdict = end(entry(state, client_version=2), Identity(7, 4 if is_again else 5), is_commit, 2)
+    assert outcome(verdict) is WITH_EPOCH[state][(0 if is_commit else 2) + (0 if is_again else 1)]
+    if isinstance(verdict, Persist):
+        ended = verdict.entry
+        assert (ended.producer_epoch, ended.last_producer_epoch, ended.client_version) == (6, 5, 2)
+        assert ended.start_ms >= 0
+        assert ended.partitions == ({AT} if state is S.ONGOING else frozenset())
+    known = entry(state, client_version=2)
+    assert refused_with(end(known, Identity(7, 3), is_commit, 2)) is ProducerFenced
+    assert refused_with(end(known, Identity(7, 6), is_commit, 2)) is ProducerFenced
+    assert refused_with(end(known, Identity(8, 5), is_commit, 2)) is InvalidProducerIdMapping
+    assert refused_with(end(None, Identity(7, 5), is_commit, 2)) is InvalidProducerIdMapping
+
+
+def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
+    known = entry(S.ONGOING, epoch=32_766, client_version=2)
+    assert end(known, Identity(7, 32_766), True, 2) == NeedsProducerId()
+    verdict = end(known, Identity(7, 32_766), True, 2, new=9)
+    assert isinstance(verdict, Persist)
+    prepared = verdict.entry
+    assert (prepared.producer_id, prepared.producer_epoch, prepared.next_producer_id) == (7, 32_767, 9)
+    done = complete(prepared, now_ms=NOW_MS)
+    assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
+    assert done.previous_producer_id == 7
+    # The answer was lost, and the client asks once more.
+    assert outcome(end(done, Identity(7, 32_766), True, 2)) is Unchanged
+    assert refused_with(end(done, Identity(7, 32_766), False, 2)) is InvalidTxnState
+
+
+@pytest.mark.parametrize(
+    ("prepared", "done"), [(S.PREPARE_COMMIT, S.COMPLETE_COMMIT), (S.PREPARE_ABORT, S.COMPLETE_ABORT)]
+)
+@pytest.mark.parametrize("version", [0, 2])
+def test_completion(prepared: TransactionState, done: TransactionState, version: int) -> None:
+    completed = complete(entry(prepared, client_version=version), now_ms=NOW_MS)
+    assert (completed.state, completed.partitions, completed.last_update_ms) == (done, frozenset(), NOW_MS)
+    assert (completed.producer_id, completed.producer_epoch) == (7, 5)
+
+
+# Time
+
+
+@pytest.mark.behaviour("T8")
+@pytest.mark.parametrize("state", STATES)
+def test_only_open_transactions_time_out(state: TransactionState) -> None:
+    late_ms = 40_000 + 60_000
+    assert not is_timed_out(entry(state), late_ms)
+    assert is_timed_out(entry(state), late_ms + 1) is (state is S.ONGOING)
+
+
+@pytest.mark.behaviour("T8")
+def test_a_timed_out_producer_is_fenced() -> None:
+    aborted = complete(fence(entry(S.ONGOING), server_version=0, now_ms=NOW_MS), now_ms=NOW_MS)
+    assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 6)
+    assert refused_with(decide_add(aborted, Identity(7, 5), [AT], now_ms=NOW_MS)) is ProducerFenced
+    assert refused_with(end(aborted, Identity(7, 5), True, 0)) is ProducerFenced
+    assert refused_with(init(aborted, Identity(7, 5))) is ProducerFenced
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
+    fenced = fence(entry(S.ONGOING, epoch=32_766), server_version=version, now_ms=NOW_MS)
+    assert fenced.producer_epoch == 32_767
+    again = init(complete(fenced, now_ms=NOW_MS), None, new=9)
+    assert isinstance(again, Persist)
+    assert (again.entry.producer_id, again.entry.producer_epoch) == (9, 0)
+
+
+@pytest.mark.behaviour("T9")
+@pytest.mark.parametrize("state", STATES)
+def test_only_idle_ids_expire(state: TransactionState) -> None:
+    assert not is_expired(entry(state), 41_999, 1_000)
+    assert is_expired(entry(state), 42_000, 1_000) is state.is_at_rest
+
+
+def test_states_have_kafkas_names() -> None:
+    assert [state.label for state in STATES] == [
+        "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"
+    ]  # fmt: skip
