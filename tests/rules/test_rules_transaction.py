@@ -208,10 +208,10 @@ WITH_EPOCH = {
 """State -> what COMMIT again, COMMIT, ABORT again and ABORT get; again: with the epoch before."""
 
 
-def end(known: TransactionEntry | None, who: Identity, is_commit: bool, version: int, new: int | None = None) -> object:
-    return decide_end(
-        known, who, is_commit, client_version=version, new_producer_id=new, now_ms=NOW_MS
-    )
+def end(
+    known: TransactionEntry | None, who: Identity, is_commit: bool, version: int, new: int | None = None
+) -> object:
+    return decide_end(known, who, is_commit, client_version=version, new_producer_id=new, now_ms=NOW_MS)
 
 
 def outcome(verdict: object) -> object:

@@ -38,6 +38,7 @@ from oncelog.wire.messages import ProduceRequest
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
+
 class Dialect(NamedTuple):
     """What a version of a request means here. `adds`: its partitions join the transaction by it."""
 
@@ -99,7 +100,9 @@ class Admission:
         if isinstance(error, TransactionAbortable) and not self._dialect.knows_abortable:
             return InvalidTxnState(text)
         is_early = isinstance(error, ConcurrentTransactions) and not self._dialect.adds
-        if is_early or isinstance(error, (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)):
+        if is_early or isinstance(
+            error, (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)
+        ):
             return NotEnoughReplicas(text)
         return error
 

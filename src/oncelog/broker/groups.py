@@ -201,7 +201,9 @@ class GroupCoordinator:
         for group_id in list(self.group_ids()):
             group = self._groups.get(group_id)
             is_empty = group is None or group.state is GroupState.EMPTY
-            since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
+            since_ms = (
+                group.state_since_ms if group is not None and is_empty and group.protocol_type else None
+            )
             if not is_empty and group is not None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
                 continue  # nobody can tell what its members read
             try:

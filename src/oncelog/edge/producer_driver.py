@@ -156,7 +156,9 @@ class ProducerDriver:
 
     def _send(self, call: ProduceCall) -> None:
         try:
-            future = self.cluster.submit(call.node_id, call.message, max_version=self.core.max_produce_version)
+            future = self.cluster.submit(
+                call.node_id, call.message, max_version=self.core.max_produce_version
+            )
         except OncelogError as error:
             with self.lock:
                 self.core.on_failure(call, error, monotonic_ms())

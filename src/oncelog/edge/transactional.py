@@ -1,10 +1,10 @@
 """The transactional calls of both producer faces (row T4).
 
-    producer = Producer({"bootstrap.servers": "127.0.0.1:9092", "transactional.id": "payments-1"})
-    producer.init_transactions()
-    with producer.transaction():          # commits, or aborts when the block raises
-        producer.send("payments", b"42.00")
-        producer.send_offsets_to_transaction({TopicPartition("orders", 0): 17}, consumer.group_metadata())
+producer = Producer({"bootstrap.servers": "127.0.0.1:9092", "transactional.id": "payments-1"})
+producer.init_transactions()
+with producer.transaction():          # commits, or aborts when the block raises
+    producer.send("payments", b"42.00")
+    producer.send_offsets_to_transaction({TopicPartition("orders", 0): 17}, consumer.group_metadata())
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TransactionalCalls:
     def send_offsets_to_transaction(
         self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
     ) -> None:
-        """Commit a consumer's positions with the transaction: its group's, as `consumer.group_metadata()` says.
+        """Commit a consumer's positions with the transaction, as the member `consumer.group_metadata()`.
 
         `offsets`: the next to read. A bare group id fences no zombie member. Raises an error that says to
         abort (IllegalGeneration, UnknownMemberId, ...), TimedOut.

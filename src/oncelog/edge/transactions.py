@@ -22,6 +22,7 @@ from oncelog.errors import (
     error_for_code,
     raise_for_code,
 )
+from oncelog.rules.reactions import Mark
 from oncelog.rules.sending import Identity
 from oncelog.rules.txn_session import (
     ADD_OFFSETS,
@@ -101,7 +102,7 @@ class Transactions:
         await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms)
 
     async def commit(self, timeout_s: float | None = None) -> None:
-        """Everything sent becomes visible at once. Raises the first failure of it, TimedOut: call it again."""
+        """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
         self.session.check(Call.COMMIT)
         deadline_ms = self._deadline_ms(timeout_s)
         with self._driver.lock:
@@ -256,58 +257,61 @@ class Transactions:
             self._driver.wake()
 
     async def _ask(self, asked: Asked, request: Any, group_id: str | None, deadline_ms: float) -> Any:
-        """The answer without an error. `group_id` None: of the transaction's coordinator, else the group's."""
+        """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked."""
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_ambiguous = 0, False
         while True:
             try:
                 node_id = await self._coordinator(key)
-                answer = await self._cluster.request(node_id, request, **self._versions(asked))
-                error = first_error(answer)
-                if error is None:
+                low, high = self._versions(asked)
+                answer = await self._cluster.request(node_id, request, min_version=low, max_version=high)
+                refusal = first_error(answer)
+                if refusal is None:
                     return answer
+                error: OncelogError = refusal
             except OncelogError as raised:
                 error = raised
             reaction = reaction_to(asked, error)
             is_lost = not isinstance(error, BrokerError)
-            if reaction is Reaction.DIE or (reaction is Reaction.ABORT and is_ambiguous and asked is END):
-                self._die(error)
-            if reaction is Reaction.ABORT:
-                error.reaction = "abortable"  # type: ignore[attr-defined]
-                with self._driver.lock:
-                    self.core.must_abort(error)
+            if reaction is Reaction.ABORT and is_ambiguous and asked is END:
+                reaction = Reaction.DIE
+            if reaction in (Reaction.ABORT, Reaction.DIE):
+                self._give_up(error, reaction)
                 raise error
             if reaction is Reaction.FIND:
                 self._coordinators.pop(key, None)
             is_ambiguous = is_ambiguous or is_lost
             pause_s = self._pause_s(error, attempt)
             if monotonic_ms() + pause_s * 1000 > deadline_ms:
-                raise TimedOut(f"{asked.name} was not answered in time; the last that was heard: {error}") from error
+                raise TimedOut(
+                    f"{asked.name} was not answered in time; the last that was heard: {error}"
+                ) from error
             await asyncio.sleep(pause_s)
             attempt += 1
 
-    def _die(self, error: OncelogError) -> None:
-        error.reaction = "fatal"  # type: ignore[attr-defined]
+    def _give_up(self, error: OncelogError, reaction: Reaction) -> None:
+        is_fatal = reaction is Reaction.DIE
+        if isinstance(error, BrokerError):
+            error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
         with self._driver.lock:
-            self.core.die(error)
+            (self.core.die if is_fatal else self.core.must_abort)(error)
         self._driver.notify()
-        raise error
 
     def _pause_s(self, error: OncelogError, attempt: int) -> float:
         if isinstance(error, ConcurrentTransactions) and attempt < 10:
             return _CONCURRENT_PAUSE_S
         return self._cluster.retry_pause_ms(attempt) / 1000
 
-    def _versions(self, asked: Asked) -> dict[str, int]:
-        name = asked.name
+    def _versions(self, asked: Asked) -> tuple[int | None, int | None]:
+        """The lowest and the highest version that do what this transaction needs; None: any."""
         if asked is ADD_PARTITIONS:
-            return {"max_version": _LAST_ADD_VERSION}
-        if name not in _FIRST_EPOCH_VERSION:
-            return {}
-        first_epoch_version = _FIRST_EPOCH_VERSION[name]
+            return None, _LAST_ADD_VERSION
+        first_epoch_version = _FIRST_EPOCH_VERSION.get(asked.name)
+        if first_epoch_version is None:
+            return None, None
         if self.core.raises_epoch:
-            return {"min_version": first_epoch_version}
-        return {"max_version": first_epoch_version - 1}
+            return first_epoch_version, None
+        return None, first_epoch_version - 1
 
     async def _coordinator(self, key: tuple[int, str]) -> int:
         if key not in self._coordinators:
@@ -349,5 +353,7 @@ def _codes(answer: Any) -> Iterator[int]:
 
 
 def _topics(answer: Any) -> Iterable[Any]:
-    return getattr(answer, "topics", None) or getattr(answer, "results_by_topic_v3_and_below", None) or ()
-
+    topics: Iterable[Any] = getattr(answer, "topics", ()) or getattr(
+        answer, "results_by_topic_v3_and_below", ()
+    )
+    return topics

@@ -1,7 +1,7 @@
 """A classic consumer group: who belongs to it, in which generation, and when they must join anew.
 
     Empty                 no members
-    PreparingRebalance    members are asked to join; ends when all have, or the longest rebalance timeout is over
+    PreparingRebalance    members are to join; ends when all have, or after the longest rebalance timeout
     CompletingRebalance   all know the generation; the leader is to tell who reads what
     Stable                all have been told
 
@@ -48,7 +48,9 @@ _Sync = Callable[[SyncAnswer], None]
 class ClassicGroup:
     """One group. Times are milliseconds since the epoch."""
 
-    def __init__(self, group_id: str, now_ms: int, *, initial_delay_ms: int = 0, max_size: int = 2**31) -> None:
+    def __init__(
+        self, group_id: str, now_ms: int, *, initial_delay_ms: int = 0, max_size: int = 2**31
+    ) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.state_since_ms = now_ms
@@ -109,7 +111,9 @@ class ClassicGroup:
         if not self.members:
             return bool(request.protocol_type and request.protocols)
         offered = {name for name, _ in request.protocols}
-        return request.protocol_type == self.protocol_type and bool(offered & common_protocols(self.members.values()))
+        return request.protocol_type == self.protocol_type and bool(
+            offered & common_protocols(self.members.values())
+        )
 
     def _join_known(self, request: JoinRequest, now_ms: int, answer: _Join) -> None:
         if request.member_id in self._pending:
@@ -165,7 +169,10 @@ class ClassicGroup:
         if old_leader == old_id:
             self.leader_id = fresh_id
         self._update(member, request, now_ms, answer)
-        if self.state is not GroupState.STABLE or select_protocol(self.members.values()) != self.protocol_name:
+        if (
+            self.state is not GroupState.STABLE
+            or select_protocol(self.members.values()) != self.protocol_name
+        ):
             self._rebalance(now_ms)
             return
         member.join, self.is_unsaved = None, True
@@ -191,9 +198,9 @@ class ClassicGroup:
             self._complete_if_all_joined(now_ms)
 
     def _complete_if_all_joined(self, now_ms: int) -> None:
-        if self.state is GroupState.PREPARING_REBALANCE and not self._pending:
-            if all(member.join is not None for member in self.members.values()):
-                self._complete(now_ms)
+        is_open = self.state is GroupState.PREPARING_REBALANCE and not self._pending
+        if is_open and all(member.join is not None for member in self.members.values()):
+            self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
         """The next generation: of those that joined, and of static members that may still come."""
@@ -307,7 +314,9 @@ class ClassicGroup:
 
     # Staying and leaving
 
-    def heartbeat(self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int) -> int:
+    def heartbeat(
+        self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
+    ) -> int:
         """The error code for a member that says it is there."""
         error = self._refusal_of(member_id, group_instance_id, generation_id)
         if error is not None:

@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42), versions 0-2: groups without members, and their offsets. 68 members, 69 not there."""
+"""DeleteGroups (key 42), versions 0-2: groups without members, with their offsets. 68 members, 69 unknown."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncelog.broker.topics import Topic

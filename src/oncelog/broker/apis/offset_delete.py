@@ -1,4 +1,4 @@
-"""OffsetDelete (key 47), version 0: forget committed offsets. 69 no such group, 86 a member reads the topic."""
+"""OffsetDelete (key 47), version 0: forget committed offsets. 69 no such group, 86 the topic is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if message.group_id not in node.groups.group_ids():
         return refusal(GroupIdNotFound())
     subscribed = node.groups.subscribed_topics(message.group_id)
-    asked = [TopicPartition(topic.name, each.partition_index) for topic in message.topics for each in topic.partitions]
+    asked = [
+        TopicPartition(topic.name, each.partition_index)
+        for topic in message.topics
+        for each in topic.partitions
+    ]
     codes = {at: _code(node, at, subscribed) for at in asked}
     try:
         done = node.groups.offsets.delete(message.group_id, [at for at in asked if not codes[at]], now_ms)
