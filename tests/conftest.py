@@ -11,6 +11,10 @@ import pytest
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
 
+QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+"""So that a transaction past its timeout is aborted while a test waits."""
+
+
 def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,5 +40,5 @@ def kafka_class_path() -> str:
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
-    with ApacheKafka() as kafka:
+    with ApacheKafka(properties=QUICK_SCANS) as kafka:
         yield kafka

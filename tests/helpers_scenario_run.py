@@ -9,6 +9,8 @@ from collections import defaultdict, deque
 from typing import Any, NamedTuple, Protocol
 
 from helpers_broker import RawClient
+from helpers_scenario_txn import STEPS as TRANSACTION_STEPS
+from helpers_scenario_txn import TransactionSteps
 from helpers_scenario_values import (
     ANYTHING,
     ERROR_NAMES,
@@ -114,7 +116,7 @@ class _Asked(NamedTuple):
     frame: bytes | None
 
 
-class Run:
+class Run(TransactionSteps):
     """One scenario under way on one broker."""
 
     def __init__(self, scenario: Scenario, version: int | None, broker: TestBed) -> None:
@@ -335,7 +337,11 @@ class Run:
         if self._expected(words) not in ([ANYTHING], [str(actual)]):
             raise Mismatch(f"got {actual}")
 
+    def wait(self, seconds: str) -> None:
+        time.sleep(float(seconds))
+
 
 _STEPS = {
-    name: getattr(Run, name) for name in ("on", "topic", "producer", "produce", "fetch", "restart", "kill")
+    name: getattr(Run, name)
+    for name in ("on", "topic", "producer", "produce", "fetch", "restart", "kill", "wait", *TRANSACTION_STEPS)
 }

@@ -19,6 +19,8 @@ the broker is stopped and started.
     < ApiVersions 0 {...}                         an answer read as another API's or version's
     <oncelog {...}  <apache {...}                 expected of one broker only
     restart, kill                                 the broker is stopped (SIGTERM, SIGKILL) and started
+    wait 0.5                                      seconds
+    init, add, end, write, read ...               transactions: see helpers_scenario_txn
 
 Indented lines go on with the line before. Bodies: see helpers_scenario_values.
 """
@@ -36,7 +38,7 @@ from oncelog.wire.messages import API_BY_NAME, Api
 FOLDER = Path(__file__).parent / "scenarios"
 
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-_HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker): *(.+)$", re.MULTILINE)
+_HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker|Transactions): *(.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```scenario\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUEST = re.compile(r"(>>?) *(\w+) *(\d+)? *(\{.*\})")
 _APART = re.compile(r"^<\w|\b(oncelog|apache):")
@@ -55,6 +57,7 @@ class Scenario:
     only: str | None
     differs: str | None
     own_broker: bool
+    raises_epoch: bool
     steps: tuple[str, ...]
 
     @property
@@ -85,6 +88,7 @@ def _read_file(path: Path) -> Iterator[Scenario]:
             only=headers.get("Only"),
             differs=headers.get("Differs"),
             own_broker=headers.get("Broker") == "own",
+            raises_epoch=headers.get("Transactions") == "epoch",
             steps=tuple(_steps(block)),
         )
 

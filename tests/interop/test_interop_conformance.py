@@ -18,6 +18,7 @@ from oncelog.dev.served import ServedBroker
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 BROKERS = ("oncelog", "apache")
+QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 SCENARIOS = read_scenarios()
 CASES = [
     pytest.param(scenario, version, broker, id=_id)
@@ -68,7 +69,8 @@ class Apache:
 
 @pytest.fixture(scope="module")
 def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog]:
-    with ServedBroker(tmp_path_factory.mktemp("conformance") / "data") as broker:
+    directory = tmp_path_factory.mktemp("conformance") / "data"
+    with ServedBroker(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
 
 
@@ -89,7 +91,30 @@ def own_apache(kafka_class_path: str) -> Iterator[Apache]:
         yield Apache(kafka)
 
 
-@pytest.mark.behaviour("I1", "I5", "I7", "I8", "I9", "I11", "I12", "I14", "I15", "I16", "I17", "I26")
+@pytest.mark.behaviour(
+    "I1",
+    "I5",
+    "I7",
+    "I8",
+    "I9",
+    "I11",
+    "I12",
+    "I14",
+    "I15",
+    "I16",
+    "I17",
+    "I26",
+    "T2",
+    "T3",
+    "T4",
+    "T5",
+    "T6",
+    "T7",
+    "T8",
+    "T10",
+    "T13",
+    "T14",
+)
 @pytest.mark.parametrize(("scenario", "version", "broker"), CASES)
 def test_scenario(
     request: pytest.FixtureRequest, scenario: Scenario, version: int | None, broker: str

@@ -104,7 +104,7 @@ def test_while_markers_are_written_a_client_waits(state: TransactionState) -> No
 
 
 @pytest.mark.behaviour("T3")
-@pytest.mark.parametrize(("version", "epoch"), [(0, 6), (1, 6), (2, 7)])
+@pytest.mark.parametrize(("version", "epoch"), [(0, 6), (1, 6), (2, 6)])
 def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int, epoch: int) -> None:
     verdict = init(entry(S.ONGOING), None, version=version)
     assert isinstance(verdict, FenceFirst)

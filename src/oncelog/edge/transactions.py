@@ -348,7 +348,10 @@ def _codes(answer: Any) -> Iterator[int]:
     if hasattr(answer, "error_code"):
         yield answer.error_code
     for topic in _topics(answer):
-        for partition in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", ()):
+        partitions: Iterable[Any] = getattr(topic, "partitions", ()) or getattr(
+            topic, "results_by_partition", ()
+        )
+        for partition in partitions:
             yield getattr(partition, "error_code", 0) or getattr(partition, "partition_error_code", 0)
 
 

@@ -283,8 +283,11 @@ def _prepared(
 def fence(entry: TransactionEntry, *, server_version: int, now_ms: int) -> TransactionEntry:
     """An open transaction's abort without its producer, which its raised epoch shuts out.
 
-    For a new instance of the transactional id, and for a transaction past its timeout.
+    For a new instance of the transactional id, and for a transaction past its timeout. With an epoch per
+    transaction the producer may ask for its next one, as after an end whose answer it lost.
     """
+    if server_version >= EPOCH_PER_TRANSACTION:
+        return _prepared(entry, False, server_version, NO_ID, now_ms)
     epoch = min(entry.producer_epoch + 1, MAX_EPOCH)
     fenced = entry._replace(producer_epoch=epoch, last_producer_epoch=NO_EPOCH)
     return _prepared(fenced, False, server_version, NO_ID, now_ms)
@@ -301,7 +304,7 @@ def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
     )
     if entry.client_version < EPOCH_PER_TRANSACTION:
         return done
-    done = done._replace(previous_producer_id=entry.producer_id, last_producer_epoch=entry.producer_epoch)
+    done = done._replace(previous_producer_id=entry.producer_id)
     if entry.next_producer_id == NO_ID:
         return done
     return done._replace(producer_id=entry.next_producer_id, producer_epoch=0)
