@@ -10,7 +10,6 @@ import pytest
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
-
 QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 """So that a transaction past its timeout is aborted while a test waits."""
 

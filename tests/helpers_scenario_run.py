@@ -9,8 +9,9 @@ from collections import defaultdict, deque
 from typing import Any, NamedTuple, Protocol
 
 from helpers_broker import RawClient
+from helpers_scenario_group import STEPS as GROUP_STEPS
+from helpers_scenario_group import GroupSteps
 from helpers_scenario_txn import STEPS as TRANSACTION_STEPS
-from helpers_scenario_txn import TransactionSteps
 from helpers_scenario_values import (
     ANYTHING,
     ERROR_NAMES,
@@ -116,7 +117,7 @@ class _Asked(NamedTuple):
     frame: bytes | None
 
 
-class Run(TransactionSteps):
+class Run(GroupSteps):
     """One scenario under way on one broker."""
 
     def __init__(self, scenario: Scenario, version: int | None, broker: TestBed) -> None:
@@ -343,5 +344,16 @@ class Run(TransactionSteps):
 
 _STEPS = {
     name: getattr(Run, name)
-    for name in ("on", "topic", "producer", "produce", "fetch", "restart", "kill", "wait", *TRANSACTION_STEPS)
+    for name in (
+        "on",
+        "topic",
+        "producer",
+        "produce",
+        "fetch",
+        "restart",
+        "kill",
+        "wait",
+        *TRANSACTION_STEPS,
+        *GROUP_STEPS,
+    )
 }

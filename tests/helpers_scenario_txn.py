@@ -303,5 +303,6 @@ def _seen(result: Any, is_committed: bool) -> list[str]:
 
 
 STEPS = (
-    "init", "add", "add_offsets", "commit_offsets", "end", "write", "read", "offsets", "end_offset", "state", "open"
+    "init", "add", "add_offsets", "commit_offsets", "end", "write", "read", "offsets", "end_offset", "state",
+    "open",
 )  # fmt: skip

@@ -21,6 +21,7 @@ the broker is stopped and started.
     restart, kill                                 the broker is stopped (SIGTERM, SIGKILL) and started
     wait 0.5                                      seconds
     init, add, end, write, read ...               transactions: see helpers_scenario_txn
+    join, sync, heartbeat, leave, commit ...      groups: see helpers_scenario_group
 
 Indented lines go on with the line before. Bodies: see helpers_scenario_values.
 """

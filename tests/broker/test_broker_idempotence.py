@@ -71,11 +71,6 @@ def test_init_producer_id_wants_id_and_epoch_or_neither(client: RawClient) -> No
     assert response.producer_id != 5
 
 
-def test_a_transactional_id_is_refused_for_good(client: RawClient) -> None:
-    response = client.ask(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1), 4)
-    assert (response.error_code, response.producer_id) == (42, -1)
-
-
 @pytest.mark.behaviour("I5")
 def test_sequences_wrap_from_2147483647_to_0(client: RawClient, topic: str) -> None:
     pid = client.new_producer_id()

@@ -101,13 +101,6 @@ def test_transactional_batches_without_an_id_fail_the_whole_request(client: RawC
     assert client.offset(topic) == 0
 
 
-def test_a_transactional_batch_has_no_open_transaction(client: RawClient, topic: str) -> None:
-    tainted = batch(b"x", pid=1, sequence=0, is_transactional=True)
-    response = client.ask(produce_request(topic, tainted, transactional_id="t"), 9)
-    assert response.responses[0].partition_responses[0].error_code == errors.InvalidTxnState.code
-    assert client.offset(topic) == 0
-
-
 @pytest.mark.behaviour("I26")
 def test_too_few_replicas_for_acks_all_store_nothing(client: RawClient) -> None:
     client.create_topic("two-replicas", min_insync_replicas=2)

@@ -12,6 +12,7 @@ import oncelog
 from oncelog.client.producer_options import resolve
 from oncelog.config import PRODUCER
 from oncelog.errors import ConfigError
+from oncelog.rules.reactions import Mode
 
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 CONFLICTS = [("acks", "0"), ("acks", "1"), ("retries", 0), (IN_FLIGHT, 6)]
@@ -76,9 +77,34 @@ def test_a_delivery_timeout_too_short_is_an_error_when_given_and_raised_when_not
     assert options(request_timeout_ms=200_000).delivery_timeout_ms == 200_005
 
 
-def test_transactions_are_refused_by_name_as_long_as_there_are_none() -> None:
-    with pytest.raises(ConfigError, match=r"transactional\.id"):
-        options(transactional_id="tx")
+@pytest.mark.behaviour("T1")
+def test_a_transactional_id_implies_idempotence() -> None:
+    resolved = options(transactional_id="tx", transaction_timeout_ms=5_000)
+    assert resolved.mode is Mode.TRANSACTIONAL
+    assert resolved.is_idempotent
+    assert (resolved.transactional_id, resolved.transaction_timeout_ms) == ("tx", 5_000)
+    assert resolved.report(None, None).reason == "implied by transactional.id"
+
+
+@pytest.mark.behaviour("T1")
+@pytest.mark.parametrize(
+    ("conflict", "named"),
+    [
+        ({"enable_idempotence": False}, "enable.idempotence=false"),
+        ({"acks": "1"}, "acks=1"),
+        ({"retries": 0}, "retries=0"),
+        ({"max_in_flight_requests_per_connection": 6}, "max.in.flight.requests.per.connection=6"),
+    ],
+)
+def test_what_contradicts_a_transactional_id_is_refused(conflict: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as raised:
+        options(transactional_id="tx", **conflict)
+    assert "transactional.id='tx'" in str(raised.value)
+
+
+def test_an_empty_transactional_id_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give it a name"):
+        options(transactional_id="")
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:

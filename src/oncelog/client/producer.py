@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oncelog.client.cluster import ClusterMetadata
-from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut
+from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut, unknown_outcome
 from oncelog.client.producer_metrics import ProducerMetrics
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_partition import PartitionQueue
@@ -319,7 +319,7 @@ class ProducerCore:
         self, batch: ProducerBatch, verdict: OutOfOrder, error: BrokerError, now_ms: float
     ) -> None:
         if verdict is OutOfOrder.GIVE_UP:
-            self._settle(batch, None, None, self._unknown(batch, error))
+            self._settle(batch, None, None, unknown_outcome(batch, error))
             return
         self.metrics.retries += 1
         batch.retry_at_ms = now_ms
@@ -370,15 +370,8 @@ class ProducerCore:
         batch.seal()
         self._partitions[batch.tp].give_up(batch)
         if batch.may_be_stored and not isinstance(error, OutcomeUnknown):
-            error = self._unknown(batch, error)
+            error = unknown_outcome(batch, error)
         self._settle(batch, None, None, error)
-
-    def _unknown(self, batch: ProducerBatch, error: OncelogError) -> OncelogError:
-        unknown = OutcomeUnknown(
-            f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
-        )
-        unknown.reaction = Mark.ABORTABLE.value
-        return unknown
 
     def _deliver(self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None) -> None:
         if batch.is_settled:

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from oncelog.errors import OncelogError, OutcomeUnknown
+from oncelog.rules.reactions import Mark
 from oncelog.rules.sending import NumberedBatch
 from oncelog.types import Compression, Header, RecordMetadata, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -218,6 +220,15 @@ class ProducerBatch(NumberedBatch):
             NewRecord(record.timestamp_ms, record.key, record.value, record.headers)
             for record in decode_records(self.data, verify=False)
         ]
+
+
+def unknown_outcome(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown:
+    """What to tell of a batch that is given up and may be stored; `error`: the last that was heard."""
+    unknown = OutcomeUnknown(
+        f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
+    )
+    unknown.reaction = Mark.ABORTABLE.value
+    return unknown
 
 
 def row_size_bytes(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> int:

@@ -13,7 +13,7 @@ Source: Kafka's ClassicGroup, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from oncelog.errors import (
     BrokerError,
@@ -33,33 +33,26 @@ from oncelog.rules.group_member import (
     JoinRequest,
     Member,
     SyncAnswer,
-    common_protocols,
+    WhenJoined,
+    WhenSynced,
     select_protocol,
 )
-
-NEW_MEMBER_TIMEOUT_MS = 300_000
-"""How long a member waits for its first generation before it counts as gone."""
+from oncelog.rules.group_roster import Roster
 
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
-_Join = Callable[[JoinAnswer], None]
-_Sync = Callable[[SyncAnswer], None]
 
 
-class ClassicGroup:
+class ClassicGroup(Roster):
     """One group. Times are milliseconds since the epoch."""
 
     def __init__(
         self, group_id: str, now_ms: int, *, initial_delay_ms: int = 0, max_size: int = 2**31
     ) -> None:
+        super().__init__()
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.state_since_ms = now_ms
         self.generation_id = 0
-        self.protocol_type: str | None = None
-        self.protocol_name: str | None = None
-        self.leader_id: str | None = None
-        self.members: dict[str, Member] = {}
-        self.static_members: dict[str, str] = {}
         self.is_unsaved = False
         self._pending: dict[str, int] = {}
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
@@ -68,7 +61,7 @@ class ClassicGroup:
 
     # Joining
 
-    def join(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: _Join) -> None:
+    def join(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: WhenJoined) -> None:
         """A member joins, again or as `fresh_id`; answered when all have, at once if nothing changes."""
         error = self._refusal_of_join(request)
         if error is not None:
@@ -88,7 +81,7 @@ class ClassicGroup:
             return CoordinatorNotAvailable
         if self._is_full_for(request):
             return GroupMaxSizeReached
-        if not self._supports(request):
+        if not self.supports(request):
             return InconsistentGroupProtocol
         if not request.member_id or request.member_id in self._pending:
             return None
@@ -107,15 +100,7 @@ class ClassicGroup:
         is_known = request.member_id in self.members or request.group_instance_id in self.static_members
         return not is_known and len(self.members) >= self._max_size
 
-    def _supports(self, request: JoinRequest) -> bool:
-        if not self.members:
-            return bool(request.protocol_type and request.protocols)
-        offered = {name for name, _ in request.protocols}
-        return request.protocol_type == self.protocol_type and bool(
-            offered & common_protocols(self.members.values())
-        )
-
-    def _join_known(self, request: JoinRequest, now_ms: int, answer: _Join) -> None:
+    def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
         if request.member_id in self._pending:
             del self._pending[request.member_id]
             self._add(request, request.member_id, now_ms, answer)
@@ -126,12 +111,12 @@ class ClassicGroup:
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
         if is_same and (is_completing or (self.state is GroupState.STABLE and not is_leader)):
             member.touch(now_ms)
-            answer(self._joined(member, self._told(is_leader and is_completing)))
+            answer(self._joined(member, self.told(is_leader and is_completing)))
             return
-        self._update(member, request, now_ms, answer)
+        self.update(member, request, now_ms, answer)
         self._rebalance(now_ms)
 
-    def _add(self, request: JoinRequest, member_id: str, now_ms: int, answer: _Join) -> None:
+    def _add(self, request: JoinRequest, member_id: str, now_ms: int, answer: WhenJoined) -> None:
         member = Member(member_id, request.group_instance_id, "", "", 0, 0, ())
         if not self.members:
             self.protocol_type = request.protocol_type
@@ -139,27 +124,18 @@ class ClassicGroup:
         self.leader_id = self.leader_id or member_id
         if request.group_instance_id is not None:
             self.static_members[request.group_instance_id] = member_id
-        self._update(member, request, now_ms, answer)
+        self.update(member, request, now_ms, answer)
         if self._is_initial and self._deadline_ms is not None:
-            longest_ms = self.state_since_ms + self._longest_rebalance_ms()
+            longest_ms = self.state_since_ms + self.longest_rebalance_ms()
             self._deadline_ms = min(now_ms + self._initial_delay_ms, longest_ms)
         self._rebalance(now_ms)
 
-    @staticmethod
-    def _update(member: Member, request: JoinRequest, now_ms: int, answer: _Join) -> None:
-        member.client_id, member.client_host = request.client_id, request.client_host
-        member.session_timeout_ms = request.session_timeout_ms
-        member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        member.protocols = request.protocols
-        member.join = answer
-        member.deadline_ms = now_ms + (NEW_MEMBER_TIMEOUT_MS if member.is_new else request.session_timeout_ms)
-
-    def _replace_static(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: _Join) -> None:
+    def _replace_static(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: WhenJoined) -> None:
         """A static member came back under a new member id; nobody joins anew if nothing else changed."""
         assert request.group_instance_id is not None
         old_id, old_leader = self.static_members[request.group_instance_id], self.leader_id
         old = self.members[old_id]
-        self._dismiss(old, FencedInstanceId)
+        self.dismiss(old, FencedInstanceId)
         member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
         self.members = {
             (fresh_id if each is old else member_id): (member if each is old else each)
@@ -168,7 +144,7 @@ class ClassicGroup:
         self.static_members[request.group_instance_id] = fresh_id
         if old_leader == old_id:
             self.leader_id = fresh_id
-        self._update(member, request, now_ms, answer)
+        self.update(member, request, now_ms, answer)
         if (
             self.state is not GroupState.STABLE
             or select_protocol(self.members.values()) != self.protocol_name
@@ -178,7 +154,7 @@ class ClassicGroup:
         member.join, self.is_unsaved = None, True
         is_leader = self.leader_id == fresh_id
         if request.knows_skip:
-            answer(self._joined(member, self._told(is_leader))._replace(skip_assignment=is_leader))
+            answer(self._joined(member, self.told(is_leader))._replace(skip_assignment=is_leader))
         else:
             answer(self._joined(member, ())._replace(leader=old_leader or ""))
 
@@ -190,9 +166,9 @@ class ClassicGroup:
             if self.state is GroupState.COMPLETING_REBALANCE:
                 for member in self.members.values():
                     member.assignment = b""
-                    self._answer_sync(member, SyncAnswer(RebalanceInProgress.code))
+                    self.answer_sync(member, SyncAnswer(RebalanceInProgress.code))
             self._is_initial = self.state is GroupState.EMPTY and self._initial_delay_ms > 0
-            delay_ms = self._initial_delay_ms if self._is_initial else self._longest_rebalance_ms()
+            delay_ms = self._initial_delay_ms if self._is_initial else self.longest_rebalance_ms()
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
         if not self._is_initial:
             self._complete_if_all_joined(now_ms)
@@ -206,10 +182,10 @@ class ClassicGroup:
         """The next generation: of those that joined, and of static members that may still come."""
         self._is_initial = False
         for member in [m for m in self.members.values() if m.join is None and m.group_instance_id is None]:
-            self._forget(member)
+            self.forget(member)
         joined = [member for member in self.members.values() if member.join is not None]
         if self.members and not joined:
-            self._deadline_ms = now_ms + self._longest_rebalance_ms()
+            self._deadline_ms = now_ms + self.longest_rebalance_ms()
             return
         self.generation_id += 1
         if not joined:
@@ -219,28 +195,17 @@ class ClassicGroup:
         if self.leader_id not in {member.member_id for member in joined}:
             self.leader_id = joined[0].member_id
         self.protocol_name = select_protocol(self.members.values())
-        self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + self._longest_rebalance_ms())
+        self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + self.longest_rebalance_ms())
         for member in self.members.values():
             member.has_synced = False
         for member in joined:
             member.touch(now_ms)
             member.is_new, waiting, member.join = False, member.join, None
             assert waiting is not None
-            waiting(self._joined(member, self._told(member.member_id == self.leader_id)))
+            waiting(self._joined(member, self.told(member.member_id == self.leader_id)))
 
     def _enter(self, state: GroupState, now_ms: int, deadline_ms: int | None) -> None:
         self.state, self.state_since_ms, self._deadline_ms = state, now_ms, deadline_ms
-
-    def _longest_rebalance_ms(self) -> int:
-        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
-
-    def _told(self, is_leader: bool) -> tuple[JoinedMember, ...]:
-        if not is_leader:
-            return ()
-        return tuple(
-            JoinedMember(each.member_id, each.group_instance_id, each.metadata(self.protocol_name))
-            for each in self.members.values()
-        )
 
     def _joined(self, member: Member, members: tuple[JoinedMember, ...]) -> JoinAnswer:
         return JoinAnswer(
@@ -263,7 +228,7 @@ class ClassicGroup:
         protocol: tuple[str | None, str | None],
         assignments: Mapping[str, bytes],
         now_ms: int,
-        answer: _Sync,
+        answer: WhenSynced,
     ) -> None:
         """A member asks for its share; the leader brings all. `protocol`: type and name, None unsaid."""
         error = self._refusal_of(member_id, group_instance_id, generation_id)
@@ -296,7 +261,7 @@ class ClassicGroup:
         for member in self.members.values():
             if error is not None:
                 member.assignment = b""
-            self._answer_sync(member, self._share(member) if error is None else SyncAnswer(error.code))
+            self.answer_sync(member, self._share(member) if error is None else SyncAnswer(error.code))
         if error is not None:
             self._rebalance(now_ms)
 
@@ -305,12 +270,6 @@ class ClassicGroup:
 
     def _is_protocol(self, protocol_type: str | None, protocol_name: str | None) -> bool:
         return protocol_type in (None, self.protocol_type) and protocol_name in (None, self.protocol_name)
-
-    @staticmethod
-    def _answer_sync(member: Member, answer: SyncAnswer) -> None:
-        if member.sync is not None:
-            waiting, member.sync = member.sync, None
-            waiting(answer)
 
     # Staying and leaving
 
@@ -354,7 +313,7 @@ class ClassicGroup:
         elif self.state is GroupState.COMPLETING_REBALANCE:
             self._deadline_ms = None
             for member in [m for m in self.members.values() if not m.has_synced]:
-                self._forget(member)
+                self.forget(member)
             self._rebalance(now_ms)
 
     def next_deadline_ms(self) -> int | None:
@@ -370,22 +329,8 @@ class ClassicGroup:
                 yield member.deadline_ms
 
     def _remove(self, member: Member, now_ms: int) -> None:
-        self._forget(member)
+        self.forget(member)
         self._rebalance(now_ms)
-
-    def _forget(self, member: Member) -> None:
-        self._dismiss(member, UnknownMemberId)
-        del self.members[member.member_id]
-        if member.group_instance_id is not None:
-            self.static_members.pop(member.group_instance_id, None)
-        if self.leader_id == member.member_id:
-            self.leader_id = next(iter(self.members), None)
-
-    def _dismiss(self, member: Member, error: type[BrokerError]) -> None:
-        waiting, member.join = member.join, None
-        if waiting is not None:
-            waiting(JoinAnswer(error.code, member.member_id))
-        self._answer_sync(member, SyncAnswer(error.code))
 
     # Who may speak
 

@@ -74,6 +74,10 @@ class SyncAnswer(NamedTuple):
     assignment: bytes = b""
 
 
+WhenJoined = Callable[[JoinAnswer], None]
+WhenSynced = Callable[[SyncAnswer], None]
+
+
 @dataclass(slots=True)
 class Member:
     """A member. `join` and `sync`: whom to answer when the others are there; None when it does not wait.
@@ -92,8 +96,8 @@ class Member:
     deadline_ms: int = 0
     is_new: bool = True
     has_synced: bool = False
-    join: Callable[[JoinAnswer], None] | None = None
-    sync: Callable[[SyncAnswer], None] | None = None
+    join: WhenJoined | None = None
+    sync: WhenSynced | None = None
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """What it said for this protocol; nothing if it does not support it."""

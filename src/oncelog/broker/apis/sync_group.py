@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import BrokerError
+from oncelog.errors import BrokerError, InconsistentGroupProtocol
 from oncelog.rules.group_member import SyncAnswer
 from oncelog.wire.messages import SyncGroupRequest, SyncGroupResponse
 
@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 14
+FIRST_SAID_VERSION = 5
+"""From here on a member says which protocol it thinks the group chose."""
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: SyncGroupRequest = request.message
+    is_said = message.protocol_type is not None and message.protocol_name is not None
     try:
+        if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
+            raise InconsistentGroupProtocol("protocol type and name must be given")
         group = node.groups.joined(message.group_id)
     except BrokerError as error:
         return _response(SyncAnswer(error.code))
