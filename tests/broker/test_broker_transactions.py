@@ -1,0 +1,264 @@
+"""The transaction coordinator on a real disk: what a crash leaves half done, and what waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncelog.broker import transactions as coordinator
+from oncelog.broker.markers import Marker
+from oncelog.broker.node import Node
+from oncelog.broker.state_topic import Written, partition_for
+from oncelog.config import BROKER
+from oncelog.edge.broker import open_node
+from oncelog.edge.clock import Clock
+from oncelog.errors import KafkaStorageError
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.rules.transaction_entry import TransactionState
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.control import decode_control
+from oncelog.wire.header import iter_batches
+from oncelog.wire.records import NewRecord, decode_records
+
+NOW_MS = 1_700_000_000_000
+PARTITIONS = [TopicPartition("t", index) for index in range(3)]
+S = TransactionState
+
+
+class Crash(Exception):
+    """The process is gone at this point."""
+
+
+class Place:
+    """A data directory, opened again and again; `node` is the present process."""
+
+    def __init__(self, directory: Path, **settings: object) -> None:
+        self.directory = directory
+        self.settings = BROKER.parse(settings)
+        self.node = self._open()
+
+    def _open(self) -> Node:
+        return open_node(self.directory, self.settings, Clock())
+
+    def crash(self) -> None:
+        """What the process had in memory is gone; what it wrote is there."""
+        self.node.log_manager.release()
+        self.node = self._open()
+
+    def state(self, transactional_id: str = "x") -> TransactionState:
+        entry = self.node.transactions.get(transactional_id)
+        assert entry is not None
+        return entry.state
+
+    def begin(self, transactional_id: str = "x") -> Identity:
+        """A transaction with a record in every partition and an offset of group g."""
+        node = self.node
+        if node.topics.get("t") is None:
+            node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
+        entry = node.transactions.init(transactional_id, None, 60_000, NOW_MS).entry
+        who = Identity(entry.producer_id, entry.producer_epoch)
+        offsets_at = node.groups.offsets_partition("g", NOW_MS)
+        node.transactions.add_partitions(transactional_id, who, [*PARTITIONS, offsets_at], NOW_MS)
+        for at in PARTITIONS:
+            data = build_batch(
+                [NewRecord(NOW_MS, None, b"value")],
+                producer_id=who.producer_id,
+                producer_epoch=who.producer_epoch,
+                base_sequence=0,
+                is_transactional=True,
+            )
+            node.topics.partition(at)[1].append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+        node.groups.offsets.commit_pending(
+            "g", who, {PARTITIONS[0]: CommittedOffset(7, -1, "", NOW_MS, -1, -1)}, NOW_MS
+        )
+        return who
+
+    def log(self, at: TopicPartition) -> list[str]:
+        """Values and markers of a partition."""
+        _, partition = self.node.topics.partition(at)
+        found, offset = [], 0
+        while offset < partition.log_end_offset:
+            piece = partition.read(offset, 1 << 20)
+            data, offset = memoryview(piece.records), piece.next_offset
+            for position, header in iter_batches(data):
+                batch = data[position : position + header.size_bytes]
+                control = decode_control(batch) if header.is_control else None
+                if control is not None and control.type is not None:
+                    found.append(f"<{control.type.name.lower()}>")
+                else:
+                    found += [(record.value or b"").decode() for record in decode_records(batch)]
+        return found
+
+    def offset(self) -> int | None:
+        held = self.node.groups.offsets.of("g").get(PARTITIONS[0])
+        return held.offset if held else None
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path / "data")
+    yield made
+    made.node.log_manager.release()
+
+
+def whole_or_absent(place: Place, is_commit: bool) -> None:
+    marker = "<commit>" if is_commit else "<abort>"
+    for at in PARTITIONS:
+        assert marker in place.log(at)
+        assert place.log(at)[0] == "value"
+        assert place.node.topics.partition(at)[1].open_transaction_count == 0
+    assert place.offset() == (7 if is_commit else None)
+    assert place.node.groups.offsets.pending_of("g") == set()
+
+
+@pytest.mark.behaviour("T2", "T6")
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("markers", range(6))
+def test_a_crash_at_every_step_of_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_commit: bool, markers: int
+) -> None:
+    """The decision is in the log, and so many markers; a fifth: all of them, but not that it is complete."""
+    who = place.begin()
+    real, written = coordinator.write_marker, 0
+
+    def write_marker(node: Node, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+        nonlocal written
+        if written == markers:
+            raise Crash
+        written += 1
+        return real(node, at, marker, now_ms)
+
+    def complete(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "write_marker", write_marker)
+        patch.setattr(coordinator.TransactionCoordinator, "_complete", complete)
+        with pytest.raises(Crash):
+            place.node.transactions.end("x", who, is_commit, 2, NOW_MS)
+    assert written == min(markers, 4)
+    place.crash()
+    assert place.state() is (S.COMPLETE_COMMIT if is_commit else S.COMPLETE_ABORT)
+    whole_or_absent(place, is_commit)
+    place.crash()
+    whole_or_absent(place, is_commit)
+
+
+@pytest.mark.behaviour("T2", "T6")
+def test_a_crash_before_the_decision_leaves_the_transaction_open(place: Place) -> None:
+    who = place.begin()
+    place.crash()
+    assert place.state() is S.ONGOING
+    assert all(place.log(at) == ["value"] for at in PARTITIONS)
+    assert place.offset() is None
+    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    whole_or_absent(place, True)
+
+
+@pytest.mark.behaviour("T2")
+def test_after_a_crash_a_new_instance_aborts_what_was_open(place: Place) -> None:
+    place.begin()
+    place.crash()
+    with pytest.raises(Exception, match="CONCURRENT_TRANSACTIONS"):
+        place.node.transactions.init("x", None, 60_000, NOW_MS)
+    whole_or_absent(place, False)
+    assert place.node.transactions.init("x", None, 60_000, NOW_MS).entry.producer_epoch == 2
+
+
+def test_a_marker_that_cannot_be_written_is_written_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = place.begin()
+    real, broken = coordinator.write_marker, {PARTITIONS[1]}
+
+    def write_marker(node: Node, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+        if at in broken:
+            raise KafkaStorageError("the disk is full")
+        return real(node, at, marker, now_ms)
+
+    monkeypatch.setattr(coordinator, "write_marker", write_marker)
+    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    assert place.state() is S.PREPARE_COMMIT
+    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
+    place.node.transactions.retry_markers(NOW_MS)
+    assert place.state() is S.PREPARE_COMMIT
+    broken.clear()
+    place.node.transactions.retry_markers(NOW_MS)
+    assert place.state() is S.COMPLETE_COMMIT
+    assert [place.log(at) for at in PARTITIONS] == [["value", "<commit>"]] * 3
+    whole_or_absent(place, True)
+
+
+@pytest.mark.behaviour("T9")
+def test_an_idle_id_is_forgotten_with_a_tombstone(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data", transactional_id_expiration_ms=1_000)
+    who = place.begin()
+    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    place.begin("open")
+    place.node.transactions.forget_expired(NOW_MS + 999)
+    assert place.state() is S.COMPLETE_COMMIT
+    place.node.transactions.forget_expired(NOW_MS + 1_000)
+    assert place.node.transactions.get("x") is None
+    assert place.state("open") is S.ONGOING
+    place.crash()
+    assert place.node.transactions.get("x") is None
+    assert place.state("open") is S.ONGOING
+    assert place.node.transactions.init("x", None, 1, NOW_MS).entry.producer_epoch == 0
+    place.node.log_manager.release()
+
+
+@pytest.mark.behaviour("T2")
+def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    node = place.node
+    who = place.begin()
+    flush_all(node)
+    done = node.transactions.end("x", who, True, 0, NOW_MS)
+    assert done.written
+    assert place.state() is S.PREPARE_COMMIT
+    assert place.log(PARTITIONS[0]) == ["value"], "no marker before the decision is on disk"
+    flush_all(node)
+    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
+    assert place.state() is S.PREPARE_COMMIT, "complete only when the markers are on disk"
+    flush_all(node)
+    assert place.state() is S.COMPLETE_COMMIT
+    node.log_manager.release()
+
+
+def flush_all(node: Node) -> None:
+    """One round of what the edge does: sync what waits, then tell."""
+    for partition in node.flushes.take():
+        partition.flush()
+        node.flushes.finished(partition, None)
+
+
+@pytest.mark.behaviour("T1")
+@pytest.mark.parametrize(
+    ("key", "expected"), [("my-tx", 11), ("test", 48), ("", 0), ("polygenelubricants", 0), ("größe", 7)]
+)
+def test_where_an_id_is_kept(key: str, expected: int) -> None:
+    """As Java's String.hashCode says; the absolute value of the smallest number counts as 0."""
+    assert partition_for(key, 50) == expected
+
+
+@pytest.mark.behaviour("T1", "T2")
+def test_the_log_of_transactions_is_a_compacted_topic(place: Place) -> None:
+    place.begin()
+    topic = place.node.topics.get("__transaction_state")
+    assert topic is not None
+    assert len(topic.partitions) == 50
+    assert topic.settings["cleanup.policy"] == "compact"
+    assert topic.settings["segment.bytes"] == 104_857_600
+    index = partition_for("x", 50)
+    assert [p.log_end_offset > 0 for p in topic.partitions] == [i == index for i in range(50)]
+
+
+def test_a_broker_without_transactions_makes_no_topics(place: Place) -> None:
+    assert place.node.transactions.get("nobody") is None
+    assert place.offset() is None
+    place.crash()
+    assert len(place.node.topics) == 0

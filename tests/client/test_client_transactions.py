@@ -1,0 +1,298 @@
+"""Our transactional producer on our broker and on Apache Kafka: both ways of ending, faults, fencing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+from helpers_producer import new_topic, producer_of, requests, values
+
+from oncelog import Broker, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.producer import AsyncProducer
+from oncelog.errors import (
+    InvalidProducerEpoch,
+    MessageTooLarge,
+    MisuseError,
+    OncelogError,
+    ProducerFenced,
+    TimedOut,
+    TransactionAborted,
+    UnknownMemberId,
+)
+from oncelog.faults import Proxy, Rule
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata
+
+_numbers = itertools.count()
+BROKERS = ("ours", "ours, classic", "apache")
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[str]:
+    with Broker(config={"oncelog.transaction.version": 0}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=BROKERS)
+def servers(request: pytest.FixtureRequest) -> str:
+    """Our broker with an epoch per transaction and without, and Apache Kafka."""
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("classic" if "classic" in request.param else "ours")
+    return address
+
+
+@pytest.fixture
+def proxy(servers: str) -> Iterator[Proxy]:
+    with Proxy(servers) as running:
+        yield running
+
+
+def transactional(servers: str, name: str | None = None, **settings: object) -> Producer:
+    name = name or f"txn-{os.getpid()}-{next(_numbers)}"
+    return producer_of(servers, transactional_id=name, **settings)
+
+
+def committed_offset(servers: str, group: str, topic: str) -> int:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": group})
+    (found,) = consumer.committed([confluent_kafka.TopicPartition(topic, 0)], 10)
+    consumer.close()
+    return int(found.offset)
+
+
+@pytest.mark.behaviour("T4", "T6", "T10")
+def test_commit_abort_commit(servers: str) -> None:
+    topic = new_topic(servers, 2)
+    with transactional(servers) as producer:
+        producer.init_transactions()
+        for number in range(4):
+            producer.begin_transaction()
+            sent = [producer.send(topic, b"%d" % number, partition=index) for index in range(2)]
+            if number % 2:
+                producer.flush()
+                assert [future.result(5).partition for future in sent] == [0, 1]
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+                assert all(future.result(0) for future in sent)
+    assert values(servers, topic) == [b"0", b"2", b"0", b"2"]
+
+
+@pytest.mark.behaviour("T4")
+def test_a_block_commits_or_aborts(servers: str) -> None:
+    topic = new_topic(servers)
+    with transactional(servers) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(topic, b"kept")
+        dropped = []
+
+        def fail() -> None:
+            with producer.transaction():
+                dropped.append(producer.send(topic, b"dropped"))
+                raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            fail()
+        with producer.transaction():
+            producer.send(topic, b"kept too")
+    assert values(servers, topic) == [b"kept", b"kept too"]
+    try:
+        dropped[0].result(0)
+    except TransactionAborted:
+        pass  # it was not even sent
+
+
+@pytest.mark.behaviour("T3")
+def test_a_new_instance_fences_the_old_one(servers: str) -> None:
+    topic = new_topic(servers)
+    name = f"fenced-{next(_numbers)}-{os.getpid()}"
+    with transactional(servers, name) as old, transactional(servers, name) as new:
+        old.init_transactions()
+        old.begin_transaction()
+        old.send(topic, b"zombie's")
+        old.flush()
+        new.init_transactions()
+        old.send(topic, b"zombie's too")
+        with pytest.raises((ProducerFenced, InvalidProducerEpoch)):
+            old.commit_transaction()
+        with new.transaction():
+            new.send(topic, b"successor's")
+        assert values(servers, topic) == [b"successor's"]
+        with pytest.raises(OncelogError):
+            old.abort_transaction()
+        with pytest.raises(OncelogError):
+            old.send(topic, b"never")
+
+
+@pytest.mark.behaviour("T5", "T7")
+def test_offsets_move_with_the_transaction(servers: str) -> None:
+    topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
+    with transactional(servers) as producer:
+        producer.init_transactions()
+        at = TopicPartition(topic, 0)
+        with producer.transaction():
+            producer.send(topic, b"out")
+            producer.send_offsets_to_transaction({at: OffsetAndMetadata(7, metadata="note")}, group)
+            assert committed_offset(servers, f"{group}-other", topic) == confluent_kafka.OFFSET_INVALID
+        assert committed_offset(servers, group, topic) == 7
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({at: 9}, group)
+        producer.abort_transaction()
+        assert committed_offset(servers, group, topic) == 7
+
+
+@pytest.mark.behaviour("T7")
+def test_offsets_of_a_member_that_is_gone_abort_the_transaction(servers: str) -> None:
+    topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
+    reader = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": group})
+    reader.subscribe([topic])
+    while not reader.assignment():
+        reader.poll(0.1)
+    zombie = ConsumerGroupMetadata(group, 1, "a-member-that-was")
+    with transactional(servers) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"zombie's")
+        with pytest.raises(UnknownMemberId) as raised:
+            producer.send_offsets_to_transaction({TopicPartition(topic, 0): 5}, zombie)
+        assert raised.value.reaction == "abortable"
+        with pytest.raises(UnknownMemberId):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send(topic, b"fine")
+    reader.close()
+    assert values(servers, topic) == [b"fine"]
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_the_answer_to_an_end_is_lost(servers: str, proxy: Proxy, outcome: str) -> None:
+    topic = new_topic(servers)
+    proxy.add(Rule(action="cut", api="EndTxn", nth=1))
+    with transactional(proxy.bootstrap_servers) as producer:
+        producer.init_transactions()
+        for value in (b"first", b"second"):
+            producer.begin_transaction()
+            producer.send(topic, value)
+            producer.flush()
+            if outcome == "commit" or value == b"second":
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    assert len(requests(proxy, "EndTxn")) == 3
+    assert values(servers, topic) == ([b"first", b"second"] if outcome == "commit" else [b"second"])
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("api", ["InitProducerId", "AddPartitionsToTxn", "TxnOffsetCommit", "Produce"])
+@pytest.mark.parametrize("direction", ["request", "response"])
+def test_any_other_message_is_lost(servers: str, proxy: Proxy, api: str, direction: str) -> None:
+    topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
+    proxy.add(Rule(action="cut", api=api, nth=1, direction=direction))
+    with transactional(proxy.bootstrap_servers) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(topic, b"once")
+            producer.send_offsets_to_transaction({TopicPartition(topic, 0): 3}, group)
+    assert values(servers, topic) == [b"once"]
+    assert committed_offset(servers, group, topic) == 3
+
+
+@pytest.mark.behaviour("T13")
+def test_a_commit_that_is_never_answered_can_be_called_again(servers: str, proxy: Proxy) -> None:
+    topic = new_topic(servers)
+    with transactional(proxy.bootstrap_servers, request_timeout_ms=300) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"once")
+        producer.flush()
+        rule = Rule(action="cut", api="EndTxn")
+        proxy.add(rule)
+        with pytest.raises(TimedOut):
+            producer.commit_transaction(timeout=0.5)
+        with pytest.raises(MisuseError, match=r"call commit_transaction\(\) again"):
+            producer.abort_transaction()
+        proxy.clear()
+        producer.commit_transaction()
+    assert values(servers, topic) == [b"once"]
+
+
+def test_a_record_that_is_refused_makes_the_transaction_one_to_be_aborted(servers: str) -> None:
+    topic = new_topic(servers, max_message_bytes=300)
+    with transactional(servers) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"small")
+        producer.flush()
+        large = producer.send(topic, bytes(1000))
+        with pytest.raises(MessageTooLarge):
+            producer.commit_transaction()
+        with pytest.raises(MessageTooLarge):
+            large.result(0)
+        with pytest.raises(MessageTooLarge):
+            producer.send(topic, b"after")
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send(topic, b"next")
+    assert values(servers, topic) == [b"next"]
+
+
+@pytest.mark.behaviour("T8")
+def test_a_timeout_above_the_brokers_limit(servers: str) -> None:
+    topic = new_topic(servers)
+    with transactional(servers, transaction_timeout_ms=1_000_000) as producer:
+        with pytest.raises(OncelogError, match="INVALID_TRANSACTION_TIMEOUT"):
+            producer.init_transactions()
+        with pytest.raises(OncelogError, match="INVALID_TRANSACTION_TIMEOUT"):
+            producer.begin_transaction()
+    assert values(servers, topic) == []
+
+
+def test_calls_out_of_turn_say_what_to_do(servers: str) -> None:
+    topic = new_topic(servers)
+    with transactional(servers) as producer:
+        with pytest.raises(MisuseError, match=r"init_transactions\(\) first"):
+            producer.send(topic, b"x")
+        producer.init_transactions()
+        with pytest.raises(MisuseError, match="called once"):
+            producer.init_transactions()
+        with pytest.raises(MisuseError, match=r"begin_transaction\(\) first"):
+            producer.send(topic, b"x")
+        with pytest.raises(MisuseError, match=r"begin_transaction\(\) first"):
+            producer.commit_transaction()
+        producer.begin_transaction()
+        with pytest.raises(MisuseError, match="a transaction is open"):
+            producer.begin_transaction()
+        producer.commit_transaction()
+    with producer_of(servers) as plain, pytest.raises(MisuseError, match=r"no transactional\.id"):
+        plain.begin_transaction()
+
+
+def test_the_asyncio_face(servers: str) -> None:
+    topic = new_topic(servers)
+
+    async def work() -> None:
+        name = f"aio-{next(_numbers)}-{os.getpid()}"
+        async with AsyncProducer({"bootstrap.servers": servers, "transactional.id": name}) as producer:
+            await producer.init_transactions()
+            async with producer.transaction():
+                await producer.send(topic, b"kept")
+            await producer.begin_transaction()
+            await producer.send(topic, b"dropped")
+            await producer.abort_transaction()
+
+    asyncio.run(work())
+    assert values(servers, topic) == [b"kept"]

@@ -1,0 +1,132 @@
+"""Which call of a transactional producer is allowed when, and what a coordinator's error means."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.errors import (
+    DisconnectedError,
+    MisuseError,
+    OutOfOrderSequenceNumber,
+    PeerError,
+    ProducerFenced,
+    TimedOut,
+    error_for_code,
+)
+from oncelog.rules.txn_session import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    COMMIT_OFFSETS,
+    END,
+    INIT,
+    Asked,
+    Call,
+    Reaction,
+    Session,
+    State,
+    reaction_to,
+)
+
+S, C = State, Call
+ALLOWED = {
+    (S.UNINITIALIZED, C.INIT),
+    (S.READY, C.BEGIN),
+    (S.IN_TRANSACTION, C.SEND),
+    (S.IN_TRANSACTION, C.SEND_OFFSETS),
+    (S.IN_TRANSACTION, C.COMMIT),
+    (S.IN_TRANSACTION, C.ABORT),
+    (S.MUST_ABORT, C.ABORT),
+    (S.COMMITTING, C.COMMIT),
+    (S.ABORTING, C.ABORT),
+}
+
+
+@pytest.mark.behaviour("T4")
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("call", Call)
+def test_every_call_in_every_state(state: State, call: Call) -> None:
+    session = Session()
+    session.state = state
+    has_error = state in (S.MUST_ABORT, S.FATAL)
+    session.error = OutOfOrderSequenceNumber("what happened") if has_error else None
+    if (state, call) in ALLOWED:
+        session.check(call)
+        return
+    with pytest.raises(OutOfOrderSequenceNumber if has_error else MisuseError) as raised:
+        session.check(call)
+    assert has_error or "()" in str(raised.value), "it says which call to make instead"
+
+
+@pytest.mark.behaviour("T13")
+def test_an_unanswered_commit_is_repeated_and_never_aborted() -> None:
+    session = Session()
+    session.enter(S.COMMITTING)
+    session.check(C.COMMIT)
+    with pytest.raises(MisuseError, match=r"call commit_transaction\(\) again"):
+        session.check(C.ABORT)
+
+
+@pytest.mark.parametrize(
+    ("state", "after"),
+    [
+        (S.IN_TRANSACTION, S.MUST_ABORT),
+        (S.COMMITTING, S.MUST_ABORT),
+        (S.ABORTING, S.ABORTING),
+        (S.READY, S.READY),
+        (S.FATAL, S.FATAL),
+    ],
+)
+def test_a_failure_makes_an_open_transaction_one_to_be_aborted(state: State, after: State) -> None:
+    session = Session()
+    session.state = state
+    session.must_abort(TimedOut("late"))
+    assert session.state is after
+    session.enter(S.READY)
+    assert session.error is None
+
+
+def test_the_first_fatal_error_stays() -> None:
+    session = Session()
+    first = ProducerFenced("first")
+    session.die(first)
+    session.die(ProducerFenced("second"))
+    assert session.error is first
+
+
+R = Reaction
+ANY = (INIT, ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END)
+CODES = [
+    (14, ANY, R.RETRY),
+    (51, ANY, R.RETRY),
+    (7, ANY, R.RETRY),
+    (15, ANY, R.FIND),
+    (16, ANY, R.FIND),
+    (47, ANY, R.DIE),
+    (90, ANY, R.DIE),
+    (53, ANY, R.DIE),
+    (48, ANY, R.DIE),
+    (50, (INIT,), R.DIE),
+    (49, (INIT,), R.DIE),
+    (49, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
+    (120, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
+    (3, (ADD_PARTITIONS, COMMIT_OFFSETS), R.RETRY),
+    (22, (COMMIT_OFFSETS,), R.ABORT),
+    (25, (COMMIT_OFFSETS,), R.ABORT),
+    (82, (COMMIT_OFFSETS,), R.ABORT),
+    (29, (ADD_PARTITIONS,), R.ABORT),
+    (30, (ADD_OFFSETS, COMMIT_OFFSETS), R.ABORT),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "expected"), [(code, asked, said) for code, many, said in CODES for asked in many]
+)
+def test_what_an_error_means(code: int, asked: Asked, expected: Reaction) -> None:
+    assert reaction_to(asked, error_for_code(code)) is expected
+
+
+@pytest.mark.parametrize("asked", ANY)
+def test_what_a_missing_answer_means(asked: Asked) -> None:
+    assert reaction_to(asked, DisconnectedError("gone")) is R.FIND
+    assert reaction_to(asked, TimedOut("late")) is R.FIND
+    assert reaction_to(asked, PeerError("garbage")) is R.DIE
