@@ -1,0 +1,176 @@
+"""Consumer groups of other clients on our broker: they share, rebalance, commit, and outlive the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import kafka
+import pytest
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
+from helpers_interop import make_topic
+from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
+
+from oncelog import Producer
+from oncelog.dev.served import ServedBroker
+from oncelog.edge.broker import Broker
+
+PARTITIONS = 4
+SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as running:
+        yield running.bootstrap_servers
+
+
+@pytest.fixture
+def topic(servers: str) -> str:
+    name = f"g-{uuid.uuid4().hex[:8]}"
+    make_topic(servers, name, PARTITIONS)
+    return name
+
+
+def fill(servers: str, topic: str, first: int, count: int) -> None:
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for number in range(first, first + count):
+            producer.send(topic, b"%d" % number, partition=number % PARTITIONS)
+        producer.flush()
+
+
+def member(servers: str, group: str, **settings: object) -> confluent_kafka.Consumer:
+    config: dict[str, Any] = {
+        "bootstrap.servers": servers,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 6_000,
+        "heartbeat.interval.ms": 300,
+    }
+    return confluent_kafka.Consumer(config | settings)
+
+
+def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[list[int]]:
+    """Poll all in turns; what each got."""
+    got: list[list[int]] = [[] for _ in members]
+    deadline = time.monotonic() + SECONDS
+    while not is_done():
+        assert time.monotonic() < deadline, [consumer.assignment() for consumer in members]
+        for consumer, values in zip(members, got, strict=True):
+            message = consumer.poll(0.05)
+            if message is not None and not message.error():
+                values.append(int(message.value()))
+    return got
+
+
+@pytest.mark.parametrize("strategy", ["range,roundrobin", "cooperative-sticky"])
+def test_librdkafka_shares_and_takes_over(servers: str, topic: str, strategy: str) -> None:
+    group = f"group-{topic}"
+    first, second = (member(servers, group, **{"partition.assignment.strategy": strategy}) for _ in range(2))
+    first.subscribe([topic])
+    poll_until([first], lambda: len(first.assignment()) == PARTITIONS)
+    second.subscribe([topic])
+    poll_until([first, second], lambda: len(first.assignment()) == len(second.assignment()) == 2)
+    shared = {each.partition for each in [*first.assignment(), *second.assignment()]}
+    assert shared == set(range(PARTITIONS))
+    first.close()
+    poll_until([second], lambda: len(second.assignment()) == PARTITIONS)
+    second.close()
+
+
+def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> None:
+    """What one member committed the next does not read again."""
+    fill(servers, topic, 0, 40)
+    group = f"group-{topic}"
+    seen: list[int] = []
+    for part in range(2):
+        consumer = member(servers, group)
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + SECONDS
+        while len(seen) < 40 * (part + 1):
+            assert time.monotonic() < deadline
+            message = consumer.poll(0.2)
+            if message is not None and not message.error():
+                seen.append(int(message.value()))
+                consumer.commit(message, asynchronous=False)
+        consumer.close()
+        fill(servers, topic, 40, 40 if part == 0 else 0)
+    assert sorted(seen) == list(range(80))
+
+
+@pytest.mark.behaviour("T2")
+def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
+    """Members go on in their generation; nobody reads again what was committed."""
+    with ServedBroker(tmp_path / "data") as broker:
+        make_topic(broker.bootstrap_servers, "topic", PARTITIONS)
+        fill(broker.bootstrap_servers, "topic", 0, 40)
+        rebalances: list[str] = []
+        consumer = member(broker.bootstrap_servers, "group", **{"reconnect.backoff.max.ms": 200})
+        consumer.subscribe(["topic"], on_assign=lambda *_: rebalances.append("assign"))
+        seen: list[int] = []
+
+        def take(count: int) -> None:
+            deadline = time.monotonic() + SECONDS
+            while len(seen) < count:
+                assert time.monotonic() < deadline
+                message = consumer.poll(0.2)
+                if message is not None and not message.error():
+                    seen.append(int(message.value()))
+
+        take(40)
+        consumer.commit(asynchronous=False)
+        broker.kill()
+        broker.start()
+        fill(broker.bootstrap_servers, "topic", 40, 40)
+        take(80)
+        consumer.commit(asynchronous=False)
+        consumer.close()
+        assert sorted(seen) == list(range(80))
+        assert rebalances == ["assign"]
+
+
+def test_kafka_python_and_aiokafka_share_with_each_other(servers: str, topic: str) -> None:
+    fill(servers, topic, 0, 40)
+    group = f"group-{topic}"
+
+    async def work() -> set[int]:
+        reader = aiokafka.AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=servers,
+            group_id=group,
+            auto_offset_reset="earliest",
+            heartbeat_interval_ms=200,
+            partition_assignment_strategy=[AiokafkaRange],
+        )
+        await reader.start()
+        other = await asyncio.to_thread(
+            lambda: kafka.KafkaConsumer(
+                topic,
+                bootstrap_servers=servers,
+                group_id=group,
+                auto_offset_reset="earliest",
+                heartbeat_interval_ms=200,
+                partition_assignment_strategy=[KafkaPythonRange],
+            )
+        )
+        seen: set[int] = set()
+        deadline = time.monotonic() + SECONDS
+        while len(seen) < 40 or len(reader.assignment()) != 2 or len(other.assignment()) != 2:
+            assert time.monotonic() < deadline, (len(seen), reader.assignment(), other.assignment())
+            mine, theirs = await asyncio.gather(
+                reader.getmany(timeout_ms=200), asyncio.to_thread(other.poll, 200)
+            )
+            for records in [*mine.values(), *theirs.values()]:
+                seen |= {int(record.value) for record in records}
+        await reader.stop()
+        await asyncio.to_thread(other.close)
+        return seen
+
+    assert asyncio.run(work()) == set(range(40))

@@ -1,0 +1,103 @@
+"""Transactions while the broker or the producer is killed with SIGKILL: each one whole or absent."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers_producer import new_topic, read
+
+from oncelog import Producer
+from oncelog.dev.served import ServedBroker
+
+PARTITIONS = 3
+KILLS = 12
+
+_CHILD = """
+import sys
+from oncelog import Producer
+producer = Producer({"bootstrap.servers": sys.argv[1], "transactional.id": "killed"}, linger_ms=0)
+producer.init_transactions()
+number = int(sys.argv[3])
+while True:
+    with producer.transaction():
+        for partition in range(3):
+            producer.send(sys.argv[2], b"%d" % number, partition=partition)
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def whole(servers: str, topic: str) -> list[int]:
+    """The transactions that are to be seen, in order; each is in every partition, once."""
+    seen = Counter((record.partition, int(record.value or b"")) for record in read(servers, topic))
+    assert set(seen.values()) <= {1}, "a record twice"
+    numbers = {number for _, number in seen}
+    assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"
+    return [int(record.value or b"") for record in read(servers, topic) if record.partition == 0]
+
+
+@pytest.mark.behaviour("T2", "T6")
+def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path / "data") as broker:
+        topic = new_topic(broker.bootstrap_servers, PARTITIONS)
+        stopped, acknowledged = threading.Event(), []
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "steady"}
+        with Producer(settings, linger_ms=0, retry_backoff_ms=10, retry_backoff_max_ms=50) as producer:
+            producer.init_transactions()
+
+            def work() -> None:
+                number = 0
+                while not stopped.is_set():
+                    with producer.transaction():
+                        for partition in range(PARTITIONS):
+                            producer.send(topic, b"%d" % number, partition=partition)
+                    acknowledged.append(number)
+                    number += 1
+
+            worker = threading.Thread(target=work)
+            worker.start()
+            chance = random.Random(7)
+            for _ in range(KILLS):
+                time.sleep(chance.uniform(0.05, 0.3))
+                broker.kill()
+                broker.start()
+            stopped.set()
+            worker.join(60)
+            assert not worker.is_alive()
+        assert len(acknowledged) > KILLS
+        assert whole(broker.bootstrap_servers, topic) == acknowledged
+
+
+@pytest.mark.behaviour("T3", "T6")
+def test_the_producer_is_killed_again_and_again(tmp_path: Path) -> None:
+    """Its successor aborts what it left open; what it was told to be committed is there."""
+    with ServedBroker(tmp_path / "data") as broker:
+        topic = new_topic(broker.bootstrap_servers, PARTITIONS)
+        told: list[int] = []
+        chance = random.Random(11)
+        for _ in range(5):
+            first = told[-1] + 2 if told else 0  # the one after the last told may be committed, too
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, broker.bootstrap_servers, topic, str(first)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert child.stdout is not None
+            told.append(int(child.stdout.readline()))
+            time.sleep(chance.uniform(0.0, 0.1))
+            child.kill()
+            told += [int(line) for line in child.stdout.read().splitlines()]
+            child.wait(10)
+            child.stdout.close()
+        with Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "killed"}) as last:
+            last.init_transactions()
+        seen = whole(broker.bootstrap_servers, topic)
+        assert set(told) <= set(seen)
+        assert seen == sorted(seen)
