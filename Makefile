@@ -25,7 +25,7 @@ test: setup  ## style, types, and the whole test suite
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
 
-bench: setup  ## measure beside Apache Kafka (about 25 minutes), and write docs/benchmarks.md anew
+bench: setup  ## measure beside Apache Kafka (about 30 minutes), and write docs/benchmarks.md anew
 	$(BIN)/oncelog bench all
 
 behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
