@@ -12,7 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from oncelog import config, errors
-from oncelog.types import Header, Isolation, Record, RecordMetadata, TopicPartition
+from oncelog.types import (
+    ConsumerGroupMetadata,
+    Header,
+    Isolation,
+    OffsetAndMetadata,
+    Record,
+    RecordMetadata,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from oncelog.edge.admin import Admin, NewTopic
@@ -24,9 +32,11 @@ __all__ = [
     "Admin",
     "Broker",
     "Consumer",
+    "ConsumerGroupMetadata",
     "Header",
     "Isolation",
     "NewTopic",
+    "OffsetAndMetadata",
     "Producer",
     "Record",
     "RecordMetadata",
