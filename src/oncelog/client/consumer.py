@@ -107,6 +107,12 @@ class ConsumerCore:
             state.position = state.fetch_offset = None
             state.reset = to
 
+    def reset(self, partitions: Collection[TopicPartition]) -> None:
+        """Go on where auto.offset.reset says. Raises MisuseError when it says nothing."""
+        if self._reset_policy == "none":
+            raise self._no_position(next(iter(partitions)))
+        self.seek_to(partitions, self._reset_policy)
+
     def position(self, tp: TopicPartition) -> int | None:
         """The offset of the next record to hand out; None until it is looked up.
 

@@ -16,14 +16,17 @@ from oncelog.config import CONSUMER, INT32_MAX, Settings
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
+from oncelog.edge.subscribing import AsyncSubscribing
 from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
 _POLL_FOREVER_SECONDS = 3600.0
 
 
-class AsyncConsumer:
-    """Reads assigned partitions on the running asyncio loop. Settings: mapping, or keywords with underscores.
+class AsyncConsumer(AsyncSubscribing):
+    """Reads partitions, assigned or shared out by a group, on the running asyncio loop.
+
+    Settings: a mapping with Kafka's keys, or keywords with underscores for the dots.
 
     Connects at first use, or with `async with`. Not for use by several tasks at a time.
     """
@@ -32,6 +35,7 @@ class AsyncConsumer:
         self._settings = CONSUMER.parse({**(config or {}), **settings})
         parse_bootstrap(self._settings["bootstrap.servers"])
         self._core = ConsumerCore(self._settings)
+        super().__init__()
         self._cluster: ClusterConnection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._finding_leaders = False
@@ -60,6 +64,8 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """End all work and connections; safe to call twice."""
+        if self._group is not None and not self._closed:
+            await self._group.close()
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -80,6 +86,10 @@ class AsyncConsumer:
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
+        if self._topics:
+            raise MisuseError(
+                "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
+            )
         self._core.assign(partitions)
 
     def assignment(self) -> list[TopicPartition]:
@@ -146,10 +156,14 @@ class AsyncConsumer:
 
     async def _poll(self, timeout: float, take: Callable[[float], Any]) -> Any:
         cluster = await self._connected()
-        if not self._core.assignment():
-            raise MisuseError("no partitions are assigned; call assign() first")
+        if not self._topics and not self._core.assignment():
+            raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         deadline_ms = cluster.now_ms() + timeout * 1000
         while True:
+            while (told := await self.advance(deadline_ms)) is not True:
+                if told is False:
+                    return None
+                await self.listeners.tell_async(told)
             self._core.raise_error()
             taken = take(cluster.now_ms())
             self._step(cluster)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import queue
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,15 +13,25 @@ from oncelog.client.fetching import FetchOptions
 from oncelog.client.offsets import OffsetAt
 from oncelog.config import Settings
 from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.edge.group import Change, Rebalance
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.ranges import RangePiece, check_range, range_options
-from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
+from oncelog.edge.subscribing import Listener, Listeners, Offsets
+from oncelog.types import (
+    ConsumerGroupMetadata,
+    Isolation,
+    OffsetAndMetadata,
+    PartitionInfo,
+    Record,
+    TopicPartition,
+)
 
 __all__ = ["AsyncConsumer", "Consumer"]
 
 T = TypeVar("T")
 _POLL_FOREVER_SECONDS = 3600.0
 _CLOSE_SECONDS = 10.0
+_CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
 
 
 class Consumer:
@@ -36,6 +48,8 @@ class Consumer:
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._async = AsyncConsumer(config, **settings)
         self._thread = LoopThread("oncelog-consumer")
+        self._listeners: Listeners | None = None
+        self._told: queue.SimpleQueue[tuple[Rebalance, asyncio.Future[None]] | None] = queue.SimpleQueue()
 
     @property
     def settings(self) -> Settings:
@@ -71,6 +85,55 @@ class Consumer:
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
         self._call(self._async.assign, list(partitions))
+
+    def subscribe(
+        self,
+        topics: Collection[str] | str,
+        *,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+        on_lost: Listener | None = None,
+    ) -> None:
+        """Read the topics as the group shares them out: see AsyncConsumer.subscribe.
+
+        The callbacks run in the thread that polls, and may call the consumer.
+        """
+        self._listeners = Listeners(on_assigned, on_revoked, on_lost)
+        relays = (self._relay(change) for change in (Change.ASSIGNED, Change.REVOKED, Change.LOST))
+        self._call(lambda: self._async.subscribe(topics, **dict(zip(_CALLBACKS, relays, strict=True))))
+
+    def _relay(self, change: Change) -> Listener:
+        """What tells the thread that polls, and waits until it has been told."""
+
+        async def relay(partitions: list[TopicPartition]) -> None:
+            told = asyncio.get_running_loop().create_future()
+            self._told.put((Rebalance(change, partitions), told))
+            await told
+
+        return relay
+
+    def unsubscribe(self) -> None:
+        """Leave the group, committing first if that is automatic, and read nothing."""
+        self._listeners = None
+        self._run(self._async.unsubscribe())
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who this consumer is in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._async.group_metadata()
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit positions for the group: see AsyncConsumer.commit."""
+        self._run(self._async.commit(offsets))
+
+    def committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed position of each partition; None without one."""
+        return self._run(self._async.committed(partitions))
+
+    def seek_to_committed(self, *partitions: TopicPartition) -> None:
+        """Go back to the group's committed positions: see AsyncConsumer.seek_to_committed."""
+        self._run(self._async.seek_to_committed(*partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions being read."""
@@ -110,11 +173,27 @@ class Consumer:
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
         """Records that wait, or come within `timeout` seconds: see AsyncConsumer.poll."""
-        return self._run(self._async.poll(timeout, max_records=max_records))
+        return self._poll(self._async.poll(timeout, max_records=max_records))
 
     def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """All records of one fetched piece of one partition as a pyarrow.RecordBatch; None if none came."""
-        return self._run(self._async.poll_arrow(timeout, include_headers=include_headers))
+        return self._poll(self._async.poll_arrow(timeout, include_headers=include_headers))
+
+    def _poll(self, polling: Coroutine[Any, Any, T]) -> T:
+        """Run a poll; what the group has to tell meanwhile is told by this thread."""
+        if self._listeners is None:
+            return self._run(polling)
+        future = self._thread.submit(polling)
+        future.add_done_callback(lambda _: self._told.put(None))
+        while (told := self._told.get()) is not None:
+            rebalance, waiting = told
+            try:
+                self._listeners.tell(rebalance)
+            except Exception as error:
+                self._thread.call_soon(waiting.set_exception, error)
+            else:
+                self._thread.call_soon(waiting.set_result, None)
+        return future.result()
 
     def __iter__(self) -> Iterator[Record]:
         """Record after record; ends after consumer.timeout.ms without one, if that is set."""

@@ -1,0 +1,243 @@
+"""A member of a classic consumer group without I/O: its requests, and what their answers mean.
+
+Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, Heartbeat, OffsetCommit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from oncelog.config import Settings
+from oncelog.errors import BrokerError, DisconnectedError, OncelogError, TimedOut, error_for_code
+from oncelog.rules.assignors import ASSIGNORS, Subscriber
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+)
+from oncelog.wire.stored import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+PROTOCOL_TYPE = "consumer"
+NOBODY = ConsumerGroupMetadata("")
+_SUBSCRIPTION_VERSION = _ASSIGNMENT_VERSION = 1
+MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
+"""Later versions name topics by id."""
+
+
+class Next(Enum):
+    """What follows from an error of the group's coordinator.
+
+    RETRY the request. FIND the coordinator, then retry. JOIN anew. BEHIND: join anew, what was assigned is
+    lost. RESET: the same as a new member, the old one is forgotten. RAISE it.
+    """
+
+    RETRY = "retry"
+    FIND = "find"
+    JOIN = "join"
+    BEHIND = "behind"
+    RESET = "reset"
+    RAISE = "raise"
+
+
+_NEXT = {
+    7: Next.RETRY,  # REQUEST_TIMED_OUT
+    14: Next.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
+    15: Next.FIND,  # COORDINATOR_NOT_AVAILABLE
+    16: Next.FIND,  # NOT_COORDINATOR
+    22: Next.BEHIND,  # ILLEGAL_GENERATION
+    25: Next.RESET,  # UNKNOWN_MEMBER_ID
+    27: Next.JOIN,  # REBALANCE_IN_PROGRESS
+    79: Next.JOIN,  # MEMBER_ID_REQUIRED
+    88: Next.RETRY,  # UNSTABLE_OFFSET_COMMIT: a transaction is about to commit another
+}
+
+
+def next_after(error: OncelogError) -> Next:
+    """What to do about an error, or a missing answer."""
+    if isinstance(error, (DisconnectedError, TimedOut)):
+        return Next.FIND
+    return _NEXT.get(error.code, Next.RAISE) if isinstance(error, BrokerError) else Next.RAISE
+
+
+class Joined(NamedTuple):
+    """A generation as a member was told of it. `subscribers`: for the leader, who assigns."""
+
+    member: ConsumerGroupMetadata
+    assignor: str
+    subscribers: tuple[Subscriber, ...]
+
+
+def join_request(settings: Settings, member_id: str, topics: Iterable[str]) -> JoinGroupRequest:
+    """Join, offering every assignor of partition.assignment.strategy."""
+    subscription = ConsumerProtocolSubscription(topics=sorted(topics)).to_bytes(_SUBSCRIPTION_VERSION)
+    return JoinGroupRequest(
+        group_id=settings["group.id"],
+        session_timeout_ms=settings["session.timeout.ms"],
+        rebalance_timeout_ms=settings["max.poll.interval.ms"],
+        member_id=member_id,
+        group_instance_id=settings["group.instance.id"],
+        protocol_type=PROTOCOL_TYPE,
+        protocols=[
+            JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=subscription)
+            for name in settings["partition.assignment.strategy"]
+        ],
+    )
+
+
+def joined_from(settings: Settings, answer: JoinGroupResponse) -> Joined:
+    """What an answer without an error says. Raises PeerError on a subscription that cannot be read."""
+    group, instance = settings["group.id"], settings["group.instance.id"]
+    member = ConsumerGroupMetadata(group, answer.generation_id, answer.member_id, instance)
+    is_leader = answer.leader == answer.member_id and not answer.skip_assignment
+    subscribers = tuple(
+        Subscriber(
+            each.member_id,
+            each.group_instance_id,
+            frozenset(ConsumerProtocolSubscription.from_bytes(each.metadata).topics),
+        )
+        for each in (answer.members if is_leader else ())
+    )
+    return Joined(member, answer.protocol_name or "", subscribers)
+
+
+def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGroupRequest:
+    """Ask for the share; as leader bring everyone's. `partition_counts`: of the topics subscribed to."""
+    shares = ASSIGNORS[joined.assignor](joined.subscribers, partition_counts) if joined.subscribers else {}
+    return SyncGroupRequest(
+        group_id=joined.member.group_id,
+        generation_id=joined.member.generation_id,
+        member_id=joined.member.member_id,
+        group_instance_id=joined.member.group_instance_id,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=joined.assignor,
+        assignments=[
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=_encode(share))
+            for member_id, share in shares.items()
+        ],
+    )
+
+
+def _encode(share: Sequence[TopicPartition]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for at in share:
+        topics.setdefault(at.topic, []).append(at.partition)
+    return ConsumerProtocolAssignment(
+        assigned_partitions=[
+            ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
+            for topic, partitions in topics.items()
+        ]
+    ).to_bytes(_ASSIGNMENT_VERSION)
+
+
+def decode_share(assignment: bytes) -> list[TopicPartition]:
+    """The partitions of an assignment; none for an empty one. Raises PeerError."""
+    if not assignment:
+        return []
+    return [
+        TopicPartition(topic.topic, partition)
+        for topic in ConsumerProtocolAssignment.from_bytes(assignment).assigned_partitions
+        for partition in topic.partitions
+    ]
+
+
+def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
+    """The member is there."""
+    return HeartbeatRequest(
+        group_id=member.group_id,
+        generation_id=member.generation_id,
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+    )
+
+
+def leave_request(member: ConsumerGroupMetadata) -> LeaveGroupRequest:
+    """The member goes."""
+    identity = LeaveGroupRequest.MemberIdentity(member_id=member.member_id)
+    return LeaveGroupRequest(group_id=member.group_id, member_id=member.member_id, members=[identity])
+
+
+def commit_request(
+    member: ConsumerGroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> OffsetCommitRequest:
+    """The group's positions, committed by the member."""
+    topics: dict[str, list[OffsetCommitRequest.OffsetCommitRequestPartition]] = {}
+    for at, each in offsets.items():
+        topics.setdefault(at.topic, []).append(
+            OffsetCommitRequest.OffsetCommitRequestPartition(
+                partition_index=at.partition,
+                committed_offset=each.offset,
+                committed_leader_epoch=-1 if each.leader_epoch is None else each.leader_epoch,
+                committed_metadata=each.metadata,
+            )
+        )
+    return OffsetCommitRequest(
+        group_id=member.group_id,
+        generation_id_or_member_epoch=member.generation_id,
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        retention_time_ms=-1,
+        topics=[
+            OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=partitions)
+            for topic, partitions in topics.items()
+        ],
+    )
+
+
+def commit_error(answer: OffsetCommitResponse) -> BrokerError | None:
+    """The first partition's error."""
+    codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
+    return error_for_code(codes[0]) if codes else None
+
+
+def committed_request(
+    group_id: str, partitions: Iterable[TopicPartition], *, is_stable: bool
+) -> OffsetFetchRequest:
+    """What the group has committed. `is_stable`: wait for transactions that may commit."""
+    topics: dict[str, list[int]] = {}
+    for at in partitions:
+        topics.setdefault(at.topic, []).append(at.partition)
+    return OffsetFetchRequest(
+        group_id=group_id,
+        topics=[
+            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=indexes)
+            for topic, indexes in topics.items()
+        ],
+        groups=[
+            OffsetFetchRequest.OffsetFetchRequestGroup(
+                group_id=group_id,
+                topics=[
+                    OffsetFetchRequest.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
+                    for topic, indexes in topics.items()
+                ],
+            )
+        ],
+        require_stable=is_stable,
+    )
+
+
+def committed_from(
+    answer: OffsetFetchResponse,
+) -> tuple[BrokerError | None, dict[TopicPartition, OffsetAndMetadata]]:
+    """The first error, and the offsets of partitions that have one."""
+    code, topics = answer.error_code, list(answer.topics)
+    for group in answer.groups:
+        code = code or group.error_code
+        topics += group.topics  # type: ignore[arg-type]  # the same fields under another name
+    found = {}
+    for topic in topics:
+        for part in topic.partitions:
+            code = code or part.error_code
+            if part.committed_offset >= 0:
+                epoch = part.committed_leader_epoch if part.committed_leader_epoch >= 0 else None
+                at = TopicPartition(topic.name, part.partition_index)
+                found[at] = OffsetAndMetadata(part.committed_offset, epoch, part.metadata or "")
+    return (error_for_code(code) if code else None), found

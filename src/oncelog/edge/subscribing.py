@@ -1,0 +1,134 @@
+"""What both consumer faces offer of groups: subscribe, commit, committed, rebalance callbacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from oncelog.client.consumer import ConsumerCore
+from oncelog.config import Settings
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.group import Change, GroupSession, Rebalance
+from oncelog.errors import MisuseError
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+Listener = Callable[[list[TopicPartition]], Any]
+
+
+class Listeners(NamedTuple):
+    """Whom to tell what; `on_lost` None: `on_revoked` is told of that as well."""
+
+    on_assigned: Listener | None = None
+    on_revoked: Listener | None = None
+    on_lost: Listener | None = None
+
+    def of(self, rebalance: Rebalance) -> Listener | None:
+        """Who wants to know."""
+        if rebalance.change is Change.ASSIGNED:
+            return self.on_assigned
+        if rebalance.change is Change.LOST and self.on_lost is not None:
+            return self.on_lost
+        return self.on_revoked
+
+    def tell(self, rebalance: Rebalance) -> Any:
+        """Call who wants to know; what the callback returned."""
+        listener = self.of(rebalance)
+        return listener(rebalance.partitions) if listener is not None else None
+
+    async def tell_async(self, rebalance: Rebalance) -> None:
+        """The same with callbacks that may be coroutine functions."""
+        told = self.tell(rebalance)
+        if inspect.isawaitable(told):
+            await told
+
+
+def topics_of(topics: Collection[str] | str) -> list[str]:
+    """One topic's name, or several."""
+    return [topics] if isinstance(topics, str) else list(topics)
+
+
+class AsyncSubscribing:
+    """The group's part of the asyncio face."""
+
+    _core: ConsumerCore
+    _settings: Settings
+    _connected: Callable[[], Awaitable[ClusterConnection]]
+    _wake_up: Callable[[], None]
+
+    def __init__(self) -> None:
+        self._group: GroupSession | None = None
+        self._topics: list[str] = []
+        self.listeners = Listeners()
+
+    def subscribe(
+        self,
+        topics: Collection[str] | str,
+        *,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+        on_lost: Listener | None = None,
+    ) -> None:
+        """Read the topics' partitions as the group (group.id) shares them out among its members.
+
+        The callbacks get lists of partitions during `poll`; positions can still be committed in
+        `on_revoked`. Takes the place of an earlier subscription. Raises MisuseError without a group.
+        """
+        if self._settings["group.id"] is None:
+            raise MisuseError("group.id is not set: give the consumer's group to subscribe")
+        self._topics, self.listeners = topics_of(topics), Listeners(on_assigned, on_revoked, on_lost)
+        if self._group is not None:
+            self._group.subscribe(self._topics)
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, committing first if that is automatic, and read nothing."""
+        self._topics = []
+        if self._group is not None:
+            group, self._group = self._group, None
+            await group.close()
+        self._core.assign([])
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who this consumer is in its group, for `Producer.send_offsets_to_transaction`."""
+        return self._group.member if self._group else ConsumerGroupMetadata(self._settings["group.id"] or "")
+
+    async def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit positions for the group: `offsets` (the next to read), or those of all that was handed out.
+
+        Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress when the group went on without this
+        member: its partitions are others' by now, and what they hold is read again from the last commit.
+        """
+        await (await self._session()).commit(offsets)
+
+    async def committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed position of each partition; None without one."""
+        found = await (await self._session()).committed(partitions)
+        return {at: found.get(at) for at in partitions}
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> None:
+        """Go back to the group's committed positions, in every assigned partition if none is named.
+
+        After an aborted transaction the records it consumed are read again so (KAFKA-17582).
+        """
+        session = await self._session()
+        chosen = list(partitions) or self._core.assignment()
+        found = await session.committed(chosen)
+        if without := [at for at in chosen if at not in found]:
+            self._core.reset(without)
+        for at, each in found.items():
+            self._core.seek(at, each.offset)
+
+    async def _session(self) -> GroupSession:
+        cluster = await self._connected()
+        if self._group is None:
+            self._group = GroupSession(self._core, self._settings, cluster, self._wake_up)
+            if self._topics:
+                self._group.subscribe(self._topics)
+        return self._group
+
+    async def advance(self, deadline_ms: float) -> Rebalance | bool:
+        """What the group has to tell before records may be taken; see GroupSession.advance."""
+        return await (await self._session()).advance(deadline_ms) if self._topics else True

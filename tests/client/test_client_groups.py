@@ -1,0 +1,296 @@
+"""Our consumer in groups, on our broker and on Apache Kafka: sharing, rebalances, commits, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka
+import pytest
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Broker, Consumer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.errors import BrokerError, ConfigError, IllegalGeneration, MisuseError, UnknownMemberId
+
+SECONDS = 30.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{os.getpid()}-{next(_numbers)}"
+
+
+def member(servers: str, group: str, **settings: Any) -> Consumer:
+    quick = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000, "retry_backoff_ms": 20}
+    config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+    return Consumer(config, **{**quick, **settings})
+
+
+def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> None:
+    with producer_of(servers) as producer:
+        for number in range(first, first + count):
+            producer.send(topic, b"%d" % number, partition=number % partitions)
+        producer.flush()
+
+
+def take(consumer: Consumer, count: int) -> list[int]:
+    """So many records' values."""
+    got: list[int] = []
+    deadline = time.monotonic() + SECONDS
+    while len(got) < count:
+        assert time.monotonic() < deadline, f"{len(got)} of {count}"
+        got += [int(record.value or b"") for record in consumer.poll(0.2)]
+    return got
+
+
+class Reader:
+    """A member in a thread of its own; `values` grows, `assigned` is its share."""
+
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self.consumer, self.values, self.events = consumer, list[int](), list[tuple[str, int]]()
+        self._stop = threading.Event()
+        consumer.subscribe(
+            [topic],
+            on_assigned=lambda share: self.events.append(("assigned", len(share))),
+            on_revoked=self._revoked,
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _revoked(self, share: list[TopicPartition]) -> None:
+        self.events.append(("revoked", len(share)))
+        self.consumer.commit()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.values += [int(record.value or b"") for record in self.consumer.poll(0.1)]
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS)
+        self.consumer.close()
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: str) -> None:
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 10, 2)
+    with member(servers, group, enable_auto_commit=False) as consumer:
+        consumer.subscribe(topic)
+        assert sorted(take(consumer, 10)) == list(range(10))
+        assert len(consumer.assignment()) == 2
+        consumer.commit()
+        committed = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+        assert [each.offset for each in committed.values() if each] == [5, 5]
+        identity = consumer.group_metadata()
+        assert identity.generation_id >= 1
+        assert identity.member_id
+    fill(servers, topic, 10, 4, 2)
+    with member(servers, group) as successor:
+        successor.subscribe([topic])
+        assert sorted(take(successor, 4)) == [10, 11, 12, 13]
+
+
+def test_positions_are_committed_by_themselves(servers: str, group: str) -> None:
+    """Only what poll has returned."""
+    topic = new_topic(servers)
+    fill(servers, topic, 0, 10, 1)
+    at = TopicPartition(topic, 0)
+    with member(servers, group, auto_commit_interval_ms=50, max_poll_records=3) as consumer:
+        consumer.subscribe([topic])
+        assert take(consumer, 1) == [0, 1, 2]
+        time.sleep(0.1)
+        consumer.poll(0.2)
+        committed = consumer.committed([at])[at]
+        assert committed is not None
+        assert committed.offset == 3
+    with member(servers, group) as last:
+        found = last.committed([at])[at]
+        assert found is not None
+        assert found.offset == 6, "close() committed what the second poll had returned"
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin"])
+def test_members_share_and_take_over(servers: str, group: str, strategy: str) -> None:
+    """Nothing is lost, and with commits in on_revoked nothing is read twice."""
+    topic = new_topic(servers, 4)
+    settings = {"partition_assignment_strategy": strategy, "enable_auto_commit": False}
+    first = Reader(member(servers, group, **settings), topic)
+    wait_for(lambda: first.events == [("assigned", 4)])
+    fill(servers, topic, 0, 40, 4)
+    wait_for(lambda: len(first.values) == 40)
+    second = Reader(member(servers, group, **settings), topic)
+    wait_for(lambda: second.events[-1:] == [("assigned", 2)] == first.events[-1:])
+    fill(servers, topic, 40, 40, 4)
+    wait_for(lambda: len(first.values) + len(second.values) == 80)
+    assert second.values
+    second.stop()
+    wait_for(lambda: first.events[-1] == ("assigned", 4))
+    fill(servers, topic, 80, 40, 4)
+    wait_for(lambda: len(first.values) + len(second.values) >= 120)
+    first.stop()
+    assert first.events[:3] == [("assigned", 4), ("revoked", 4), ("assigned", 2)]
+    assert set(first.values) | set(second.values) == set(range(120))
+
+
+def test_a_group_of_ours_and_of_librdkafka(servers: str, group: str) -> None:
+    topic = new_topic(servers, 4)
+    ours = Reader(member(servers, group), topic)
+    wait_for(lambda: ours.events == [("assigned", 4)])
+    other = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": group, "partition.assignment.strategy": "range",
+         "auto.offset.reset": "earliest", "heartbeat.interval.ms": 200, "session.timeout.ms": 6_000}
+    )  # fmt: skip
+    other.subscribe([topic])
+
+    def both_have_two() -> bool:
+        other.poll(0.05)
+        return len(other.assignment()) == 2 and ours.events[-1] == ("assigned", 2)
+
+    wait_for(both_have_two)
+    other.close()
+    wait_for(lambda: ours.events[-1] == ("assigned", 4))
+    ours.stop()
+
+
+def test_a_member_that_does_not_poll_is_left_behind(servers: str, group: str) -> None:
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 4, 2)
+    lost: list[int] = []
+    with member(servers, group, max_poll_interval_ms=400, enable_auto_commit=False) as consumer:
+        consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
+        take(consumer, 4)
+        time.sleep(0.8)
+        with pytest.raises((UnknownMemberId, IllegalGeneration)):
+            consumer.commit()
+        assert sorted(take(consumer, 4)) == [0, 1, 2, 3], "it joins again and reads from the last commit"
+        assert lost == [2]
+        consumer.commit()
+
+
+@pytest.mark.behaviour("T7", "T11")
+def test_consume_transform_produce(servers: str, group: str) -> None:
+    """Read, write and commit in transactions, some aborted: every record is transformed once."""
+    source, target = new_topic(servers, 2), new_topic(servers)
+    fill(servers, source, 0, 30, 2)
+    with (
+        member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer,
+        producer_of(servers, transactional_id=f"ctp-{group}") as producer,
+    ):
+        producer.init_transactions()
+        consumer.subscribe([source])
+        done, turn = 0, 0
+        deadline = time.monotonic() + SECONDS
+        while done < 30:
+            assert time.monotonic() < deadline
+            records = consumer.poll(0.2)
+            if not records:
+                continue
+            turn += 1
+            producer.begin_transaction()
+            for record in records:
+                producer.send(target, b"%d" % (int(record.value or b"") * 10))
+            ends = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
+            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+            if turn % 3 == 0:
+                producer.abort_transaction()
+                consumer.seek_to_committed()
+            else:
+                producer.commit_transaction()
+                done += len(records)
+    assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+
+
+def test_a_static_member_comes_back_without_a_rebalance(servers: str, group: str) -> None:
+    topic = new_topic(servers, 2)
+    other = Reader(member(servers, group, group_instance_id="other"), topic)
+    wait_for(lambda: other.events == [("assigned", 2)])
+    with member(servers, group, group_instance_id="mine") as mine:
+        mine.subscribe([topic])
+        wait_for(lambda: mine.poll(0.1) == [] and len(mine.assignment()) == 1)
+    count = len(other.events)
+    with member(servers, group, group_instance_id="mine") as again:
+        again.subscribe([topic])
+        wait_for(lambda: again.poll(0.1) == [] and len(again.assignment()) == 1)
+        assert len(other.events) == count
+    other.stop()
+
+
+def test_what_groups_need(servers: str, group: str) -> None:
+    topic = new_topic(servers)
+    with Consumer({"bootstrap.servers": servers}) as nobody:
+        with pytest.raises(MisuseError, match=r"group\.id is not set"):
+            nobody.subscribe(topic)
+        with pytest.raises(MisuseError, match=r"group\.id is not set"):
+            nobody.commit({TopicPartition(topic, 0): 1})
+    with member(servers, group, partition_assignment_strategy="sticky") as odd:
+        odd.subscribe(topic)
+        with pytest.raises(ConfigError, match="range, roundrobin"):
+            odd.poll(1)
+    with member(servers, group) as by_hand:
+        by_hand.assign([TopicPartition(topic, 0)])
+        by_hand.commit({TopicPartition(topic, 0): 7})
+        found = by_hand.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+        assert found is not None
+        assert found.offset == 7
+        with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            by_hand.commit({TopicPartition(topic, 9): 1})
+    with member(servers, group) as subscribed:
+        subscribed.subscribe(topic)
+        with pytest.raises(MisuseError, match=r"unsubscribe\(\)"):
+            subscribed.assign([TopicPartition(topic, 0)])
+        subscribed.unsubscribe()
+        subscribed.assign([TopicPartition(topic, 0)])
+
+
+def test_the_asyncio_face(servers: str, group: str) -> None:
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 6, 2)
+    told: list[str] = []
+
+    async def assigned(share: list[TopicPartition]) -> None:
+        told.append(f"assigned {len(share)}")
+
+    async def work() -> list[int]:
+        config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer(config) as consumer:
+            consumer.subscribe([topic], on_assigned=assigned)
+            got: list[int] = []
+            deadline = time.monotonic() + SECONDS
+            while len(got) < 6:
+                assert time.monotonic() < deadline
+                got += [int(record.value or b"") for record in await consumer.poll(0.2)]
+            await consumer.commit()
+            return got
+
+    assert sorted(asyncio.run(work())) == list(range(6))
+    assert told == ["assigned 2"]
