@@ -77,12 +77,16 @@ class TransactionalCore(ProducerCore):
 
     def on_ended(self, identity: Identity | None) -> None:
         """The transaction is over. `identity`: with which the next goes on, None: with the present one."""
-        self.added.clear()
-        self.wanted.clear()
-        self.has_offsets = False
+        self.forget_parts()
         if identity is not None:
             self.renew(identity)
         self.session.enter(State.READY)
+
+    def forget_parts(self) -> None:
+        """The coordinator confirmed the end: there is nothing left that it could be told to end."""
+        self.added.clear()
+        self.wanted.clear()
+        self.has_offsets = False
 
     def renew(self, identity: Identity) -> None:
         """Sequences start again under another epoch or id. Nothing may be under way."""

@@ -34,6 +34,7 @@ from oncelog.rules.txn_session import (
     Call,
     Reaction,
     State,
+    may_be_done,
     reaction_to,
 )
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -67,6 +68,7 @@ class Transactions:
         self._transactional_id: str = driver.options.transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._is_adding = False
+        self._may_be_committed = False
         driver.on_turn = self._on_turn
 
     # The calls
@@ -111,6 +113,7 @@ class Transactions:
         await self._settled(deadline_ms)
         self.session.check(Call.COMMIT)
         identity = await self._end(True, deadline_ms) if self.core.has_begun else None
+        self._may_be_committed = False
         with self._driver.lock:
             self.core.on_ended(identity)
 
@@ -123,7 +126,9 @@ class Transactions:
             self.core.drop_unsent()
         self._driver.notify()
         await self._settled(deadline_ms)
+        self.session.check(Call.ABORT)
         identity = await self._aborted(deadline_ms) if self.core.has_begun else None
+        self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
         if identity is None and self.core.is_epoch_spent:
             identity = await self._new_epoch(self.core.identity, deadline_ms)
         with self._driver.lock:
@@ -139,8 +144,11 @@ class Transactions:
             return None
 
     async def _settled(self, deadline_ms: float) -> None:
-        """Until every record has its outcome; an abort drops those that come back without one."""
-        while not self.core.is_idle:
+        """Until every record has its outcome; an abort drops those that come back without one.
+
+        And until no partition is being added: added after its end, it would open another transaction.
+        """
+        while not self.core.is_idle or self._is_adding:
             self._driver.wake()
             waiting = asyncio.ensure_future(self._driver.next_settled())
             done, _ = await asyncio.wait([waiting], timeout=0.1)
@@ -259,7 +267,7 @@ class Transactions:
     async def _ask(self, asked: Asked, request: Any, group_id: str | None, deadline_ms: float) -> Any:
         """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked."""
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
-        attempt, is_ambiguous = 0, False
+        attempt, is_commit = 0, asked is END and request.committed
         while True:
             try:
                 node_id = await self._coordinator(key)
@@ -272,15 +280,15 @@ class Transactions:
             except OncelogError as raised:
                 error = raised
             reaction = reaction_to(asked, error)
-            is_lost = not isinstance(error, BrokerError)
-            if reaction is Reaction.ABORT and is_ambiguous and asked is END:
+            if reaction is Reaction.ABORT and is_commit and self._may_be_committed:
                 reaction = Reaction.DIE
             if reaction in (Reaction.ABORT, Reaction.DIE):
                 self._give_up(error, reaction)
                 raise error
             if reaction is Reaction.FIND:
                 self._coordinators.pop(key, None)
-            is_ambiguous = is_ambiguous or is_lost
+            if is_commit and may_be_done(error):  # holds for the calls that repeat this commit, too
+                self._may_be_committed = True
             pause_s = self._pause_s(error, attempt)
             if monotonic_ms() + pause_s * 1000 > deadline_ms:
                 raise TimedOut(

@@ -19,7 +19,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from oncelog.errors import BrokerError, DisconnectedError, MisuseError, OncelogError, TimedOut
+from oncelog.errors import (
+    BrokerError,
+    DisconnectedError,
+    MisuseError,
+    NotConnectedError,
+    OncelogError,
+    TimedOut,
+)
 
 
 class State(Enum):
@@ -141,6 +148,10 @@ _EVERYWHERE = {
 }
 """Every other code ends the producer: fenced (47, 90), not allowed (53), a state that must not be (48)."""
 
+_UNDECIDED = (-1, 7, 13, 15)
+"""UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, NETWORK_EXCEPTION, COORDINATOR_NOT_AVAILABLE: also the answer when
+the transaction log did not confirm in time what it may hold."""
+
 INIT = Asked("InitProducerId", {49: Reaction.DIE, 59: Reaction.DIE})
 ADD_PARTITIONS = Asked("AddPartitionsToTxn", {})
 ADD_OFFSETS = Asked("AddOffsetsToTxn", {})
@@ -155,3 +166,10 @@ def reaction_to(asked: Asked, error: OncelogError) -> Reaction:
     if not isinstance(error, BrokerError):
         return Reaction.DIE
     return asked.codes.get(error.code, _EVERYWHERE.get(error.code, Reaction.DIE))
+
+
+def may_be_done(error: OncelogError) -> bool:
+    """Whether what was asked may have been carried out, or may yet be, in spite of this error."""
+    if isinstance(error, BrokerError):
+        return error.code in _UNDECIDED
+    return not isinstance(error, NotConnectedError)
