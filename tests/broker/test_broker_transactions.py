@@ -115,7 +115,7 @@ def whole_or_absent(place: Place, is_commit: bool) -> None:
     assert place.node.groups.offsets.pending_of("g") == set()
 
 
-@pytest.mark.behaviour("T2", "T6")
+@pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("is_commit", [True, False])
 @pytest.mark.parametrize("markers", range(6))
 def test_a_crash_at_every_step_of_the_end(
@@ -148,7 +148,7 @@ def test_a_crash_at_every_step_of_the_end(
     whole_or_absent(place, is_commit)
 
 
-@pytest.mark.behaviour("T2", "T6")
+@pytest.mark.behaviour("T6")
 def test_a_crash_before_the_decision_leaves_the_transaction_open(place: Place) -> None:
     who = place.begin()
     place.crash()
@@ -159,7 +159,6 @@ def test_a_crash_before_the_decision_leaves_the_transaction_open(place: Place) -
     whole_or_absent(place, True)
 
 
-@pytest.mark.behaviour("T2")
 def test_after_a_crash_a_new_instance_aborts_what_was_open(place: Place) -> None:
     place.begin()
     place.crash()
@@ -211,7 +210,6 @@ def test_an_idle_id_is_forgotten_with_a_tombstone(tmp_path: Path) -> None:
     place.node.log_manager.release()
 
 
-@pytest.mark.behaviour("T2")
 def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
@@ -245,7 +243,7 @@ def test_where_an_id_is_kept(key: str, expected: int) -> None:
     assert partition_for(key, 50) == expected
 
 
-@pytest.mark.behaviour("T1", "T2")
+@pytest.mark.behaviour("T1")
 def test_the_log_of_transactions_is_a_compacted_topic(place: Place) -> None:
     place.begin()
     topic = place.node.topics.get("__transaction_state")

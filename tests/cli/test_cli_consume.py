@@ -145,3 +145,15 @@ def test_a_record_as_a_row() -> None:
         "value_base64": "/g==",
         "headers": [],
     }
+
+
+def test_a_group_goes_on_where_it_was(servers: str) -> None:
+    as_group = ["consume", "t", "--group", "g", "--from-beginning"]
+    first = oncelog(*as_group, "-n", "2", servers=servers)
+    assert first.code == 0
+    rest = oncelog(*as_group, "--timeout-ms", "1500", servers=servers)
+    whole = oncelog("consume", "t", "--from-beginning", "--until-end", servers=servers)
+    assert len(first.out.splitlines()) == 2
+    assert sorted(first.out.splitlines() + rest.out.splitlines()) == sorted(whole.out.splitlines())
+    for other in (["-p", "0"], ["-p", "0", "--offset", "1"], ["--until-end"]):
+        assert oncelog(*as_group, *other, servers=servers).code == 2

@@ -197,7 +197,7 @@ def test_a_member_that_does_not_poll_is_left_behind(servers: str, group: str) ->
         consumer.commit()
 
 
-@pytest.mark.behaviour("T7", "T11")
+@pytest.mark.behaviour("T7")
 def test_consume_transform_produce(servers: str, group: str) -> None:
     """Read, write and commit in transactions, some aborted: every record is transformed once."""
     source, target = new_topic(servers, 2), new_topic(servers)

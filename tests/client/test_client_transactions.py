@@ -136,7 +136,7 @@ def test_a_new_instance_fences_the_old_one(servers: str) -> None:
             old.send(topic, b"never")
 
 
-@pytest.mark.behaviour("T5", "T7")
+@pytest.mark.behaviour("T7")
 def test_offsets_move_with_the_transaction(servers: str) -> None:
     topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
     with transactional(servers) as producer:

@@ -104,16 +104,13 @@ def own_apache(kafka_class_path: str) -> Iterator[Apache]:
     "I16",
     "I17",
     "I26",
-    "T2",
     "T3",
     "T4",
-    "T5",
     "T6",
     "T7",
     "T8",
     "T10",
     "T13",
-    "T14",
 )
 @pytest.mark.parametrize(("scenario", "version", "broker"), CASES)
 def test_scenario(

@@ -105,7 +105,6 @@ def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> Non
     assert sorted(seen) == list(range(80))
 
 
-@pytest.mark.behaviour("T2")
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
     """Members go on in their generation; nobody reads again what was committed."""
     with ServedBroker(tmp_path / "data") as broker:

@@ -72,7 +72,7 @@ def confluent_producer(broker: Broker, transactional_id: str, **settings: object
     return confluent_kafka.Producer({**config, **settings})
 
 
-@pytest.mark.behaviour("T3", "T4", "T5", "T6", "T10")
+@pytest.mark.behaviour("T3", "T4", "T6", "T10")
 def test_librdkafka_commits_aborts_and_is_fenced(broker: Broker, topic: str) -> None:
     producer = confluent_producer(broker, topic)
     producer.init_transactions(SECONDS)
@@ -99,7 +99,7 @@ def test_librdkafka_commits_aborts_and_is_fenced(broker: Broker, topic: str) -> 
     assert read(broker, topic, "read_committed") == [b"kept"] * 2
 
 
-@pytest.mark.behaviour("T5", "T7")
+@pytest.mark.behaviour("T7")
 def test_librdkafka_consumes_transforms_and_produces(broker: Broker, topic: str) -> None:
     """Offsets of a subscribed group, with its generation: they move with the transaction only."""
     plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
@@ -132,7 +132,7 @@ def test_librdkafka_consumes_transforms_and_produces(broker: Broker, topic: str)
     consumer.close()
 
 
-@pytest.mark.behaviour("T4", "T5", "T6", "T7")
+@pytest.mark.behaviour("T4", "T6", "T7")
 def test_aiokafka_commits_and_aborts(broker: Broker, topic: str) -> None:
     async def work() -> None:
         producer = aiokafka.AIOKafkaProducer(
@@ -156,7 +156,7 @@ def test_aiokafka_commits_and_aborts(broker: Broker, topic: str) -> None:
     assert confluent_committed(broker, f"aio-{topic}", topic) == 5
 
 
-@pytest.mark.behaviour("T4", "T5", "T6", "T7")
+@pytest.mark.behaviour("T4", "T6", "T7")
 def test_kafka_python_commits_and_aborts(broker: Broker, topic: str) -> None:
     producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=f"kp-{topic}")
     producer.init_transactions()

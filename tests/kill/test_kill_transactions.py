@@ -43,7 +43,7 @@ def whole(servers: str, topic: str) -> list[int]:
     return [int(record.value or b"") for record in read(servers, topic) if record.partition == 0]
 
 
-@pytest.mark.behaviour("T2", "T6")
+@pytest.mark.behaviour("T6")
 def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
     with ServedBroker(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)

@@ -7,6 +7,7 @@ import pytest
 from oncelog.errors import (
     DisconnectedError,
     MisuseError,
+    NotConnectedError,
     OutOfOrderSequenceNumber,
     PeerError,
     ProducerFenced,
@@ -24,6 +25,7 @@ from oncelog.rules.txn_session import (
     Reaction,
     Session,
     State,
+    may_be_done,
     reaction_to,
 )
 
@@ -130,3 +132,13 @@ def test_what_a_missing_answer_means(asked: Asked) -> None:
     assert reaction_to(asked, DisconnectedError("gone")) is R.FIND
     assert reaction_to(asked, TimedOut("late")) is R.FIND
     assert reaction_to(asked, PeerError("garbage")) is R.DIE
+
+
+@pytest.mark.behaviour("T13")
+def test_what_may_have_been_carried_out() -> None:
+    assert may_be_done(DisconnectedError("gone"))
+    assert may_be_done(TimedOut("late"))
+    assert not may_be_done(NotConnectedError("never sent"))
+    undecided = {code for code in range(-1, 121) if code and may_be_done(error_for_code(code))}
+    assert undecided >= {-1, 7, 13, 15}
+    assert not undecided & {14, 16, 47, 48, 49, 51, 53, 90, 120}

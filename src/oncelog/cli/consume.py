@@ -32,6 +32,7 @@ class _Limits:
 @click.option("--from-beginning", is_flag=True, help="Start at the first record (default: new ones only).")
 @click.option("--offset", type=click.IntRange(min=0), help="Start here; needs --partition.")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition (default: all).")
+@click.option("-g", "--group", help="As a member of this consumer group, from its committed offsets on.")
 @click.option("-n", "--max-messages", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("--timeout-ms", type=click.IntRange(min=1), help="Stop after this long without a record.")
 @click.option("--until-end", is_flag=True, help="Stop at what is the end now.")
@@ -54,6 +55,7 @@ def command(
     from_beginning: bool,
     offset: int | None,
     partition: int | None,
+    group: str | None,
     max_messages: int | None,
     timeout_ms: int | None,
     until_end: bool,
@@ -67,15 +69,24 @@ def command(
     Examples:
       oncelog consume flights --from-beginning --max-messages 10
       oncelog consume flights -p 0 --offset 42 -o jsonl --until-end
+      oncelog consume flights --group dashboards --from-beginning
+    With --group, --from-beginning is for partitions of which the group has committed nothing yet.
     Exit code 4: --timeout-ms passed before --max-messages records came.
     """
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition")
     if offset is not None and from_beginning:
         raise click.UsageError("--offset and --from-beginning exclude each other")
+    if group is not None and (offset is not None or partition is not None or until_end):
+        raise click.UsageError(
+            "--group shares the partitions out: --partition, --offset and --until-end go without it"
+        )
     limits = _Limits(max_messages, timeout_ms, until_end)
-    with _consumer(client_config, isolation_level) as consumer:
-        _place(consumer, topic, partition, offset, from_beginning)
+    with _consumer(client_config, isolation_level, group, from_beginning) as consumer:
+        if group is not None:
+            consumer.subscribe([topic])
+        else:
+            _place(consumer, topic, partition, offset, from_beginning)
         count = _print(_records(consumer, limits), output)
     click.echo(f"{count} records", err=True)
     if max_messages is not None and count < max_messages and not until_end:
@@ -84,13 +95,18 @@ def command(
         sys.exit(EXIT_TIMEOUT)
 
 
-def _consumer(client_config: dict[str, Any], isolation_level: str | None) -> Any:
+def _consumer(
+    client_config: dict[str, Any], isolation_level: str | None, group: str | None, from_beginning: bool
+) -> Any:
     from oncelog.config import CONSUMER
     from oncelog.edge.consumer import Consumer
 
     config = only_settings_of(CONSUMER, client_config)
     if isolation_level:
         config["isolation.level"] = isolation_level
+    if group is not None:
+        config["group.id"] = group
+        config.setdefault("auto.offset.reset", "earliest" if from_beginning else "latest")
     return Consumer(config)
 
 
