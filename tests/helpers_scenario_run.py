@@ -36,6 +36,8 @@ from oncelog.wire.frames import decode_response
 from oncelog.wire.messages import API_BY_NAME, Api
 
 PATIENCE_S = 10.0
+SETTLE_S = 0.5
+"""A broker that was just elected may be fenced once more when it has many partitions to lead."""
 POOL = 16
 """Topics made at a time: a controller writes them down in one go."""
 
@@ -310,6 +312,7 @@ class Run(GroupSteps):
         if self.broker.epochs_rise:
             # Before it is fenced and elected again the broker serves as it did: that does not last.
             wait_until_served(self.client, self.partitions, self.restarts)
+            time.sleep(SETTLE_S)
         wait_until_served(self.client, self.partitions)
 
     def _place(self, text: str) -> tuple[str, bytes, int]:
