@@ -272,7 +272,13 @@ class Transactions:
             try:
                 node_id = await self._coordinator(key)
                 low, high = self._versions(asked)
-                answer = await self._cluster.request(node_id, request, min_version=low, max_version=high)
+                answer = await self._cluster.request(
+                    node_id,
+                    request,
+                    timeout_ms=self._patience_ms(deadline_ms),
+                    min_version=low,
+                    max_version=high,
+                )
                 refusal = first_error(answer)
                 if refusal is None:
                     return answer
@@ -339,6 +345,11 @@ class Transactions:
             return self.core.raises_epoch
         level = self._cluster.feature(node_id, _FEATURE)
         return level >= _EPOCH_PER_TRANSACTION if level else self.core.raises_epoch
+
+    def _patience_ms(self, deadline_ms: float) -> float:
+        """How long one request may go unanswered: the call ends in its time on a silent broker as well."""
+        left_ms = max(deadline_ms - monotonic_ms(), 1)
+        return min(left_ms, self._driver.options.request_timeout_ms)
 
     def _deadline_ms(self, timeout_s: float | None) -> float:
         block_ms = self._driver.options.max_block_ms
