@@ -34,6 +34,7 @@ from oncelog.client.group import (
 )
 from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.coordinator import GROUP, find_coordinator
 from oncelog.errors import (
     ConfigError,
     MisuseError,
@@ -45,7 +46,6 @@ from oncelog.errors import (
 )
 from oncelog.rules.assignors import ASSIGNORS
 from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
-from oncelog.wire.messages import FindCoordinatorRequest
 
 _JOIN_PATIENCE_MS = 5_000
 """How much longer than the rebalance timeout a join may go unanswered."""
@@ -332,11 +332,5 @@ class GroupSession:
 
     async def _coordinator(self) -> int:
         if self._coordinator_id is None:
-            request = FindCoordinatorRequest(key=self.group_id, key_type=0, coordinator_keys=[self.group_id])
-            answer = await self._cluster.request(None, request)
-            found = answer.coordinators[0] if answer.coordinators else answer
-            raise_for_code(found.error_code, found.error_message or "")
-            if found.node_id not in self._cluster.metadata.brokers:
-                await self._cluster.refresh_metadata(())
-            self._coordinator_id = found.node_id
+            self._coordinator_id = await find_coordinator(self._cluster, GROUP, self.group_id)
         return self._coordinator_id

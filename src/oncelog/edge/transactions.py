@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from oncelog.client.transactions import TransactionalCore
+from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
 from oncelog.errors import (
     BrokerError,
@@ -20,7 +21,6 @@ from oncelog.errors import (
     OperationNotAttempted,
     TimedOut,
     error_for_code,
-    raise_for_code,
 )
 from oncelog.rules.reactions import Mark
 from oncelog.rules.sending import Identity
@@ -42,12 +42,10 @@ from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
 
-GROUP, TRANSACTION = 0, 1
 _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
 """Later versions are for brokers."""
@@ -329,14 +327,7 @@ class Transactions:
 
     async def _coordinator(self, key: tuple[int, str]) -> int:
         if key not in self._coordinators:
-            kind, name = key
-            request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
-            answer = await self._cluster.request(None, request)
-            found = answer.coordinators[0] if answer.coordinators else answer
-            raise_for_code(found.error_code, found.error_message or "")
-            if found.node_id not in self._cluster.metadata.brokers:
-                await self._cluster.refresh_metadata(())
-            self._coordinators[key] = found.node_id
+            self._coordinators[key] = await find_coordinator(self._cluster, *key)
         return self._coordinators[key]
 
     def _raises_epoch(self) -> bool:

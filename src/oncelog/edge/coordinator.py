@@ -1,0 +1,21 @@
+"""Which broker coordinates a group or a transactional id."""
+
+from __future__ import annotations
+
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.errors import raise_for_code
+from oncelog.wire.messages import FindCoordinatorRequest
+
+GROUP, TRANSACTION = 0, 1
+
+
+async def find_coordinator(cluster: ClusterConnection, kind: int, name: str) -> int:
+    """Node id of the coordinator. Raises CoordinatorNotAvailable and the like, which pass by themselves."""
+    answer = await cluster.request(
+        None, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+    )
+    found = answer.coordinators[0] if answer.coordinators else answer
+    raise_for_code(found.error_code, found.error_message or "")
+    if found.node_id not in cluster.metadata.brokers:
+        await cluster.refresh_metadata(())
+    return int(found.node_id)
