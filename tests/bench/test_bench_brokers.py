@@ -23,6 +23,7 @@ FIELDS = {
     "batch_cost": {"cpu_us_per_batch"},
     "latency": {"p50_ms", "p99_ms", "p999_ms"},
     "durable": {"requests_per_s", "p99_ms"},
+    "transactions": {"commits_per_s", "p50_ms", "p99_ms"},
     "fetch": {"mb_per_s", "cpu_s_per_gb", "p99_ms"},
     "start": {"first_acknowledgement_s", "idle_rss_mb"},
 }

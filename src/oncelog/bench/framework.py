@@ -18,6 +18,7 @@ NAMES = (
     "batch_cost",
     "latency",
     "durable",
+    "transactions",
     "fetch",
     "start",
     "producers",
