@@ -103,10 +103,10 @@ def section(result: Result) -> str:
 ## Transactions
 
 One producer commits one transaction after the other for {plan["seconds"]:g} s: records of
-{plan["record_bytes"]} bytes, in turns over the partitions. Our producer raises the epoch with every end, as both
-brokers offer it (KIP-890); confluent-kafka ends its transactions the classic way. The time of a transaction is
-from its begin to the answer to its commit; Apache Kafka writes markers after that answer, and the next
-transaction waits for them. Medians of {plan["repeats"]} samples in turns.
+{plan["record_bytes"]} bytes, in turns over the partitions. Our producer raises the epoch with every end, as
+both brokers offer it (KIP-890); confluent-kafka ends its transactions the classic way. The time of a
+transaction is from its begin to the answer to its commit; Apache Kafka writes markers after that answer, and
+the next transaction waits for them. Medians of {plan["repeats"]} samples in turns.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
