@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers_broker import RawClient
 
 from oncelog.broker import transactions as coordinator
 from oncelog.broker.markers import Marker
 from oncelog.broker.node import Node
 from oncelog.broker.state_topic import Written, partition_for
 from oncelog.config import BROKER
-from oncelog.edge.broker import open_node
+from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
-from oncelog.errors import KafkaStorageError
+from oncelog.errors import InvalidTopicException, KafkaStorageError
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
@@ -22,6 +23,7 @@ from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import decode_control
 from oncelog.wire.header import iter_batches
+from oncelog.wire.messages import CreatePartitionsRequest, DeleteTopicsRequest, InitProducerIdRequest
 from oncelog.wire.records import NewRecord, decode_records
 
 NOW_MS = 1_700_000_000_000
@@ -260,3 +262,17 @@ def test_a_broker_without_transactions_makes_no_topics(place: Place) -> None:
     assert place.offset() is None
     place.crash()
     assert len(place.node.topics) == 0
+
+
+def test_the_coordinators_topics_are_not_for_clients() -> None:
+    """Deleting them or changing their partitions would make the coordinators forget or look elsewhere."""
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        request = InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1_000)
+        assert client.ask(request, 4).error_code == 0
+        name = "__transaction_state"
+        deleted = client.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=1_000), 5)
+        assert deleted.responses[0].error_code == InvalidTopicException.code
+        wanted = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=60, assignments=None)
+        grown = client.ask(CreatePartitionsRequest(topics=[wanted], timeout_ms=1_000), 3)
+        assert grown.results[0].error_code == InvalidTopicException.code
+        assert client.ask(request, 4).producer_epoch == 1

@@ -15,6 +15,7 @@ from oncelog.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidRequest,
+    InvalidTopicException,
     KafkaStorageError,
     StorageError,
     UnknownTopicOrPartition,
@@ -52,6 +53,8 @@ def _grow(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> None:
     topic = node.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartition()
+    if topic.is_internal:
+        raise InvalidTopicException(f"{topic.name} is the broker's own; its partition count must not change")
     present = len(topic.partitions)
     if not present < asked.count <= MAX_PARTITIONS:
         raise InvalidPartitions(f"topic {topic.name!r} has {present} partitions; {asked.count} is not more")

@@ -15,6 +15,7 @@ from oncelog.broker.topics import Topic
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
+    InvalidTopicException,
     KafkaStorageError,
     StorageError,
     TopicDeletionDisabled,
@@ -70,6 +71,8 @@ def _delete(
         result.name, result.topic_id = topic.name, topic.topic_id
         if topic.topic_id in both_ways:
             raise InvalidRequest("the topic is named by its name and by its id")
+        if topic.is_internal:
+            raise InvalidTopicException(f"{topic.name} is the broker's own; its coordinators live by it")
         if not node.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
         node.topics.delete(topic, now_ms)
