@@ -157,8 +157,13 @@ async def free_port() -> int:
     return port
 
 
-def append(servers: str, tp: TopicPartition, *batches: bytes | bytearray) -> list[int]:
-    """Produce whole batches one request each, without a producer; gives their base offsets."""
+def append(
+    servers: str, tp: TopicPartition, *batches: bytes | bytearray, transactional_id: str | None = None
+) -> list[int]:
+    """Produce whole batches one request each, without a producer; gives their base offsets.
+
+    With a transactional id, as clients do that know no transaction version 2.
+    """
 
     async def run() -> list[int]:
         cluster = ClusterConnection(ADMIN.parse({"bootstrap.servers": servers}))
@@ -168,8 +173,11 @@ def append(servers: str, tp: TopicPartition, *batches: bytes | bytearray) -> lis
             for records in batches:
                 part = ProduceRequest.PartitionProduceData(index=tp.partition, records=records)
                 topic = ProduceRequest.TopicProduceData(name=tp.topic, partition_data=[part])
-                request = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic])
-                response = await cluster.request(await cluster.leader(tp), request, max_version=12)
+                request = ProduceRequest(
+                    acks=-1, timeout_ms=10_000, topic_data=[topic], transactional_id=transactional_id
+                )
+                version = 11 if transactional_id else 12
+                response = await cluster.request(await cluster.leader(tp), request, max_version=version)
                 answer = response.responses[0].partition_responses[0]
                 raise_for_code(answer.error_code, str(answer.error_message))
                 offsets.append(answer.base_offset)

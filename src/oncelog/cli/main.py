@@ -15,6 +15,8 @@ COMMANDS = {
     "produce": "Send lines or files as records.",
     "consume": "Print records.",
     "producers": "Show the producer ids a partition remembers.",
+    "groups": "List, describe, reset and delete consumer groups.",
+    "transactions": "List and describe transactions; find and abort those that hang.",
     "dump": "Print segment files batch by batch.",
     "explain": "Run a fault story for real and draw what crossed the wire.",
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",

@@ -78,13 +78,14 @@ def _row(tp: Any, producer: Any) -> dict[str, Any]:
         "producer_id": producer.producer_id,
         "epoch": producer.producer_epoch,
         "last_sequence": producer.last_sequence,
-        "last_time": _time_text(producer.last_timestamp_ms),
+        "last_time": time_text(producer.last_timestamp_ms),
         "coordinator_epoch": producer.coordinator_epoch,
         "transaction_start_offset": producer.current_txn_start_offset,
     }
 
 
-def _time_text(timestamp_ms: int | None) -> str | None:
+def time_text(timestamp_ms: int | None) -> str | None:
+    """A time as ISO 8601; None stays None."""
     if timestamp_ms is None:
         return None
     try:

@@ -28,6 +28,7 @@ from oncelog.client.admin_types import (
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import Settings
 from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.edge.coordination import Coordination
 from oncelog.edge.loop import LoopThread
 from oncelog.types import Isolation, TopicPartition
 
@@ -56,7 +57,7 @@ T = TypeVar("T")
 _CLOSE_SECONDS = 10.0
 
 
-class Admin:
+class Admin(Coordination):
     """Topics, settings, offsets and producers of a cluster; every call blocks until it is done.
 
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:

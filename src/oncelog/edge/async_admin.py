@@ -26,6 +26,7 @@ from oncelog.client.admin_types import (
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN, Settings
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
+from oncelog.edge.coordination import AsyncCoordination
 from oncelog.edge.offsets import list_offsets
 from oncelog.errors import (
     BrokerError,
@@ -50,7 +51,7 @@ _BROKER_CHOOSES_VERSION = 4
 """CreateTopics from this version (Kafka 2.4) takes -1 for partitions and replication factor."""
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncCoordination):
     """Topics, settings, offsets and producers of a cluster, on the running asyncio loop.
 
     Calls that take several items raise the first item's error (others as notes on it) after all items

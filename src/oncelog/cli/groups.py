@@ -1,0 +1,191 @@
+"""`oncelog groups`: consumer groups, their members, offsets and lag; move and forget offsets."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+
+OFFSET_COLUMNS = ["group", "topic", "partition", "offset", "end_offset", "lag", "member"]
+
+
+@click.group("groups")
+def command() -> None:
+    """List, describe, reset and delete consumer groups.
+
+    \b
+    Examples:
+      oncelog groups list
+      oncelog groups describe dashboards
+      oncelog groups reset-offsets dashboards --topic flights --to-earliest        (says what would change)
+      oncelog groups reset-offsets dashboards --topic flights --to-earliest --yes  (does it)
+      oncelog groups delete dashboards --yes
+    """
+
+
+def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.config import ADMIN
+    from oncelog.edge.admin import Admin
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
+@command.command("list")
+@click.option("--state", multiple=True, help="Only in this state (Stable, Empty, ...).")
+@bootstrap_options
+@output_option
+def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
+    """The groups of all brokers."""
+    with _admin(client_config) as admin:
+        found = admin.list_groups(state)
+    rows = [
+        {
+            "group": g.group_id,
+            "state": g.state,
+            "protocol_type": g.protocol_type,
+            "coordinator": g.coordinator_id,
+        }
+        for g in found
+    ]
+    emit(rows, output, columns=["group", "state", "protocol_type", "coordinator"])
+
+
+@command.command("describe")
+@click.argument("group")
+@click.option("--members", is_flag=True, help="The members instead of the offsets.")
+@bootstrap_options
+@output_option
+def describe(group: str, members: bool, output: str, client_config: dict[str, Any]) -> None:
+    """Committed offsets with their lag and who reads each partition; or the members."""
+    with _admin(client_config) as admin:
+        described = admin.describe_groups([group])[group]
+        if not members:
+            emit(_offset_rows(admin, described), output, columns=OFFSET_COLUMNS, wide=["metadata"])
+            return
+    rows = [
+        {
+            "member": member.member_id,
+            "instance": member.group_instance_id,
+            "client": member.client_id,
+            "host": member.host,
+            "partitions": " ".join(map(str, member.partitions)),
+        }
+        for member in described.members
+    ]
+    emit(rows, output, columns=["member", "instance", "client", "host", "partitions"])
+
+
+def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
+    from oncelog.types import Isolation
+
+    offsets = admin.group_offsets(described.group_id)
+    readers = {at: member.member_id for member in described.members for at in member.partitions}
+    places = sorted({*offsets, *readers})
+    ends = admin.list_offsets(dict.fromkeys(places, "latest"), Isolation.READ_COMMITTED) if places else {}
+    rows = []
+    for at in places:
+        held, end = offsets.get(at), ends[at].offset
+        rows.append(
+            {
+                "group": described.group_id,
+                "topic": at.topic,
+                "partition": at.partition,
+                "offset": held.offset if held else None,
+                "end_offset": end,
+                "lag": max(end - held.offset, 0) if held and end is not None else None,
+                "member": readers.get(at),
+                "metadata": held.metadata if held else None,
+            }
+        )
+    return rows
+
+
+@command.command("reset-offsets")
+@click.argument("group")
+@click.option("--topic", multiple=True, required=True, help="Of this topic, all partitions; may be repeated.")
+@click.option("--to-earliest", is_flag=True, help="To the first record.")
+@click.option("--to-latest", is_flag=True, help="Behind the last record.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
+@click.option("--to-datetime", help="To the first record at or after this time (ISO 8601).")
+@click.option("--shift-by", type=int, help="By so many records, on or (below 0) back.")
+@click.option("--yes", is_flag=True, help="Commit; without it only say what would change.")
+@bootstrap_options
+@output_option
+def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **given: Any) -> None:
+    """Move a group's offsets. The group must have no members."""
+    client_config = given.pop("client_config")
+    asked = {name: value for name, value in given.items() if value not in (None, False)}
+    if len(asked) != 1:
+        raise click.UsageError(
+            "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+        )
+    with _admin(client_config) as admin:
+        rows, offsets = _planned(admin, group, topic, *next(iter(asked.items())))
+        emit(rows, output, columns=["topic", "partition", "offset", "new_offset"])
+        if yes:
+            admin.alter_group_offsets(group, offsets)
+    if not yes:
+        click.echo("nothing is changed; repeat with --yes to commit", err=True)
+
+
+def _planned(
+    admin: Any, group: str, topics: tuple[str, ...], way: str, value: Any
+) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
+    """Rows to show, and what is to be committed: always within what each partition holds."""
+    from oncelog.types import OffsetAndMetadata, TopicPartition
+
+    described = admin.describe_topics(list(topics))
+    places = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
+    held = admin.group_offsets(group)
+    first = {at: found.offset for at, found in admin.list_offsets(dict.fromkeys(places, "earliest")).items()}
+    last = {at: found.offset for at, found in admin.list_offsets(dict.fromkeys(places, "latest")).items()}
+    wanted = _wanted(admin, places, held, first, last, way, value)
+    new = {at: min(max(wanted[at], first[at]), last[at]) for at in places}
+    rows = [
+        {
+            "topic": at.topic,
+            "partition": at.partition,
+            "offset": held[at].offset if at in held else None,
+            "new_offset": new[at],
+        }
+        for at in places
+    ]
+    return rows, {at: OffsetAndMetadata(offset) for at, offset in new.items()}
+
+
+def _wanted(
+    admin: Any, places: list[Any], held: Any, first: Any, last: Any, way: str, value: Any
+) -> dict[Any, int]:
+    if way == "to_earliest":
+        return dict(first)
+    if way == "to_latest":
+        return dict(last)
+    if way == "to_offset":
+        return dict.fromkeys(places, value)
+    if way == "shift_by":
+        return {at: (held[at].offset if at in held else first[at]) + value for at in places}
+    try:
+        moment_ms = int(datetime.fromisoformat(value).timestamp() * 1000)
+    except ValueError as error:
+        raise click.BadParameter(f"--to-datetime {value!r}: {error}") from None
+    found = admin.list_offsets(dict.fromkeys(places, moment_ms))
+    return {at: last[at] if found[at].offset is None else found[at].offset for at in places}
+
+
+@command.command("delete")
+@click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
+@click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
+@bootstrap_options
+def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
+    """Forget groups without members, and all they have committed."""
+    with _admin(client_config) as admin:
+        for group in groups:
+            offsets = admin.group_offsets(group)
+            if yes:
+                admin.delete_group(group)
+            click.echo(f"{'deleted' if yes else 'would delete'} {group}: {len(offsets)} committed offsets")
+    if not yes:
+        click.echo("nothing is deleted; repeat with --yes", err=True)

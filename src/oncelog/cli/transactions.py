@@ -1,0 +1,194 @@
+"""`oncelog transactions`: who has which transaction open, and what to do about one that hangs (row T14)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.producers import parse_where, time_text
+
+LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
+OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
+DEFAULT_AGE_S = 1_200
+"""Kafka's longest timeout of a transaction, and five minutes: younger ones may still be ended."""
+
+
+@click.group("transactions")
+def command() -> None:
+    """List and describe transactions; find and abort those that hang.
+
+    \b
+    Examples:
+      oncelog transactions list --state Ongoing
+      oncelog transactions describe payments-1
+      oncelog transactions find-hanging
+      oncelog transactions abort flights:0 --producer-id 1000        (says what would be written)
+      oncelog transactions abort flights:0 --producer-id 1000 --yes  (writes it)
+    """
+
+
+def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.config import ADMIN
+    from oncelog.edge.admin import Admin
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
+@command.command("list")
+@click.option("--state", multiple=True, help="Only in this state (Empty, Ongoing, CompleteCommit, ...).")
+@click.option("--producer-id", type=int, multiple=True, help="Only of this producer id.")
+@bootstrap_options
+@output_option
+def list_transactions(
+    state: tuple[str, ...], producer_id: tuple[int, ...], output: str, client_config: dict[str, Any]
+) -> None:
+    """The transactional ids of all brokers."""
+    with _admin(client_config) as admin:
+        found = admin.list_transactions(state, producer_id)
+    rows = [
+        {
+            "transactional_id": each.transactional_id,
+            "producer_id": each.producer_id,
+            "state": each.state,
+            "coordinator": each.coordinator_id,
+        }
+        for each in found
+    ]
+    emit(rows, output, columns=LIST_COLUMNS)
+
+
+@command.command("describe")
+@click.argument("transactional_ids", nargs=-1, required=True, metavar="TRANSACTIONAL_ID...")
+@bootstrap_options
+@output_option
+def describe(transactional_ids: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
+    """What the coordinator knows: producer id, epoch, state, timeout, partitions."""
+    with _admin(client_config) as admin:
+        found = admin.describe_transactions(transactional_ids)
+    rows = [
+        {
+            "transactional_id": each.transactional_id,
+            "producer_id": each.producer_id,
+            "epoch": each.producer_epoch,
+            "state": each.state,
+            "timeout_ms": each.timeout_ms,
+            "start": time_text(each.start_ms),
+            "partitions": " ".join(map(str, each.partitions)),
+        }
+        for each in found.values()
+    ]
+    emit(rows, output)
+
+
+@command.command("find-hanging")
+@click.option("--topic", multiple=True, help="Only in this topic (default: all).")
+@click.option(
+    "--older-than-s",
+    type=click.IntRange(min=0),
+    default=DEFAULT_AGE_S,
+    show_default=True,
+    help="Hanging ones whose last record is younger are not judged.",
+)
+@bootstrap_options
+@output_option
+def find_hanging(
+    topic: tuple[str, ...], older_than_s: int, output: str, client_config: dict[str, Any]
+) -> None:
+    """Who holds back the last stable offset of each partition, since when, and whether that will end.
+
+    Exit code 3 when a transaction hangs.
+    """
+    with _admin(client_config) as admin:
+        names = topic or [each.name for each in admin.list_topics(include_internal=True)]
+        rows = [_open_row(admin, opened, older_than_s) for opened in _open_transactions(admin, names)]
+    emit(rows, output, columns=OPEN_COLUMNS, wide=["what_to_do"])
+    if any(row["hanging"].startswith("yes") for row in rows):
+        from oncelog.cli.main import EXIT_VIOLATIONS
+
+        raise SystemExit(EXIT_VIOLATIONS)
+
+
+def _open_transactions(admin: Any, topics: Any) -> Iterator[Any]:
+    from oncelog.rules.hanging import OpenTransaction
+    from oncelog.types import TopicPartition
+
+    described = admin.describe_topics(list(topics))
+    places = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
+    for at, found in admin.describe_producers(places).items():
+        for each in found.producers:
+            if each.current_txn_start_offset is not None:
+                yield OpenTransaction(
+                    at,
+                    each.producer_id,
+                    each.producer_epoch,
+                    each.current_txn_start_offset,
+                    each.last_timestamp_ms,
+                    each.coordinator_epoch,
+                )
+
+
+def _open_row(admin: Any, opened: Any, older_than_s: int) -> dict[str, Any]:
+    from oncelog.rules.hanging import why_hanging
+
+    listed = admin.list_transactions(producer_ids=[opened.producer_id])
+    names = [each.transactional_id for each in listed]
+    known = [each.known() for each in admin.describe_transactions(names).values()]
+    why = why_hanging(opened, known[0] if known else None)
+    age_s = time.time() - (opened.last_timestamp_ms or 0) / 1000
+    if why is None:
+        verdict = f"no: {known[0].transactional_id!r} is {known[0].state}"
+        what = "its producer ends it, or its timeout"
+    elif age_s < older_than_s:
+        verdict, what = f"perhaps: {why}", f"look again in {older_than_s - age_s:.0f} s"
+    else:
+        verdict = f"yes: {why}"
+        where = f"{opened.at.topic}:{opened.at.partition}"
+        what = f"oncelog transactions abort {where} --producer-id {opened.producer_id}"
+    return {
+        "topic": opened.at.topic,
+        "partition": opened.at.partition,
+        "producer_id": opened.producer_id,
+        "epoch": opened.producer_epoch,
+        "first_offset": opened.first_offset,
+        "since": time_text(opened.last_timestamp_ms),
+        "hanging": verdict,
+        "what_to_do": what,
+    }
+
+
+@command.command("abort")
+@click.argument("where", metavar="TOPIC:PARTITION")
+@click.option("--producer-id", type=int, required=True, help="Whose transaction.")
+@click.option("--yes", is_flag=True, help="Write the marker; without it only say what would be written.")
+@bootstrap_options
+def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]) -> None:
+    """Abort a transaction on one partition by hand. Only for one that hangs: see find-hanging.
+
+    Its records there will never be seen by read_committed readers.
+    """
+    topic, partition = parse_where(where)
+    if partition is None:
+        raise click.UsageError(f"{where!r}: name the partition, as in {topic}:0")
+    with _admin(client_config) as admin:
+        found = [
+            each
+            for each in _open_transactions(admin, [topic])
+            if each.at.partition == partition and each.producer_id == producer_id
+        ]
+        if not found:
+            raise click.ClickException(f"producer id {producer_id} has no transaction open at {where}")
+        opened = found[0]
+        marker = (
+            f"an ABORT marker at {where} for producer id {opened.producer_id}, epoch {opened.producer_epoch},"
+            f" coordinator epoch {opened.coordinator_epoch or 0}; its records from offset"
+            f" {opened.first_offset} on are dropped for read_committed readers"
+        )
+        if not yes:
+            click.echo(f"would write {marker}\nrepeat with --yes to write it")
+            return
+        admin.abort_transaction(opened)
+    click.echo(f"wrote {marker}")

@@ -1,0 +1,230 @@
+"""Groups and transactions for the admin client: each asked of its coordinator, or of every broker.
+
+Source: row T14; KIP-664.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oncelog.client.coordination import (
+    GroupDescription,
+    GroupListing,
+    TransactionDescription,
+    TransactionListing,
+    group_from,
+    transaction_from,
+)
+from oncelog.client.group import (
+    MAX_COMMIT_VERSION,
+    MAX_FETCH_VERSION,
+    commit_error,
+    commit_request,
+    committed_from,
+)
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
+from oncelog.errors import UnknownMemberId, error_for_code, raise_for_code
+from oncelog.rules.hanging import OpenTransaction
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    DescribeTransactionsRequest,
+    ListGroupsRequest,
+    ListTransactionsRequest,
+    OffsetFetchRequest,
+    WriteTxnMarkersRequest,
+)
+
+if TYPE_CHECKING:
+    from oncelog.edge.async_admin import AsyncAdmin
+
+T = TypeVar("T")
+
+
+class AsyncCoordination:
+    """The asyncio face's part."""
+
+    _connected: Callable[[], Awaitable[ClusterConnection]]
+
+    async def list_transactions(
+        self, states: Collection[str] = (), producer_ids: Collection[int] = ()
+    ) -> list[TransactionListing]:
+        """The transactional ids of all brokers, filtered by state (Kafka's names) and producer id."""
+        request = ListTransactionsRequest(
+            state_filters=list(states), producer_id_filters=list(producer_ids), duration_filter=-1
+        )
+        found = []
+        for node_id, answer in (await self._every_broker(request)).items():
+            raise_for_code(answer.error_code, f"listing transactions of broker {node_id}")
+            found += [
+                TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node_id)
+                for each in answer.transaction_states
+            ]
+        return sorted(found, key=lambda each: each.transactional_id)
+
+    async def describe_transactions(
+        self, transactional_ids: Collection[str]
+    ) -> dict[str, TransactionDescription]:
+        """What their coordinators know. Raises TransactionalIdNotFound."""
+        return {name: await self._describe_transaction(name) for name in transactional_ids}
+
+    async def _describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        async def once(cluster: ClusterConnection, node_id: int) -> TransactionDescription:
+            answer = await cluster.request(
+                node_id, DescribeTransactionsRequest(transactional_ids=[transactional_id])
+            )
+            (told,) = answer.transaction_states
+            raise_for_code(told.error_code, f"transactional id {transactional_id!r}")
+            return transaction_from(told)
+
+        return await self._at_coordinator(TRANSACTION, transactional_id, once)
+
+    async def abort_transaction(self, opened: OpenTransaction) -> None:
+        """Write an ABORT marker for a hanging transaction; its last stable offset moves on.
+
+        Raises InvalidProducerEpoch and TransactionCoordinatorFenced when newer ones were there meanwhile.
+        """
+        cluster = await self._connected()
+        topic = WriteTxnMarkersRequest.WritableTxnMarkerTopic(
+            name=opened.at.topic, partition_indexes=[opened.at.partition]
+        )
+        marker = WriteTxnMarkersRequest.WritableTxnMarker(
+            producer_id=opened.producer_id,
+            producer_epoch=opened.producer_epoch,
+            transaction_result=False,
+            topics=[topic],
+            coordinator_epoch=0 if opened.coordinator_epoch is None else opened.coordinator_epoch,
+        )
+        leader = await cluster.leader(opened.at, allow_auto_topic_creation=False)
+        answer = await cluster.request(leader, WriteTxnMarkersRequest(markers=[marker]))
+        raise_for_code(answer.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.at}")
+
+    async def list_groups(self, states: Collection[str] = ()) -> list[GroupListing]:
+        """The groups of all brokers, filtered by state (Kafka's names)."""
+        found = []
+        for node_id, answer in (
+            await self._every_broker(ListGroupsRequest(states_filter=list(states)))
+        ).items():
+            raise_for_code(answer.error_code, f"listing groups of broker {node_id}")
+            found += [
+                GroupListing(each.group_id, each.protocol_type, each.group_state, node_id)
+                for each in answer.groups
+            ]
+        return sorted(found, key=lambda each: each.group_id)
+
+    async def describe_groups(self, group_ids: Collection[str]) -> dict[str, GroupDescription]:
+        """Their members and what each reads. Raises GroupIdNotFound on brokers that tell (Kafka 4)."""
+        return {group_id: await self._describe_group(group_id) for group_id in group_ids}
+
+    async def _describe_group(self, group_id: str) -> GroupDescription:
+        async def once(cluster: ClusterConnection, node_id: int) -> GroupDescription:
+            answer = await cluster.request(node_id, DescribeGroupsRequest(groups=[group_id]))
+            raise_for_code(answer.groups[0].error_code, f"group {group_id!r}")
+            return group_from(answer.groups[0])
+
+        return await self._at_coordinator(GROUP, group_id, once)
+
+    async def delete_group(self, group_id: str) -> None:
+        """Forget a group and its offsets. Raises NonEmptyGroup, GroupIdNotFound."""
+
+        async def once(cluster: ClusterConnection, node_id: int) -> None:
+            answer = await cluster.request(node_id, DeleteGroupsRequest(groups_names=[group_id]))
+            raise_for_code(answer.results[0].error_code, f"group {group_id!r}")
+
+        await self._at_coordinator(GROUP, group_id, once)
+
+    async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Everything a group has committed; nothing for one that is not there."""
+        every = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
+        request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[every])
+
+        async def once(cluster: ClusterConnection, node_id: int) -> dict[TopicPartition, OffsetAndMetadata]:
+            answer = await cluster.request(node_id, request, min_version=2, max_version=MAX_FETCH_VERSION)
+            error, found = committed_from(answer)
+            if error is not None:
+                raise error
+            return found
+
+        return await self._at_coordinator(GROUP, group_id, once)
+
+    async def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """Commit for a group without members. Raises UnknownMemberId while it has some."""
+        request = commit_request(ConsumerGroupMetadata(group_id), offsets)
+
+        async def once(cluster: ClusterConnection, node_id: int) -> None:
+            error = commit_error(await cluster.request(node_id, request, max_version=MAX_COMMIT_VERSION))
+            if error is not None:
+                why = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
+                raise error_for_code(error.code, f"group {group_id!r}{why}")
+
+        await self._at_coordinator(GROUP, group_id, once)
+
+    async def _every_broker(self, request: Any) -> dict[int, Any]:
+        cluster = await self._connected()
+        return {
+            node_id: await cluster.request(node_id, request) for node_id in list(cluster.metadata.brokers)
+        }
+
+    async def _at_coordinator(
+        self, kind: int, name: str, once: Callable[[ClusterConnection, int], Awaitable[T]]
+    ) -> T:
+        """Ask the coordinator, and find it anew while what is wrong may pass."""
+        cluster = await self._connected()
+
+        async def attempt() -> T:
+            return await once(cluster, await find_coordinator(cluster, kind, name))
+
+        return await cluster.retrying(attempt)
+
+
+class Coordination:
+    """The blocking face's part; what calls mean is told at AsyncCoordination."""
+
+    _async: AsyncAdmin
+    _run: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    def list_transactions(
+        self, states: Collection[str] = (), producer_ids: Collection[int] = ()
+    ) -> list[TransactionListing]:
+        """The transactional ids of all brokers."""
+        found: list[TransactionListing] = self._run(self._async.list_transactions(states, producer_ids))
+        return found
+
+    def describe_transactions(self, transactional_ids: Collection[str]) -> dict[str, TransactionDescription]:
+        """What their coordinators know."""
+        found: dict[str, TransactionDescription] = self._run(
+            self._async.describe_transactions(transactional_ids)
+        )
+        return found
+
+    def abort_transaction(self, opened: OpenTransaction) -> None:
+        """Write an ABORT marker for a hanging transaction."""
+        self._run(self._async.abort_transaction(opened))
+
+    def list_groups(self, states: Collection[str] = ()) -> list[GroupListing]:
+        """The groups of all brokers."""
+        found: list[GroupListing] = self._run(self._async.list_groups(states))
+        return found
+
+    def describe_groups(self, group_ids: Collection[str]) -> dict[str, GroupDescription]:
+        """Their members and what each reads."""
+        found: dict[str, GroupDescription] = self._run(self._async.describe_groups(group_ids))
+        return found
+
+    def delete_group(self, group_id: str) -> None:
+        """Forget a group and its offsets."""
+        self._run(self._async.delete_group(group_id))
+
+    def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Everything a group has committed."""
+        found: dict[TopicPartition, OffsetAndMetadata] = self._run(self._async.group_offsets(group_id))
+        return found
+
+    def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit for a group without members."""
+        self._run(self._async.alter_group_offsets(group_id, offsets))

@@ -1,0 +1,169 @@
+"""`oncelog groups` against our broker and Apache Kafka, and Kafka's own tool against ours."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_cli import oncelog
+from helpers_producer import new_topic, producer_of
+
+from oncelog import Broker, Consumer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka, run_tool
+
+_numbers = itertools.count()
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:
+    got = oncelog("groups", *arguments, "-o", "json", servers=servers)
+    assert got.code == 0, got.err
+    found: list[dict[str, Any]] = json.loads(got.out)
+    return found
+
+
+def filled(servers: str) -> str:
+    """A topic of two partitions with five records each, a second apart from 2023-11-14T22:13:20Z."""
+    topic = new_topic(servers, 2)
+    with producer_of(servers) as producer:
+        for number in range(10):
+            at_ms = 1_700_000_000_000 + number // 2 * 1000
+            producer.send(topic, b"%d" % number, partition=number % 2, timestamp_ms=at_ms)
+    return topic
+
+
+def reader(servers: str, group: str) -> Consumer:
+    config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+    return Consumer(config, enable_auto_commit=False, heartbeat_interval_ms=100, client_id="r")
+
+
+def read_and_commit(consumer: Consumer, topic: str, count: int) -> None:
+    consumer.subscribe([topic])
+    got = 0
+    while got < count:
+        got += len(consumer.poll(0.5))
+    consumer.commit()
+
+
+def test_from_a_member_to_nothing(servers: str) -> None:
+    group, topic = f"cli-{os.getpid()}-{next(_numbers)}", filled(servers)
+    with reader(servers, group) as consumer:
+        read_and_commit(consumer, topic, 10)
+        with producer_of(servers) as producer:
+            producer.send(topic, b"more", partition=1)
+        (listed,) = [
+            row for row in rows("list", "--state", "Stable", servers=servers) if row["group"] == group
+        ]
+        assert listed["protocol_type"] == "consumer"
+        told = rows("describe", group, servers=servers)
+        assert [(row["partition"], row["offset"], row["end_offset"], row["lag"]) for row in told] == [
+            (0, 5, 5, 0),
+            (1, 5, 6, 1),
+        ]
+        (member,) = rows("describe", group, "--members", servers=servers)
+        assert member["client"] == "r" and member["member"] == told[0]["member"]
+        assert member["partitions"].split() == [f"{topic}-0", f"{topic}-1"]
+        busy = oncelog("groups", "delete", group, "--yes", servers=servers)
+        assert busy.code == 1 and "NonEmptyGroup" in busy.err
+        reset = ["groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--yes"]
+        busy = oncelog(*reset, servers=servers)
+        assert busy.code == 1 and "UnknownMemberId" in busy.err and "members" in busy.err
+
+    dry = oncelog("groups", "delete", group, servers=servers)
+    assert "would delete" in dry.out and "2 committed offsets" in dry.out
+    assert len(rows("describe", group, servers=servers)) == 2
+    done = oncelog("groups", "delete", group, "--yes", servers=servers)
+    assert done.code == 0 and f"deleted {group}" in done.out
+    assert all(row["group"] != group for row in rows("list", servers=servers))
+
+
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        (("--to-earliest",), [0, 0]),
+        (("--to-latest",), [5, 5]),
+        (("--to-offset", "3"), [3, 3]),
+        (("--to-offset", "30"), [5, 5]),
+        (("--shift-by", "-2"), [3, 3]),
+        (("--shift-by", "9"), [5, 5]),
+        (("--to-datetime", "2023-11-14T22:13:22Z"), [2, 2]),
+        (("--to-datetime", "2030-01-01T00:00:00Z"), [5, 5]),
+    ],
+)
+def test_reset(ours: str, way: tuple[str, ...], wanted: list[int]) -> None:
+    group, topic = f"reset-{next(_numbers)}", filled(ours)
+    with reader(ours, group) as consumer:
+        read_and_commit(consumer, topic, 10)
+    planned = rows("reset-offsets", group, "--topic", topic, *way, servers=ours)
+    assert [(row["offset"], row["new_offset"]) for row in planned] == [(5, each) for each in wanted]
+    assert [row["offset"] for row in rows("describe", group, servers=ours)] == [5, 5]
+    rows("reset-offsets", group, "--topic", topic, *way, "--yes", servers=ours)
+    assert [row["offset"] for row in rows("describe", group, servers=ours)] == wanted
+
+
+def test_reset_on_apache_for_a_group_nobody_joined(apache_kafka: ApacheKafka) -> None:
+    servers = apache_kafka.bootstrap_servers
+    group, topic = f"reset-{os.getpid()}-{next(_numbers)}", filled(servers)
+    rows("reset-offsets", group, "--topic", topic, "--to-offset", "2", "--yes", servers=servers)
+    with reader(servers, group) as consumer:
+        held = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+    assert [found.offset for found in held.values() if found] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give one of"),
+        (("--to-earliest", "--to-latest"), "give one of"),
+        (("--to-datetime", "yesterday"), "yesterday"),
+        (("--to-offset", "-1"), "-1"),
+    ],
+)
+def test_reset_said_wrong(ours: str, arguments: tuple[str, ...], said: str) -> None:
+    topic = filled(ours)
+    got = oncelog("groups", "reset-offsets", "g", "--topic", topic, *arguments, servers=ours)
+    assert got.code == 2 and said in got.err
+
+
+def test_kafkas_own_tool(ours: str, kafka_class_path: str) -> None:
+    group, topic = f"tool-{next(_numbers)}", filled(ours)
+    server = ["--bootstrap-server", ours]
+    with reader(ours, group) as consumer:
+        read_and_commit(consumer, topic, 10)
+        assert group in run_tool(TOOL, *server, "--list").split()
+        told = run_tool(TOOL, *server, "--describe", "--group", group)
+        lines = [line.split() for line in told.splitlines() if line.startswith(group)]
+        assert sorted(line[1:6] for line in lines) == [
+            [topic, "0", "5", "5", "0"],
+            [topic, "1", "5", "5", "0"],
+        ]
+        members = run_tool(TOOL, *server, "--describe", "--group", group, "--members")
+        assert [line.split()[4] for line in members.splitlines() if line.startswith(group)] == ["2"]
+        state = run_tool(TOOL, *server, "--describe", "--group", group, "--state")
+        assert "Stable" in state and "range" in state
+    reset = ["--reset-offsets", "--group", group, "--topic", topic, "--to-offset", "1", "--execute"]
+    assert topic in run_tool(TOOL, *server, *reset)
+    assert [row["offset"] for row in rows("describe", group, servers=ours)] == [1, 1]
+    run_tool(TOOL, *server, "--delete-offsets", "--group", group, "--topic", topic)
+    assert rows("describe", group, servers=ours) == []
+    run_tool(TOOL, *server, "--delete", "--group", group)
+    assert all(row["group"] != group for row in rows("list", servers=ours))
