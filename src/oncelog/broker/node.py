@@ -167,6 +167,7 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
     """(due_ms, every_ms, job)."""
     jobs: list[tuple[str, _Job]] = [
         ("log.retention.check.interval.ms", _enforce_retention),
+        ("log.cleaner.backoff.ms", _compact),
         ("producer.id.expiration.check.interval.ms", _expire_producers),
         ("log.flush.offset.checkpoint.interval.ms", _write_checkpoints),
         ("transaction.abort.timed.out.transaction.cleanup.interval.ms", _abort_timed_out),
@@ -184,6 +185,11 @@ def _enforce_retention(node: Node, now_ms: int) -> None:
         partition.enforce_retention(now_ms)
 
     node.log_manager.for_each_partition(enforce)
+
+
+def _compact(node: Node, now_ms: int) -> None:
+    if node.settings["log.cleaner.enable"]:
+        node.log_manager.compact(now_ms)
 
 
 def _expire_producers(node: Node, now_ms: int) -> None:

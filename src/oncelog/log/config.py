@@ -30,6 +30,10 @@ class LogConfig:
     retention_bytes: int | None
     is_compacted: bool
     is_deleted: bool
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    delete_retention_ms: int
     flush_messages: int
     producer_expiration_ms: int
 
@@ -39,9 +43,13 @@ class LogConfig:
         codec = settings["compression.type"]
         policies = settings["cleanup.policy"].split(",")
         is_append_time = settings["message.timestamp.type"] == "LogAppendTime"
+        segment_ms = settings["segment.ms"]
+        if "compact" in policies:
+            # A record can be compacted in time only if its segment is closed in time.
+            segment_ms = min(segment_ms, settings["max.compaction.lag.ms"])
         return cls(
             segment_bytes=settings["segment.bytes"],
-            segment_ms=settings["segment.ms"],
+            segment_ms=segment_ms,
             segment_index_bytes=settings["segment.index.bytes"],
             index_interval_bytes=settings["index.interval.bytes"],
             max_message_bytes=settings["max.message.bytes"],
@@ -53,6 +61,10 @@ class LogConfig:
             retention_bytes=_unless_negative(settings["retention.bytes"]),
             is_compacted="compact" in policies,
             is_deleted="delete" in policies,
+            min_cleanable_dirty_ratio=settings["min.cleanable.dirty.ratio"],
+            min_compaction_lag_ms=settings["min.compaction.lag.ms"],
+            max_compaction_lag_ms=settings["max.compaction.lag.ms"],
+            delete_retention_ms=settings["delete.retention.ms"],
             flush_messages=settings["flush.messages"],
             producer_expiration_ms=producer_expiration_ms,
         )

@@ -3,7 +3,8 @@
     .lock                                held while a broker runs; a second one is refused
     meta.properties                      cluster.id, node.id, directory.id
     .kafka_cleanshutdown                 exists only after a clean stop
-    recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint
+    recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
+    cleaner-offset-checkpoint
     <topic>-<partition>/                 a partition; "...-delete" is one being removed
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 """
@@ -16,6 +17,7 @@ from functools import partial
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.log.checkpoint import (
+    CLEANED_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -52,12 +54,13 @@ class LogManager:
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
+        self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
         self.chores = Chores()
         self._lock = lock
         self._new_uuid = new_uuid
         self._deletion_count = 0
         self._is_noting_log_starts = False
-        self._is_closing = False
+        self._is_closing = self._is_compacting = False
 
     @classmethod
     def open(
@@ -123,6 +126,9 @@ class LogManager:
             chores=self.chores,
         )
         partition.on_log_start = self._note_log_start
+        cleaned_to = self._cleaned.get(topic_partition, 0)
+        if cleaned_to <= partition.log_end_offset:
+            partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
         self.partitions[topic_partition] = partition
         return partition
 
@@ -134,6 +140,7 @@ class LogManager:
         for at, partition in removed:
             is_noted |= self._recovery_points.pop(at, None) is not None
             is_noted |= self._log_starts.pop(at, None) is not None
+            is_noted |= self._cleaned.pop(at, None) is not None
             partition.abandon()
         try:
             if is_noted:
@@ -177,6 +184,36 @@ class LogManager:
         if failures:
             raise failures[0]
 
+    def compact(self, now_ms: int) -> None:
+        """Begin to compact the partitions where that is due, one after the other; a round at a time."""
+        if not self._is_compacting:
+            self._is_compacting = True
+            self.chores.add(self._compact(now_ms))
+
+    def _compact(self, now_ms: int) -> Chore:
+        failures, has_cleaned = [], False
+        try:
+            for at, partition in list(self.partitions.items()):
+                config = partition.config
+                if self._is_closing or self.partitions.get(at) is not partition or not config.is_compacted:
+                    continue
+                dirty = partition.dirty_range(now_ms)
+                if dirty is not None and dirty.is_due(
+                    config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
+                ):
+                    try:
+                        yield from partition.compact(dirty, now_ms)
+                        has_cleaned = True
+                    except KafkaStorageError as error:
+                        failures.append(error)
+                yield None
+            if has_cleaned and not self._is_closing:
+                yield from self._write_aside(CLEANED_OFFSETS)
+        finally:
+            self._is_compacting = False
+        if failures:
+            raise failures[0]
+
     def write_checkpoints(self) -> None:
         """Write down recovery points, log starts and high watermarks. Raises KafkaStorageError."""
         self.chores.add(self._checkpoint())
@@ -211,7 +248,10 @@ class LogManager:
         yield from self._write_aside(LOG_STARTS)
 
     def _write_offsets(self) -> None:
-        for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
+        paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS]
+        if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
+            paths.append(CLEANED_OFFSETS)
+        for path in paths:
             self.disk.replace(path, self._encode_offsets(path))
 
     def _encode_offsets(self, path: str) -> bytes:
@@ -219,6 +259,9 @@ class LogManager:
         if path == HIGH_WATERMARKS:
             return encode_offsets({tp: p.high_watermark for tp, p in partitions})
         # What was not opened this time keeps what it had.
+        if path == CLEANED_OFFSETS:
+            self._cleaned |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
+            return encode_offsets(self._cleaned)
         if path == LOG_STARTS:
             self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
             return encode_offsets(self._log_starts)

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
-from oncelog.errors import CorruptMessage, InvalidRecord, KafkaStorageError, OffsetOutOfRange
+from oncelog.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    KafkaStorageError,
+    OffsetOutOfRange,
+)
+from oncelog.log.compacted import CompactedStore
 from oncelog.log.config import LogConfig
-from oncelog.log.index import AbortedTransaction
 from oncelog.log.producers import end_marker, produced_batch
 from oncelog.log.reading import (
     FoundTime,
@@ -23,7 +28,6 @@ from oncelog.log.reading import (
     find_timestamp,
     read_at,
 )
-from oncelog.log.store import PartitionStore
 from oncelog.log.validation import check_batch, decode_and_check, needs_decoding
 from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
 from oncelog.rules.marker import StoreMarker, decide_marker
@@ -61,7 +65,7 @@ class ProducerState(NamedTuple):
     entry: ProducerEntry
 
 
-class Partition(PartitionStore):
+class Partition(CompactedStore):
     """The log of one topic partition on this node, which leads it and is its only replica."""
 
     def append(
@@ -178,17 +182,6 @@ class Partition(PartitionStore):
     def end_offset_for_epoch(self, epoch: int) -> tuple[int | None, int | None]:
         """(largest leader epoch not above `epoch`, where it ends); (None, None) when it is unknown."""
         return self._epochs.end_offset(epoch, self._log_end_offset)
-
-    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
-        found = []
-        for segment in self._segments.from_offset(from_offset):
-            for entry in segment.transactions.entries:
-                if entry.last_offset >= from_offset and entry.first_offset < upper_offset:
-                    found.append(entry)
-                if entry.last_stable_offset >= upper_offset:
-                    return found
-        return found
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether this epoch of the producer has a transaction open here."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.log.chores import Chores
+from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
@@ -24,7 +25,7 @@ from oncelog.log.segments import Segments
 from oncelog.log.snapshot import Snapshots
 from oncelog.wire.header import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
 
-_LEFTOVERS = (".deleted", ".cleaned", ".swap", ".tmp")
+_LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
 
 def _sweep(disk: Disk, directory: str) -> list[int]:
     """Remove what a crash left behind; the base offsets of the segments."""
+    finish_swaps(disk, directory)
     names = disk.list(directory)
     stems = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
     for name in names:

@@ -13,6 +13,7 @@ from oncelog.log.scan import BadBatch, FoundBatch, scan
 from oncelog.wire.batch import BatchHeader
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
+SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
 MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
@@ -30,10 +31,18 @@ class Segment:
     """
 
     def __init__(
-        self, disk: Disk, directory: str, base_offset: int, file: File, size_bytes: int, now_ms: int
+        self,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        file: File,
+        size_bytes: int,
+        now_ms: int,
+        ending: str = "",
     ) -> None:
         self._disk = disk
         self._stem = f"{directory}/{base_offset:020d}"
+        self._ending = ending
         self.base_offset = base_offset
         self.end_offset = base_offset
         self.file = file
@@ -41,26 +50,29 @@ class Segment:
         self.created_ms = now_ms
         self.first_timestamp_ms: int | None = None
         self.max_timestamp_ms = self.max_timestamp_offset = -1
-        self._index: OffsetIndex | None = OffsetIndex(disk, self._stem + INDEX_SUFFIX)
-        self._times: TimeIndex | None = TimeIndex(disk, self._stem + TIME_SUFFIX)
+        self._index: OffsetIndex | None = OffsetIndex(disk, self._path(INDEX_SUFFIX))
+        self._times: TimeIndex | None = TimeIndex(disk, self._path(TIME_SUFFIX))
         self._interval_bytes = 0
         self.index_is_full = False
-        self.transactions = TransactionIndex(disk, self._stem + TXN_SUFFIX)
+        self.transactions = TransactionIndex(disk, self._path(TXN_SUFFIX))
         self.transactions_from: int | None = None
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
 
     @classmethod
-    def create(cls, disk: Disk, directory: str, base_offset: int, now_ms: int) -> Segment:
-        """A new empty segment; what a failed attempt left under its name is cut away."""
-        file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}", create=True)
+    def create(cls, disk: Disk, directory: str, base_offset: int, now_ms: int, ending: str = "") -> Segment:
+        """A new empty segment; what a failed attempt left under its name is cut away.
+
+        `ending` comes after each file's name, for a segment that is to take another's place.
+        """
+        file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{ending}", create=True)
         file.truncate(0)
-        segment = cls(disk, directory, base_offset, file, 0, now_ms)
+        segment = cls(disk, directory, base_offset, file, 0, now_ms, ending)
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
-            remove_if_exists(disk, segment._stem + suffix)
+            remove_if_exists(disk, segment._path(suffix))
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
-            disk.open(segment._stem + suffix, create=True).close()
+            disk.open(segment._path(suffix), create=True).close()
         return segment
 
     @classmethod
@@ -71,7 +83,10 @@ class Segment:
 
     @property
     def log_path(self) -> str:
-        return self._stem + LOG_SUFFIX
+        return self._path(LOG_SUFFIX)
+
+    def _path(self, suffix: str) -> str:
+        return self._stem + suffix + self._ending
 
     @property
     def index(self) -> OffsetIndex:
@@ -92,13 +107,14 @@ class Segment:
 
         The indexes are read when they are first needed. Raises StorageError as `load_indexes`.
         """
-        if not self._disk.exists(self._stem + INDEX_SUFFIX):
-            raise StorageError(f"{self._disk.describe(self._stem + INDEX_SUFFIX)} is missing")
-        last = TimeIndex.read_last(self._disk, self._stem + TIME_SUFFIX)
+        if not self._disk.exists(self._path(INDEX_SUFFIX)):
+            raise StorageError(f"{self._disk.describe(self._path(INDEX_SUFFIX))} is missing")
+        last = TimeIndex.read_last(self._disk, self._path(TIME_SUFFIX))
         if last is None:
             self.load_indexes(index_interval_bytes)
+            self.end_offset = next_base_offset
             return
-        self.transactions = TransactionIndex.load(self._disk, self._stem + TXN_SUFFIX, self.base_offset)
+        self.transactions = TransactionIndex.load(self._disk, self._path(TXN_SUFFIX), self.base_offset)
         self.max_timestamp_ms, self.max_timestamp_offset = last[0], self.base_offset + last[1]
         self.end_offset, self._interval_bytes = next_base_offset, index_interval_bytes
         self._index = self._times = None
@@ -107,11 +123,11 @@ class Segment:
         """Indexes of a closed segment; unreadable ones are made again in memory."""
         end_offset = self.end_offset
         try:
-            self._index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
-            self._times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
+            self._index = OffsetIndex.load(self._disk, self._path(INDEX_SUFFIX), self.size_bytes)
+            self._times = TimeIndex.load(self._disk, self._path(TIME_SUFFIX))
         except StorageError:
-            self._index = OffsetIndex(self._disk, self._stem + INDEX_SUFFIX)
-            self._times = TimeIndex(self._disk, self._stem + TIME_SUFFIX)
+            self._index = OffsetIndex(self._disk, self._path(INDEX_SUFFIX))
+            self._times = TimeIndex(self._disk, self._path(TIME_SUFFIX))
             self._walk_from_index(self._interval_bytes, verify=False)
         self.end_offset = end_offset
 
@@ -120,9 +136,9 @@ class Segment:
 
         Raises StorageError when a file is missing or does not fit; then `rebuild`.
         """
-        self._index = OffsetIndex.load(self._disk, self._stem + INDEX_SUFFIX, self.size_bytes)
-        self._times = TimeIndex.load(self._disk, self._stem + TIME_SUFFIX)
-        self.transactions = TransactionIndex.load(self._disk, self._stem + TXN_SUFFIX, self.base_offset)
+        self._index = OffsetIndex.load(self._disk, self._path(INDEX_SUFFIX), self.size_bytes)
+        self._times = TimeIndex.load(self._disk, self._path(TIME_SUFFIX))
+        self.transactions = TransactionIndex.load(self._disk, self._path(TXN_SUFFIX), self.base_offset)
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
 
@@ -317,8 +333,8 @@ class Segment:
         """Close and delete every file. The log goes first: indexes without a log are swept at start."""
         self._is_removed = True
         self.file.close()
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
-            remove_if_exists(self._disk, self._stem + suffix)
+        for suffix in SUFFIXES:
+            remove_if_exists(self._disk, self._path(suffix))
 
     def _describe(self, position: int) -> str:
         return f"{self._disk.describe(self.log_path)} at position {position}"

@@ -46,3 +46,9 @@ class Segments:
         """Take the oldest out of the list; its files stay."""
         del self._bases[0]
         return self._segments.pop(0)
+
+    def replace(self, old: list[Segment], new: Segment) -> None:
+        """Put one in the place of neighbours; their files are the caller's business."""
+        at = self._segments.index(old[0])
+        self._segments[at : at + len(old)] = [new]
+        self._bases[at : at + len(old)] = [new.base_offset]

@@ -72,6 +72,9 @@ class PartitionStore:
         self._unsnapshotted_bytes = 0
         self._is_directory_dirty = True
         self._as_opened: tuple[int, int] | None = None  # log end and start that need nothing on closing
+        self._is_closed = self._is_swapping = False
+        self.cleaned_to = recovered.log_start_offset
+        """Below it compaction has met every key; what newer records replaced there is gone."""
         self.on_log_start: Callable[[], None] | None = None
         """Called when the log start moved to where no segment begins."""
 
@@ -283,7 +286,7 @@ class PartitionStore:
     def _drop_dead(self) -> list[Segment]:
         """Take out of the list what nobody needs any more; its files are for `_remove`."""
         dead = self._dead_segments()
-        if not dead or not self._is_safe_without(dead):
+        if not dead or not self._is_safe_without(dead) or self._is_swapping:
             return []
         for _ in dead:
             self._segments.drop_first()
@@ -352,6 +355,7 @@ class PartitionStore:
 
     def abandon(self) -> None:
         """Close the files without writing anything, as a crash would."""
+        self._is_closed = True
         self._producers.abandon()
         for segment in self._segments:
             segment.close()

@@ -8,7 +8,9 @@ from oncelog.errors import MisuseError
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.compression import compress
 from oncelog.wire.header import (
+    CODEC_MASK,
     CONTROL_BIT,
+    DELETE_HORIZON_BIT,
     HEADER,
     HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
@@ -25,7 +27,7 @@ from oncelog.wire.header import (
     write_crc,
 )
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.records import NewRecord, encode_records
+from oncelog.wire.records import DecodedRecord, NewRecord, encode_records
 
 __all__ = [
     "HEADER_BYTES",
@@ -35,6 +37,7 @@ __all__ = [
     "iter_batches",
     "read_header",
     "restamp_time",
+    "rewrite_batch",
     "seal",
     "stamp",
     "verify_crc",
@@ -93,8 +96,12 @@ def seal(
     producer_id: int | None = None,
     producer_epoch: int | None = None,
     base_sequence: int | None = None,
+    last_offset_delta: int | None = None,
 ) -> bytearray:
-    """A batch around the encoded records `parts`; `attributes` without the codec's bits."""
+    """A batch around the encoded records `parts`; `attributes` without the codec's bits.
+
+    `last_offset_delta` None: there is a record for every offset.
+    """
     if compression:
         payload = compress(compression, b"".join(parts), level)
         batch = bytearray(HEADER_BYTES) + payload
@@ -102,11 +109,49 @@ def seal(
         batch = bytearray().join((bytes(HEADER_BYTES), *parts))
     HEADER.pack_into(
         batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes | compression,
-        records_count - 1, base_timestamp_ms, max_timestamp_ms,
+        records_count - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp_ms, max_timestamp_ms,
         -1 if producer_id is None else producer_id,
         -1 if producer_epoch is None else producer_epoch,
         -1 if base_sequence is None else base_sequence,
         records_count,
     )  # fmt: skip
     write_crc(batch, 0, len(batch))
+    return batch
+
+
+def rewrite_batch(
+    header: BatchHeader, records: Sequence[DecodedRecord], delete_horizon_ms: int | None
+) -> bytearray:
+    """A stored batch with only these of its records, maybe none; its place, producer and sequences stay.
+
+    `delete_horizon_ms`: what the batch had, or a first one. Source: KIP-534, KIP-98.
+    """
+    attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+    if delete_horizon_ms is not None:
+        attributes |= DELETE_HORIZON_BIT
+    base_timestamp_ms, max_timestamp_ms = -1, header.max_timestamp_ms
+    if records:
+        base_timestamp_ms = records[0].timestamp_ms
+        if header.timestamp_type is TimestampType.CREATE_TIME:
+            max_timestamp_ms = max(record.timestamp_ms for record in records)
+    if delete_horizon_ms is not None:
+        base_timestamp_ms = delete_horizon_ms
+    batch = seal(
+        encode_records(
+            [NewRecord(*record[1:]) for record in records],
+            base_timestamp_ms,
+            [record.offset - header.base_offset for record in records],
+        ),
+        len(records),
+        base_timestamp_ms,
+        max_timestamp_ms,
+        compression=header.compression if records else Compression.NONE,
+        attributes=attributes,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        last_offset_delta=header.last_offset_delta,
+    )
+    stamp(batch, 0, header.base_offset, header.partition_leader_epoch)
     return batch

@@ -12,6 +12,7 @@ Source: apache/kafka DefaultRecord.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage, InvalidRecord
@@ -58,11 +59,14 @@ def _varint(value: int) -> bytes:
     return VARINT[value] if 0 <= value < VARINT_TABLE_SIZE else encode_varint(value)
 
 
-def encode_records(records: Iterable[NewRecord], base_timestamp_ms: int) -> list[bytes]:
-    """The records' bytes in parts, with offset deltas 0, 1, 2, ... Join them once."""
+def encode_records(
+    records: Iterable[NewRecord], base_timestamp_ms: int, offset_deltas: Iterable[int] | None = None
+) -> list[bytes]:
+    """The records' bytes in parts, with offset deltas 0, 1, 2, ... unless told. Join them once."""
     parts: list[bytes] = []
     table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend
-    for index, (timestamp_ms, key, value, headers) in enumerate(records):
+    indexes = count() if offset_deltas is None else offset_deltas
+    for index, (timestamp_ms, key, value, headers) in zip(indexes, records, strict=False):
         delta = timestamp_ms - base_timestamp_ms
         # A negative delta must not index the table: it would silently read from its end.
         head = b"\0" + (table[delta] if 0 <= delta < limit else encode_varint(delta))

@@ -1,0 +1,102 @@
+"""A partition whose older records may be replaced by newer ones: when that is due, and swapping segments.
+
+What is done step by step is in `oncelog.log.compaction`.
+"""
+
+from __future__ import annotations
+
+from oncelog.errors import BrokerError, KafkaStorageError, StorageError
+from oncelog.log.chores import Chore
+from oncelog.log.compaction import Compaction
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.segment import Segment
+from oncelog.log.store import PartitionStore
+from oncelog.rules.compaction import DirtyRange, LastOfProducer, Span, find_dirty
+
+
+class CompactedStore(PartitionStore):
+    """Adds compaction to the files of a partition."""
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
+        found = []
+        for segment in self._segments.from_offset(from_offset):
+            for entry in segment.transactions.entries:
+                if entry.last_offset >= from_offset and entry.first_offset < upper_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= upper_offset:
+                    return found
+        return found
+
+    def dirty_range(self, now_ms: int) -> DirtyRange | None:
+        """What compaction may look at now; None when that is nothing."""
+        closed = [
+            Span(each.base_offset, each.end_offset, each.size_bytes, each.max_timestamp_ms)
+            for each in list(self._segments)[:-1]
+        ]
+        return find_dirty(
+            closed,
+            cleaned_to=max(self.cleaned_to, self._log_start_offset),
+            # What a crash might cut must not be rewritten.
+            stable_offset=min(self.last_stable_offset, self._recovery_point),
+            min_lag_ms=self.config.min_compaction_lag_ms,
+            now_ms=now_ms,
+        )
+
+    def compact(self, dirty: DirtyRange, now_ms: int) -> Chore:
+        """Forget what newer records of the same keys have replaced. Raises KafkaStorageError."""
+        self._check_online()
+        sources = [each for each in self._segments if each.base_offset < dirty.end_offset]
+        compaction = Compaction(
+            self,
+            self._disk,
+            self._directory,
+            self.config,
+            sources=sources,
+            dirty=dirty,
+            aborted=self.aborted_transactions(sources[0].base_offset, dirty.end_offset),
+            now_ms=now_ms,
+        )
+        try:
+            yield from compaction.run()
+        except (OSError, StorageError, BrokerError) as error:
+            if not self._is_closed:
+                raise KafkaStorageError(f"{self.topic_partition}: compaction failed: {error}") from error
+        self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)
+
+    def last_of(self, producer_id: int) -> LastOfProducer | None:
+        """What compaction must leave of a producer; None when nothing is remembered of it."""
+        entry = self._producers.table.get(producer_id)
+        if entry is None or entry.producer_epoch is None:
+            return None
+        return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
+
+    def holds(self, segments: list[Segment]) -> bool:
+        """Whether the partition is open and these are its segments."""
+        return not self._is_closed and self._failure is None and set(self._segments).issuperset(segments)
+
+    def begin_swap(self, segments: list[Segment]) -> None:
+        """Their files' names are about to go; they are read all the same. Raises OSError."""
+        for segment in segments:
+            segment.file.pread(1, 0)  # so that the file is open
+        self._is_swapping = True
+
+    def end_swap(self, segments: list[Segment], error: Exception | None) -> None:
+        """Take what has the name of the first of them in their place. Raises OSError, StorageError."""
+        self._is_swapping = False
+        if self._is_closed:
+            return
+        base_offset, end_offset = segments[0].base_offset, segments[-1].end_offset
+        try:
+            if error is not None:
+                raise error
+            new = Segment.open(self._disk, self._directory, base_offset, segments[0].created_ms)
+            new.load_closed(end_offset, self.config.index_interval_bytes)
+            new.file.rest()
+        except (OSError, StorageError) as failed:
+            self._failure = f"a compacted segment could not be swapped in ({failed}); the next start does it"
+            raise
+        self._segments.replace(segments, new)
+        self._places.clear()
+        for segment in segments:
+            segment.close()

@@ -1,0 +1,330 @@
+"""Compaction: read the dirty range by key, write the closed segments anew without what may go, swap them in.
+
+    <base>.log.cleaned   being written, worth nothing after a crash
+    <base>.log.swap      whole and synced: it replaces every segment that begins within its offsets
+Index files have the same endings. The log gets `.swap` last and loses it first, so that its name tells what
+the others are worth; `finish_swaps` is the other half, for the next start. What may go is decided in
+`rules.compaction`; everything here is in short steps, and syncs are jobs.
+Source: disk, sections 3 and 5; Kafka's Cleaner, LocalLog.replaceSegments, LogLoader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from functools import partial
+from typing import Protocol
+
+from oncelog.errors import KafkaStorageError
+from oncelog.log.chores import Chore, Job
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import Disk, remove_if_exists
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.scan import BadBatch, FoundBatch, scan, scan_headers
+from oncelog.log.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, SUFFIXES, Segment, file_name
+from oncelog.rules.compaction import (
+    BatchFacts,
+    Cleaning,
+    DirtyRange,
+    Judgement,
+    LastOfProducer,
+    LatestOffsets,
+    SeenTransactions,
+)
+from oncelog.wire.batch import BatchHeader, read_header, rewrite_batch
+from oncelog.wire.records import decode_records
+
+CLEANED, SWAP = ".cleaned", ".swap"
+# About 100 bytes each. A range with more keys is cleaned in several rounds.
+_MAX_KEYS = 1 << 20
+# Batches and records in one step: about two milliseconds' work.
+_STEP_ITEMS = 500
+
+
+class Owner(Protocol):
+    """The partition, as its compaction needs it."""
+
+    def last_of(self, producer_id: int) -> LastOfProducer | None:
+        """What a living producer wrote last."""
+        ...
+
+    def holds(self, segments: list[Segment]) -> bool:
+        """Whether the partition is open and these are still its segments."""
+        ...
+
+    def begin_swap(self, segments: list[Segment]) -> None:
+        """From here to `end_swap` they stay, though their files' names go."""
+        ...
+
+    def end_swap(self, segments: list[Segment], error: Exception | None) -> None:
+        """What now has the name of the first of them is to take their place, unless that failed."""
+        ...
+
+
+class Compaction:
+    """One cleaning of one partition. After `run`, everything below `cleaned_to` is clean."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        disk: Disk,
+        directory: str,
+        config: LogConfig,
+        *,
+        sources: list[Segment],
+        dirty: DirtyRange,
+        aborted: list[AbortedTransaction],
+        now_ms: int,
+    ) -> None:
+        self.cleaned_to = dirty.first_offset
+        self._owner = owner
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._sources = sources
+        self._dirty = dirty
+        self._aborted = aborted
+        self._now_ms = now_ms
+
+    def run(self) -> Chore:
+        """Raises KafkaStorageError for a batch that cannot be read, OSError; what was swapped in stays."""
+        latest = LatestOffsets(_MAX_KEYS)
+        end_offset = yield from self._learn_keys(latest)
+        transactions = SeenTransactions(self._aborted)
+        cleaning = Cleaning(
+            latest, transactions, self._owner.last_of, end_offset=end_offset, now_ms=self._now_ms
+        )
+        sources = [segment for segment in self._sources if segment.base_offset < end_offset]
+        for group in _groups(sources, self._config.segment_bytes):
+            if not self._owner.holds(group) or not (yield from self._clean(group, cleaning, end_offset)):
+                return
+        self.cleaned_to = end_offset
+
+    def _learn_keys(self, latest: LatestOffsets) -> Generator[Job | None, None, int]:
+        """Note the keys of the dirty range; where it ended, which is earlier if there are too many."""
+        transactions = SeenTransactions(self._aborted)
+        end_offset, items = self._dirty.first_offset, 0
+        for segment in self._sources:
+            if segment.end_offset <= self._dirty.first_offset:
+                continue
+            if not self._owner.holds([segment]):
+                return end_offset
+            for found in _batches(segment):
+                header = found.header
+                items += 1
+                if (
+                    header.last_offset >= self._dirty.first_offset
+                    and not header.is_control
+                    and not _is_aborted(header, transactions)
+                ):
+                    items += header.records_count
+                    for record in decode_records(found.data, found.data_position):
+                        if record.key is not None:
+                            latest.note(record.key, record.offset)
+                if latest.is_full:
+                    return header.last_offset + 1
+                if items >= _STEP_ITEMS:
+                    items = 0
+                    yield None
+                    if not self._owner.holds([segment]):
+                        return end_offset
+            end_offset = segment.end_offset
+        return end_offset
+
+    def _clean(
+        self, group: list[Segment], cleaning: Cleaning, end_offset: int
+    ) -> Generator[Job | None, None, bool]:
+        """Write a group's segments anew as one and swap it in; False if they are not wanted any more."""
+        disk, base_offset = self._disk, group[0].base_offset
+        output = Segment.create(disk, self._directory, base_offset, self._now_ms, CLEANED)
+        is_whole = False
+        try:
+            items = 0
+            for segment in group:
+                for found in _batches(segment):
+                    items += 1 + self._take(output, found, cleaning, end_offset)
+                    if items >= _STEP_ITEMS:
+                        items = 0
+                        yield None
+                        if not self._owner.holds(group):
+                            return False
+            output.finish()
+            yield partial(self._make_swap, output)
+            is_whole = self._owner.holds(group)
+        finally:
+            output.close()
+            if not is_whole:
+                _discard(disk, self._directory, base_offset)
+        if is_whole:
+            yield from self._swap(group)
+        return is_whole
+
+    def _swap(self, group: list[Segment]) -> Chore:
+        self._owner.begin_swap(group)
+        error: Exception | None = None
+        try:
+            yield partial(self._take_place, group)
+        except OSError as failed:
+            error = failed
+        self._owner.end_swap(group, error)
+
+    def _take(self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int) -> int:
+        """Write what stays of a batch; how many records it had."""
+        header = found.header
+        if header.base_offset >= end_offset:
+            self._append(output, found.bytes(), header)
+            return 0
+        judged = cleaning.judge(_facts(header))
+        kept = self._rewritten(found, judged, cleaning)
+        if kept is not None:
+            self._append(output, kept, read_header(kept))
+            if judged.noted is not None:
+                output.transactions.append(AbortedTransaction(*judged.noted))
+        return header.records_count
+
+    def _append(self, output: Segment, batch: bytearray | memoryview, header: BatchHeader) -> None:
+        output.append(batch, header.last_offset, header.max_timestamp_ms, self._config)
+
+    def _rewritten(
+        self, found: FoundBatch, judged: Judgement, cleaning: Cleaning
+    ) -> bytearray | memoryview | None:
+        """What stays of a batch, None for nothing."""
+        header = found.header
+        horizon_ms = _horizon_ms(header)
+        if judged.drops_all:
+            return rewrite_batch(header, [], horizon_ms) if judged.keeps_header else None
+        records = decode_records(found.data, found.data_position)
+        if header.is_control:
+            kept, needs_horizon = records, judged.is_empty_end
+        else:
+            kept = [
+                record
+                for record in records
+                if cleaning.keeps(record.key, record.offset, record.value is not None, horizon_ms)
+            ]
+            needs_horizon = any(record.value is None for record in kept)
+        if not kept and not judged.keeps_header:
+            return None
+        needs_horizon = needs_horizon and horizon_ms is None
+        if len(kept) == len(records) and not needs_horizon:
+            return found.bytes()
+        if needs_horizon:
+            horizon_ms = self._now_ms + self._config.delete_retention_ms
+        return rewrite_batch(header, kept, horizon_ms)
+
+    def _make_swap(self, output: Segment) -> None:
+        """From here on a crash leaves the new segment. Safe in a thread."""
+        output.sync(is_active=False)
+        for suffix in reversed(SUFFIXES):
+            stem = f"{self._directory}/{file_name(output.base_offset, suffix)}"
+            if self._disk.exists(stem + CLEANED):
+                self._disk.rename(stem + CLEANED, stem + SWAP)
+        self._disk.sync_directory(self._directory)
+
+    def _take_place(self, group: list[Segment]) -> None:
+        """Safe in a thread: who reads the old segments has their files open."""
+        for segment in group:
+            _remove_files(self._disk, self._directory, segment.base_offset, "")
+        # Before the new names: a power loss must not leave them and some of the old.
+        self._disk.sync_directory(self._directory)
+        _take_names(self._disk, self._directory, group[0].base_offset)
+        self._disk.sync_directory(self._directory)
+
+
+def finish_swaps(disk: Disk, directory: str) -> None:
+    """After a crash: what was whole takes the place of what it replaces, the rest is removed."""
+    names = disk.list(directory)
+    # A log that is not yet whole says so; with one that is, or with none, what has the ending is needed.
+    torn = {name.partition(".")[0] for name in names if name.endswith(LOG_SUFFIX + CLEANED)}
+    swaps = sorted({name.partition(".")[0] for name in names if name.endswith(SWAP)} - torn)
+    for stem in torn:
+        _discard(disk, directory, int(stem))
+    for stem in swaps:
+        base_offset = int(stem)
+        if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
+            end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
+            bases = [int(name.removesuffix(LOG_SUFFIX)) for name in names if name.endswith(LOG_SUFFIX)]
+            for base in bases:
+                if base_offset <= base < end_offset:
+                    _remove_files(disk, directory, base, "")
+            # As when it was swapped in: first the old names go for good.
+            disk.sync_directory(directory)
+        _take_names(disk, directory, base_offset)
+    if swaps:
+        disk.sync_directory(directory)
+
+
+def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
+    file = disk.open(path)
+    end_offset = base_offset + 1
+    try:
+        for block in scan_headers(file, 0, file.size()):
+            end_offset = read_header(block.headers, len(block.headers) - 61).last_offset + 1
+    finally:
+        file.close()
+    return end_offset
+
+
+def _discard(disk: Disk, directory: str, base_offset: int) -> None:
+    """Remove what was to be swapped in; a crash meanwhile leaves nothing that is taken for whole."""
+    log = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+    if disk.exists(log + SWAP):
+        disk.rename(log + SWAP, log + CLEANED)
+    for ending in (SWAP, CLEANED):
+        _remove_files(disk, directory, base_offset, ending)
+
+
+def _take_names(disk: Disk, directory: str, base_offset: int) -> None:
+    """Remove the ending of the swapped-in files, the log's first."""
+    for suffix in SUFFIXES:
+        name = f"{directory}/{file_name(base_offset, suffix)}"
+        if disk.exists(name + SWAP):
+            disk.rename(name + SWAP, name)
+
+
+def _remove_files(disk: Disk, directory: str, base_offset: int, ending: str) -> None:
+    for suffix in SUFFIXES:
+        remove_if_exists(disk, f"{directory}/{file_name(base_offset, suffix)}{ending}")
+
+
+def _groups(segments: Iterable[Segment], segment_bytes: int) -> Iterator[list[Segment]]:
+    """Neighbours that fit into one segment together."""
+    group: list[Segment] = []
+    for segment in segments:
+        size_bytes = sum(each.size_bytes for each in group) + segment.size_bytes
+        if group and (
+            size_bytes > segment_bytes or segment.end_offset - group[0].base_offset > MAX_RELATIVE_OFFSET
+        ):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _batches(segment: Segment) -> Iterator[FoundBatch]:
+    """Raises KafkaStorageError at what is no batch."""
+    for found in scan(segment.file, 0, segment.size_bytes):
+        if isinstance(found, BadBatch):
+            raise KafkaStorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
+        yield found
+
+
+def _is_aborted(header: BatchHeader, transactions: SeenTransactions) -> bool:
+    if not header.is_transactional or header.producer_id is None:
+        return False
+    return transactions.is_aborted(header.producer_id, header.last_offset)
+
+
+def _horizon_ms(header: BatchHeader) -> int | None:
+    return header.base_timestamp_ms if header.has_delete_horizon else None
+
+
+def _facts(header: BatchHeader) -> BatchFacts:
+    return BatchFacts(
+        header.last_offset,
+        header.producer_id,
+        header.producer_epoch,
+        header.is_transactional,
+        header.is_control,
+        _horizon_ms(header),
+    )

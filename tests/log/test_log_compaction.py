@@ -1,0 +1,445 @@
+"""A compacted partition: what stays, at which offsets, through restarts and a crash at every step."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.errors import KafkaStorageError
+from oncelog.log import compaction
+from oncelog.log.chores import Chores, run
+from oncelog.log.partition import Partition
+from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import Compression, Isolation, Origin
+from oncelog.wire.batch import iter_batches
+from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.records import decode_records
+
+SETTINGS: dict[str, Any] = {"cleanup_policy": "compact", "segment_bytes": 400, "index_interval_bytes": 80}
+COMPACTED = config(**SETTINGS, delete_retention_ms=1_000)
+DAY_MS = 86_400_000
+
+
+def opened(disk: MemoryDisk | None = None, **how: Any) -> Partition:
+    return open_partition(disk, COMPACTED, **how)
+
+
+def write(partition: Partition, key: bytes, value: bytes | None, **how: Any) -> int:
+    return put(partition, batch(key=key, value=value, **how)).base_offset  # type: ignore[arg-type]
+
+
+def compact(partition: Partition, now_ms: int = NOW_MS) -> bool:
+    partition.flush()
+    dirty = partition.dirty_range(now_ms)
+    if dirty is not None:
+        run(partition.compact(dirty, now_ms))
+    return dirty is not None
+
+
+def batches(partition: Partition) -> list[tuple[int, Any, memoryview]]:
+    """(base offset, header, bytes) of what is stored, by reads from each next offset."""
+    found, offset = [], partition.log_start_offset
+    while offset < partition.log_end_offset:
+        piece = partition.read(offset, 1 << 20)
+        for position, header in iter_batches(piece.records):
+            data = memoryview(piece.records)[position : position + header.size_bytes]
+            found.append((header.base_offset, header, data))
+        assert piece.next_offset > offset, f"nothing can be read at offset {offset}"
+        offset = piece.next_offset
+    return found
+
+
+def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value) of what a read_committed reader sees."""
+    upper = partition.last_stable_offset
+    aborted = partition.aborted_transactions(0, upper)
+    seen = VisibilityFilter(Isolation.READ_COMMITTED, [(a.producer_id, a.first_offset) for a in aborted])
+    rows = []
+    for _, header, data in batches(partition):
+        if header.base_offset >= upper:
+            break
+        record = decode_control(data, verify=True) if header.is_control else None
+        is_abort = record is not None and record.type is ControlType.ABORT
+        if seen.decide(header, is_abort_marker=is_abort) is Verdict.DELIVER:
+            rows += [(r.offset, r.key, r.value) for r in decode_records(data)]
+    return rows
+
+
+def newest(partition: Partition) -> dict[bytes | None, bytes]:
+    """Each key's value, without those whose newest record is a tombstone."""
+    values = {key: value for _, key, value in committed(partition)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
+    for number in range(rounds):
+        for key in range(keys):
+            write(partition, b"k%d" % key, b"v%d" % number)
+
+
+def test_the_newest_of_each_key_stays_where_it_was() -> None:
+    partition = opened()
+    fill(partition)
+    before, end, size = committed(partition), partition.log_end_offset, partition.size_bytes
+    last = before[-1][0]
+    assert compact(partition)
+    after = committed(partition)
+    assert set(after) < set(before) and newest(partition) == {b"k%d" % key: b"v9" for key in range(3)}
+    assert (partition.log_end_offset, partition.log_start_offset) == (end, 0)
+    assert after[-1][0] == last and partition.size_bytes < size / 2
+    segments = partition.segment_count
+    fill(partition, rounds=1)
+    assert compact(partition)
+    assert partition.segment_count < segments, "what became small was put together"
+    closed = [row for row in committed(partition) if row[0] < partition.cleaned_to]
+    assert len({key for _, key, _ in closed}) == len(closed)
+    assert not compact(partition), "nothing is dirty"
+
+
+def test_reads_begin_at_any_offset() -> None:
+    partition = opened()
+    fill(partition)
+    compact(partition)
+    stored = [base for base, _, _ in batches(partition)]
+    for offset in range(partition.log_end_offset):
+        found = partition.read(offset, 1)
+        first = next(header.base_offset for _, header in iter_batches(found.records))
+        assert first == min(base for base in stored if base >= offset)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart(clean: bool) -> None:
+    disk = MemoryDisk()
+    partition = opened(disk)
+    for sequence in range(30):
+        write(partition, b"k%d" % (sequence % 3), b"v", sequence=sequence)
+    compact(partition)
+    expected, point = committed(partition), partition.recovery_point
+    if clean:
+        partition.close(NOW_MS)
+    again = opened(disk.after_kill(), clean_shutdown=clean, recovery_point=point)
+    assert committed(again) == expected and not again.recovery_reports
+    retry = put(again, batch(29, key=b"k2", value=b"v"))
+    assert retry.is_duplicate and retry.base_offset == 29
+
+
+def test_producers_are_rebuilt_from_what_stayed() -> None:
+    """Without any snapshot: the header of the last batch of a living producer is kept, empty or not."""
+    disk = MemoryDisk()
+    partition = opened(disk)
+    write(partition, b"k", b"of seven", sequence=0, pid=7, epoch=3)
+    fill(partition, keys=1, rounds=12)
+    write(partition, b"k", b"newest")
+    fill(partition, keys=1, rounds=12)
+    compact(partition)
+    (kept,) = [header for _, header, _ in batches(partition) if header.producer_id == 7]
+    assert (kept.records_count, kept.base_sequence, kept.producer_epoch) == (0, 0, 3)
+    partition.abandon()
+    left = disk.after_kill()
+    for name in left.list("orders-0"):
+        if name.endswith(".snapshot"):
+            left.remove(f"orders-0/{name}")
+    again = opened(left)
+    assert put(again, batch(0, pid=7, epoch=3, key=b"k", value=b"of seven")).is_duplicate
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_batches_of_several_records(codec: Compression) -> None:
+    partition = opened()
+    for number in range(12):
+        data = batch(number * 4, 4, pid=7, key=b"k", value=b"v%d" % number, compression=codec)
+        put(partition, data)
+    compact(partition)
+    closed = [header for _, header, _ in batches(partition) if header.last_offset < partition.cleaned_to]
+    assert len(closed) == 1
+    (last,) = closed
+    assert (last.records_count, last.last_offset_delta, last.compression) == (1, 3, codec)
+    assert last.base_sequence == last.base_offset and last.last_offset + 1 == partition.cleaned_to
+
+
+def test_tombstones_go_in_two_steps() -> None:
+    partition = opened()
+    write(partition, b"gone", b"value")
+    write(partition, b"gone", None)
+    fill(partition)
+    compact(partition)
+    assert (1, b"gone", None) in committed(partition)
+    fill(partition)
+    compact(partition, NOW_MS + 999)
+    assert (1, b"gone", None) in committed(partition)
+    fill(partition)
+    compact(partition, NOW_MS + 1_000)
+    assert all(key != b"gone" for _, key, _ in committed(partition))
+
+
+def transaction(partition: Partition, pid: int, first: int, values: list[bytes], *, commit: bool) -> None:
+    for index, value in enumerate(values):
+        write(partition, b"t", value, sequence=first + index, pid=pid, is_transactional=True)
+    put_marker(partition, marker(pid, commit=commit))
+
+
+def test_aborted_data_goes_and_its_marker_later() -> None:
+    partition = opened()
+    transaction(partition, 1, 0, [b"first"], commit=True)
+    transaction(partition, 1, 1, [b"bad", b"worse"], commit=False)
+    transaction(partition, 2, 0, [b"of another"], commit=False)
+    fill(partition)
+    expected = newest(partition)
+    for now_ms in (NOW_MS, NOW_MS + DAY_MS // 2, NOW_MS + DAY_MS, NOW_MS + DAY_MS + 2_000):
+        compact(partition, now_ms)
+        assert newest(partition) == expected
+        fill(partition)
+        expected = newest(partition)
+    values = [value for _, _, value in committed(partition)]
+    assert b"first" in values and b"bad" not in values
+    kinds = [header.is_control for _, header, _ in batches(partition) if header.producer_id == 2]
+    # The producer lives: its last data keeps a header, and that header needs its marker.
+    assert kinds == [False, True]
+    assert [a.producer_id for a in partition.aborted_transactions(0, 10**6)] == [1, 2]
+
+
+def test_markers_of_forgotten_producers_go_wholly() -> None:
+    partition = open_partition(None, config(1_000, **SETTINGS, delete_retention_ms=1_000))
+    transaction(partition, 1, 0, [b"bad"], commit=False)
+    fill(partition, keys=1)
+    for step in range(4):
+        now_ms = NOW_MS + DAY_MS + step * 2_000
+        for _ in partition.expire_producers(now_ms):
+            pass
+        compact(partition, now_ms)
+        fill(partition, keys=1)
+    assert all(header.producer_id != 1 for _, header, _ in batches(partition))
+    assert partition.aborted_transactions(0, 10**6) == []
+
+
+def test_an_open_transaction_holds_compaction_back() -> None:
+    partition = opened()
+    fill(partition, rounds=5)
+    write(partition, b"k0", b"open", sequence=0, pid=1, is_transactional=True)
+    first = partition.last_stable_offset
+    fill(partition)
+    compact(partition)
+    assert partition.cleaned_to <= first
+    put_marker(partition, marker(1, commit=True))
+    assert (first, b"k0", b"open") in committed(partition)
+
+
+def test_more_keys_than_fit_take_several_rounds() -> None:
+    partition = opened()
+    fill(partition, rounds=6, keys=7)
+    expected, rounds = newest(partition), 0
+    with patch.object(compaction, "_MAX_KEYS", 3):
+        while compact(partition):
+            rounds += 1
+            assert newest(partition) == expected
+    assert rounds > 3
+
+
+class World:
+    """Random work on three keys by two producers, with transactions; compaction comes between."""
+
+    def __init__(self, draw: Random) -> None:
+        self.disk = MemoryDisk()
+        self.partition = opened(self.disk)
+        self.draw = draw
+        self.sequences = {1: 0, 2: 0}
+        self.open: set[int] = set()
+        self.now_ms = NOW_MS
+
+    def step(self) -> None:
+        draw = self.draw
+        pid = draw.choice((1, 2))
+        key, value = b"k%d" % draw.randrange(4), draw.choice((None, b"a", b"b" * 20))
+        match draw.randrange(6):
+            case 0:
+                self.open.add(pid)
+                self._put(pid, key, value)
+            case 1 if pid in self.open:
+                self.open.discard(pid)
+                put_marker(self.partition, marker(pid, commit=draw.random() < 0.5))
+            case 2:
+                write(self.partition, key, value)
+            case 3:
+                self.now_ms += draw.choice((1, 600, 5_000))
+            case _:
+                self._put(pid, key, value)
+
+    def _put(self, pid: int, key: bytes, value: bytes | None) -> None:
+        count = self.draw.randrange(1, 4)
+        how = {"is_transactional": pid in self.open, "value": value, "key": key}
+        put(self.partition, batch(self.sequences[pid], count, pid=pid, **how))  # type: ignore[arg-type]
+        self.sequences[pid] += count
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**9))
+def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
+    world = World(Random(seed))
+    for _ in range(6):
+        for _ in range(40):
+            world.step()
+        partition = world.partition
+        expected, offsets = newest(partition), {row[0] for row in committed(partition)}
+        stable, end = partition.last_stable_offset, partition.log_end_offset
+        compact(partition, world.now_ms)
+        assert newest(partition) == expected
+        assert {row[0] for row in committed(partition)} <= offsets
+        assert (partition.last_stable_offset, partition.log_end_offset) == (stable, end)
+        point = partition.recovery_point
+        restarted = opened(world.disk.after_kill(), recovery_point=point)
+        assert committed(restarted) == committed(partition)
+        assert restarted.describe_producers() == partition.describe_producers()
+
+
+def prepared() -> tuple[MemoryDisk, Partition]:
+    """Compacted once, so that small segments are there to be put together, and dirty again."""
+    world = World(Random(4))
+    for _ in range(40):
+        world.step()
+    compact(world.partition)
+    for _ in range(20):
+        world.step()
+    world.partition.flush()
+    return world.disk, world.partition
+
+
+def test_a_crash_at_every_step() -> None:
+    disk, partition = prepared()
+    expected, start = newest(partition), disk.steps
+    compact(partition, NOW_MS)
+    total = disk.steps
+    assert newest(partition) == expected
+    replaced = 0
+    # Of the steps that only write bytes, some; of the renames, removals and syncs near the end of each, all.
+    for step in [*range(start, total, 11), *range(total - 40, total)]:
+        disk, partition = prepared()
+        point, segments = partition.recovery_point, partition.segment_count
+        disk.crash_after = step
+        with pytest.raises(SimulatedCrash):
+            compact(partition, NOW_MS)
+        for survivor in (disk.after_kill(), *(disk.after_power_loss(Random(step * 7 + n)) for n in range(3))):
+            again = opened(survivor, recovery_point=point)
+            assert newest(again) == expected, f"step {step}"
+            assert all("indexes made again" in report for report in again.recovery_reports)
+            leftovers = [n for n in survivor.list("orders-0") if n.endswith((".cleaned", ".swap"))]
+            assert not leftovers
+            replaced += again.segment_count < segments
+            compact(again, NOW_MS)
+            assert newest(again) == expected, f"step {step}, compacted again"
+            again.abandon()
+    assert replaced, "no crash fell between the swap and its end"
+
+
+def test_the_start_after_such_a_crash_may_crash_as_well() -> None:
+    disk, partition = prepared()
+    expected, start = newest(partition), disk.steps
+    compact(partition, NOW_MS)
+    for step in range(disk.steps - 30, disk.steps):
+        disk, partition = prepared()
+        point = partition.recovery_point
+        disk.crash_after = max(step, start)
+        with pytest.raises(SimulatedCrash):
+            compact(partition, NOW_MS)
+        found = disk.after_kill()
+        probe = found.after_kill()
+        opened(probe, recovery_point=point).abandon()
+        for again in range(probe.steps):
+            second = found.after_kill()
+            second.crash_after = again
+            with pytest.raises(SimulatedCrash):
+                opened(second, recovery_point=point)
+            assert newest(opened(second.after_kill(), recovery_point=point)) == expected
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename", "create"])
+def test_a_failing_disk(operation: str) -> None:
+    disk, partition = prepared()
+    expected = newest(partition)
+    disk.errors = {(operation, ".cleaned"): errno.ENOSPC}
+    with pytest.raises(KafkaStorageError, match="compaction failed"):
+        compact(partition)
+    disk.errors = {}
+    assert newest(partition) == expected and not partition.is_offline
+    assert compact(partition) and newest(partition) == expected
+
+
+def test_a_disk_that_fails_in_the_middle_of_the_swap() -> None:
+    disk, partition = prepared()
+    expected, point = newest(partition), partition.recovery_point
+    disk.errors = {("rename", ".swap"): errno.EIO}
+    with pytest.raises(KafkaStorageError, match="compaction failed"):
+        compact(partition)
+    disk.errors = {}
+    assert partition.is_offline
+    partition.abandon()
+    assert newest(opened(disk.after_kill(), recovery_point=point)) == expected
+
+
+def test_a_damaged_batch_changes_nothing() -> None:
+    disk, partition = prepared()
+    path = f"orders-0/{0:020d}.log"
+    file = disk.open(path)
+    file.pwrite(b"\xff", 70)
+    with pytest.raises(KafkaStorageError, match="checksum"):
+        compact(partition)
+    assert not [name for name in disk.list("orders-0") if name.endswith((".cleaned", ".swap"))]
+
+
+def test_records_deleted_and_partitions_closed_meanwhile() -> None:
+    with patch.object(compaction, "_STEP_ITEMS", 3):
+        steps = _steps_of(lambda partition: None)
+        assert steps > 20
+        for step in range(steps):
+            _steps_of(lambda partition: partition.delete_records(40, NOW_MS), step)
+            _steps_of(lambda partition: partition.close(NOW_MS), step)
+
+
+def _steps_of(meanwhile: Any, at: int | None = None) -> int:
+    disk, partition = prepared()
+    chores = partition._chores = Chores()
+    chores.on_added = lambda: None
+    partition.flush()
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    chores.add(partition.compact(dirty, NOW_MS))
+    steps, has_run = 0, False
+    while chores:
+        if steps == at:
+            meanwhile(partition)
+            has_run = True
+        job = chores.step()
+        if job is not None:
+            job()
+        steps += 1
+    if at is not None and has_run:
+        point = partition.recovery_point
+        again = opened(disk.after_kill(), recovery_point=point, log_start_offset=partition.log_start_offset)
+        values = newest(again)
+        again.abandon()
+        fresh = prepared()[1]
+        kept = [row for row in committed(fresh) if row[0] >= partition.log_start_offset]
+        expected = {key: value for _, key, value in kept}
+        assert values == {key: value for key, value in expected.items() if value is not None}
+    return steps
+
+
+def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:
+    disk = MemoryDisk()
+    partition = opened(disk)
+    fill(partition, keys=1)
+    transaction(partition, 1, 0, [b"bad"], commit=False)
+    partition.flush()
+    compact(partition)
+    end = partition.log_end_offset
+    again = opened(disk.after_kill(), recovery_point=partition.recovery_point)
+    assert again.log_end_offset == end
+    stored = again.append(batch(), origin=Origin.CLIENT, now_ms=NOW_MS)
+    assert stored.base_offset == end
