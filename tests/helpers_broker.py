@@ -170,12 +170,13 @@ def batch(
     epoch: int = 0,
     sequence: int | None = None,
     timestamp_ms: int | None = None,
+    key: bytes | None = None,
     **more: Any,
 ) -> bytearray:
     """A record batch of these values, numbered when `pid` is given."""
     time_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     return build_batch(
-        [NewRecord(time_ms, None, value) for value in values],
+        [NewRecord(time_ms, key, value) for value in values],
         producer_id=pid,
         producer_epoch=epoch if pid is not None else None,
         base_sequence=sequence,

@@ -174,7 +174,7 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
         ("transaction.remove.expired.transaction.cleanup.interval.ms", _forget_transactional_ids),
         ("offsets.retention.check.interval.ms", _forget_offsets),
     ]
-    timed: list[tuple[int, _Job]] = [(settings[key], job) for key, job in jobs]
+    timed: list[tuple[int, _Job]] = [(max(settings[key], 1), job) for key, job in jobs]
     return [
         (now_ms + every_ms, every_ms, job) for every_ms, job in [*timed, (FLUSH_CHECK_MS, _flush_by_time)]
     ]
@@ -188,8 +188,12 @@ def _enforce_retention(node: Node, now_ms: int) -> None:
 
 
 def _compact(node: Node, now_ms: int) -> None:
-    if node.settings["log.cleaner.enable"]:
-        node.log_manager.compact(now_ms)
+    if not node.settings["log.cleaner.enable"]:
+        return
+    for coordinator in (node.transactions, node.groups):
+        coordinator.topic.close_long_segments(now_ms)
+    _flush_closed(node, is_compacted=True)
+    node.log_manager.compact(now_ms)
 
 
 def _expire_producers(node: Node, now_ms: int) -> None:
@@ -226,8 +230,15 @@ def _flush_by_time(node: Node, now_ms: int) -> None:
 
 
 def _write_checkpoints(node: Node, now_ms: int) -> None:
-    for _, partition in node.topics.all_partitions():
-        if partition.is_flush_due:
-            # So that after a kill only the active segment is read again; nobody waits for it.
-            node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, lambda error: None))
+    _flush_closed(node, is_compacted=False)
     node.log_manager.write_checkpoints()
+
+
+def _flush_closed(node: Node, *, is_compacted: bool) -> None:
+    """Sync closed segments, so that after a kill only the active one is read again; nobody waits for it.
+
+    `is_compacted`: only of compacted topics, for only what is synced is compacted.
+    """
+    for _, partition in node.topics.all_partitions():
+        if partition.is_flush_due and (partition.config.is_compacted or not is_compacted):
+            node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, lambda error: None))

@@ -12,6 +12,7 @@ Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, secti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
@@ -118,6 +119,13 @@ class StateTopic:
         appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
         self._node.note_append(TopicPartition(self.name, index), len(batch))
         return Written(topic, partition, appended.last_offset)
+
+    def close_long_segments(self, now_ms: int) -> None:
+        """Have what is as long as what it would be compacted into ready for compaction (row T2)."""
+        topic = self.topic
+        for partition in topic.partitions if topic else ():
+            with suppress(KafkaStorageError):  # whoever appends next is told
+                partition.close_long_segment(now_ms)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
         """Every batch of a partition, in the order it was appended. Raises KafkaStorageError."""

@@ -187,17 +187,18 @@ class TransactionCoordinator:
     def load(self) -> None:
         """Read back what was decided. Raises StorageError on a record that cannot be read."""
         for index in range(self.topic.partition_count if self.topic.topic else 0):
+            newest: dict[bytes, bytes | None] = {}
             for batch in self.topic.replay(index):
                 for record in batch.records:
-                    self._replay(record.key or b"", record.value)
+                    newest[record.key or b""] = record.value
+            for key, value in newest.items():
+                if value is not None:
+                    self._load_entry(key, value)
 
-    def _replay(self, key: bytes, value: bytes | None) -> None:
+    def _load_entry(self, key: bytes, value: bytes) -> None:
         try:
             transactional_id = decode_key(key)
-            if value is None:
-                self._entries.pop(transactional_id, None)
-            else:
-                self._entries[transactional_id] = decode_value(transactional_id, value)
+            self._entries[transactional_id] = decode_value(transactional_id, value)
         except (PeerError, ValueError) as error:
             raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
 

@@ -55,6 +55,7 @@ class LogManager:
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
+        self._written_points = dict(self._recovery_points)
         self.chores = Chores()
         self._lock = lock
         self._new_uuid = new_uuid
@@ -141,6 +142,7 @@ class LogManager:
             is_noted |= self._recovery_points.pop(at, None) is not None
             is_noted |= self._log_starts.pop(at, None) is not None
             is_noted |= self._cleaned.pop(at, None) is not None
+            self._written_points.pop(at, None)
             partition.abandon()
         try:
             if is_noted:
@@ -201,6 +203,11 @@ class LogManager:
                 if dirty is not None and dirty.is_due(
                     config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
                 ):
+                    # Recovery takes a gap above the recovery point that it reads for records lost.
+                    if self._written_points.get(at, 0) < dirty.end_offset:
+                        yield from self._write_aside(RECOVERY_POINTS)
+                    if self._written_points.get(at, 0) < dirty.end_offset:
+                        continue
                     try:
                         yield from partition.compact(dirty, now_ms)
                         has_cleaned = True
@@ -232,10 +239,13 @@ class LogManager:
     def _write_aside(self, path: str) -> Chore:
         """Write one file with its sync in another thread, and not if a partition was deleted meanwhile."""
         data, deletion_count, written = self._encode_offsets(path), self._deletion_count, path + ".new"
+        points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, written, data)
         if self._deletion_count == deletion_count:
             self.disk.rename(written, path)
             yield self.disk.sync_directory
+            if path == RECOVERY_POINTS:
+                self._written_points = points
 
     def _note_log_start(self) -> None:
         """A log start moved within a segment: only the checkpoint knows."""

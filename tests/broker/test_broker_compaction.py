@@ -1,0 +1,253 @@
+"""Compaction as the broker runs it: topics under their producers, and the coordinators' own logs (row T2)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from helpers_broker import wait_until
+from helpers_producer import new_topic, producer_of, read
+
+from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
+from oncelog.broker.node import Node
+from oncelog.config import BROKER
+from oncelog.dev.served import ServedBroker
+from oncelog.edge.broker import open_node
+from oncelog.edge.clock import Clock
+from oncelog.log import compacted
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.rules.transaction_entry import TransactionState
+from oncelog.types import ConsumerGroupMetadata
+
+QUICK = {"log.cleaner.backoff.ms": 20}
+NOW_MS = 1_700_000_000_000
+AT = TopicPartition("t", 0)
+
+
+def small(servers: str, **settings: object) -> str:
+    """A compacted topic with short segments."""
+    return new_topic(servers, cleanup_policy="compact", segment_bytes=2_000, **settings)
+
+
+def newest(servers: str, topic: str) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in read(servers, topic)}
+
+
+def test_a_topic_shrinks_to_its_keys() -> None:
+    with Broker(config=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = small(servers)
+        with producer_of(servers) as producer:
+            for number in range(400):
+                producer.send(topic, b"%d" % number, key=b"k%d" % (number % 5))
+                producer.flush()
+        expected = {b"k%d" % key: b"%d" % (395 + key) for key in range(5)}
+        # The last closed segment and the active one have keys again.
+        wait_until(lambda: len(read(servers, topic)) < 60)
+        assert newest(servers, topic) == expected
+        records = read(servers, topic)
+        assert all(int(record.value or b"") == record.offset for record in records)
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional: bool) -> None:
+    """Nothing acknowledged as the newest of its key is lost, nothing aborted comes back."""
+    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = small(servers)
+        acknowledged: dict[bytes, bytes] = {}
+        stopped = threading.Event()
+
+        def work() -> None:
+            chance, number = random.Random(3), 0
+            settings = {"transactional_id": "steady"} if is_transactional else {}
+            with producer_of(servers, max_block_ms=60_000, **settings) as producer:
+                if is_transactional:
+                    producer.init_transactions()
+                while not stopped.is_set():
+                    key, value = b"k%d" % chance.randrange(6), b"%d" % number
+                    number += 1
+                    if not is_transactional:
+                        producer.send(topic, value, key=key).result(60)
+                    elif not _transaction(producer, topic, key, value, commit=chance.random() < 0.7):
+                        continue
+                    acknowledged[key] = value
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        chance = random.Random(11)
+        for _ in range(8):
+            time.sleep(chance.uniform(0.1, 0.4))
+            broker.kill()
+            broker.start()
+        stopped.set()
+        worker.join(60)
+        assert not worker.is_alive()
+        assert newest(servers, topic) == acknowledged
+        cleaned = (tmp_path / "data" / "cleaner-offset-checkpoint").read_text().splitlines()
+        assert any(line.startswith(f"{topic} 0 ") and not line.endswith(" 0") for line in cleaned)
+
+
+def _transaction(producer: Producer, topic: str, key: bytes, value: bytes, *, commit: bool) -> bool:
+    producer.begin_transaction()
+    producer.send(topic, value, key=key)
+    if commit:
+        producer.commit_transaction()
+    else:
+        producer.flush()
+        producer.abort_transaction()
+    return commit
+
+
+class Coordinators:
+    """A node without sockets, opened again and again; its logs are compacted when told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.settings = BROKER.parse(
+            {"transaction.state.log.num.partitions": 2, "offsets.topic.num.partitions": 2}
+        )
+        self.node = self._open()
+
+    def _open(self) -> Node:
+        return open_node(self.directory, self.settings, Clock())
+
+    def restart(self) -> None:
+        """As after SIGKILL."""
+        self.node.log_manager.release()
+        self.node = self._open()
+
+    def compact(self) -> None:
+        """Two rounds: what the first closes and syncs, the second compacts."""
+        for topic in (self.node.transactions.topic, self.node.groups.topic):
+            topic.close_long_segments(NOW_MS)
+        for partition in self.node.log_manager.partitions.values():
+            partition.flush()
+        self.node.log_manager.compact(NOW_MS)
+
+    def records(self, name: str) -> int:
+        topic = self.node.topics.get(name)
+        assert topic is not None
+        return sum(
+            len(batch.records)
+            for state in (self.node.transactions.topic, self.node.groups.topic)
+            if state.name == name
+            for index in range(len(topic.partitions))
+            for batch in state.replay(index)
+        )
+
+
+@pytest.fixture
+def coordinators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinators:
+    monkeypatch.setattr(compacted, "_SHORT_BYTES", 2_000)
+    return Coordinators(tmp_path / "data")
+
+
+@pytest.mark.behaviour("T2")
+def test_the_log_of_transactions_is_as_long_as_its_ids(coordinators: Coordinators) -> None:
+    made = coordinators
+    made.node.topics.create("t", 1, {}, NOW_MS)
+    for number in range(300):
+        name = f"id-{number % 10}"
+        transactions = made.node.transactions
+        entry = transactions.init(name, None, 60_000, NOW_MS).entry
+        who = Identity(entry.producer_id, entry.producer_epoch)
+        transactions.add_partitions(name, who, [AT], NOW_MS)
+        transactions.end(name, who, True, 2, NOW_MS)
+        if number % 50 == 49:
+            made.compact()
+    assert made.records("__transaction_state") < 150, "of 1,500 and more that were written"
+    expected = {f"id-{n}": made.node.transactions.get(f"id-{n}") for n in range(10)}
+    made.restart()
+    for name, before in expected.items():
+        after = made.node.transactions.get(name)
+        assert after is not None and before is not None
+        assert (after.producer_id, after.producer_epoch) == (before.producer_id, before.producer_epoch)
+    assert all(
+        entry is not None and entry.state is TransactionState.COMPLETE_COMMIT for entry in expected.values()
+    )
+
+
+@pytest.mark.behaviour("T2")
+def test_what_is_prepared_is_finished_from_a_compacted_log(coordinators: Coordinators) -> None:
+    made = coordinators
+    made.node.topics.create("t", 1, {}, NOW_MS)
+    entry = made.node.transactions.init("left", None, 60_000, NOW_MS).entry
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    made.node.transactions.add_partitions("left", who, [AT], NOW_MS)
+    with patch.object(type(made.node.transactions), "_write_markers"):
+        made.node.transactions.end("left", who, True, 2, NOW_MS)
+    for number in range(200):
+        made.node.transactions.init(f"id-{number % 3}", None, 60_000, NOW_MS)
+        if number % 50 == 49:
+            made.compact()
+    held = made.node.transactions.get("left")
+    assert held is not None and held.state is TransactionState.PREPARE_COMMIT
+    made.restart()
+    held = made.node.transactions.get("left")
+    assert held is not None and held.state is TransactionState.COMPLETE_COMMIT
+
+
+@pytest.mark.behaviour("T2", "T9")
+def test_forgotten_ids_leave_nothing(coordinators: Coordinators) -> None:
+    made = coordinators
+    for number in range(40):
+        made.node.transactions.init(f"id-{number}", None, 60_000, NOW_MS)
+    made.node.transactions.forget_expired(NOW_MS + 8 * 86_400_000)
+    for _ in range(60):
+        made.node.transactions.init("living", None, 60_000, NOW_MS)
+    made.compact()
+    made.restart()
+    assert made.node.transactions.get("id-7") is None and made.node.transactions.get("living") is not None
+
+
+def test_offsets_committed_and_pending(coordinators: Coordinators) -> None:
+    made = coordinators
+    offsets = made.node.groups.offsets
+    who = Identity(50, 0)
+    offsets.commit_pending("g", who, {TopicPartition("pending", 0): _offset(5)}, NOW_MS)
+    for number in range(300):
+        offsets.commit("g", {TopicPartition("t", number % 3): _offset(number)}, NOW_MS)
+        if number % 60 == 59:
+            made.compact()
+    assert offsets.pending_of("g") == {TopicPartition("pending", 0)}
+    expected = offsets.of("g")
+    made.restart()
+    offsets = made.node.groups.offsets
+    assert offsets.of("g") == expected and len(expected) == 3
+    assert offsets.pending_of("g") == {TopicPartition("pending", 0)}
+
+
+def _offset(offset: int) -> CommittedOffset:
+    return CommittedOffset(offset, -1, "", NOW_MS, -1, -1)
+
+
+def test_a_group_goes_on_after_its_log_was_compacted(tmp_path: Path) -> None:
+    with (
+        patch.object(compacted, "_SHORT_BYTES", 2_000),
+        Broker(tmp_path, config={**QUICK, "offsets.topic.num.partitions": 1}) as broker,
+    ):
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers)
+        with producer_of(servers, transactional_id="copier") as producer:
+            producer.init_transactions()
+            for number in range(100):
+                with producer.transaction():
+                    producer.send(topic, b"%d" % number)
+                    producer.send_offsets_to_transaction(
+                        {TopicPartition(topic, 0): OffsetAndMetadata(number + 1)}, ConsumerGroupMetadata("g")
+                    )
+        log = tmp_path / "__consumer_offsets-0"
+        # Of about 23,000 bytes the markers' 7,800 stay for delete.retention.ms.
+        wait_until(lambda: sum(each.stat().st_size for each in log.glob("*.log")) < 15_000)
+    with (
+        Broker(tmp_path) as broker,
+        Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"}) as consumer,
+    ):
+        held = consumer.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+        assert held is not None and held.offset == 100

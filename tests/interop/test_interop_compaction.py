@@ -1,0 +1,94 @@
+"""What we compacted, under Apache Kafka's tools and broker, and other clients: holes, empty batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient, batch, wait_until
+from helpers_interop import ReadRow, read_aiokafka, read_confluent, read_kafka_python, read_oncelog
+from helpers_producer import new_topic, producer_of
+
+from oncelog import Broker
+from oncelog.dev.apache_kafka import ApacheKafka
+
+QUICK = {"log.cleaner.backoff.ms": 20, "log.index.interval.bytes": 200}
+KEYS = 4
+ROUNDS = 60
+
+
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str, Path]]:
+    """A broker with a compacted topic: newest values, an emptied batch of a living producer, an abort."""
+    directory = tmp_path_factory.mktemp("compacted")
+    with Broker(directory, config=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers, cleanup_policy="compact", segment_bytes=3_000)
+        with RawClient(servers) as client:
+            assert client.produce(topic, batch(b"old", key=b"k0", pid=77, sequence=0)).error_code == 0
+        with producer_of(servers, transactional_id="compacted") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, b"aborted", key=b"k1")
+            producer.flush()
+            producer.abort_transaction()
+        with producer_of(servers, linger_ms=20) as producer:
+            for number in range(ROUNDS):
+                for key in range(KEYS):
+                    producer.send(topic, b"%d" % number, key=b"k%d" % key)
+                producer.flush()
+        log = directory / f"{topic}-0"
+        wait_until(lambda: (log / f"{0:020d}.log").stat().st_size < 1_000)
+        yield broker, topic, log
+
+
+EXPECTED = {b"k%d" % key: b"%d" % (ROUNDS - 1) for key in range(KEYS)}
+
+
+@pytest.mark.parametrize("read", [read_oncelog, read_confluent, read_aiokafka, read_kafka_python])
+def test_clients_read_past_the_holes(
+    compacted: tuple[Broker, str, Path], read: Callable[[str, str, int], list[ReadRow]]
+) -> None:
+    broker, topic, _ = compacted
+    rows = read(broker.bootstrap_servers, topic, 1)
+    assert len(rows) < KEYS * ROUNDS and {row.key: row.value for row in rows} == EXPECTED
+
+
+def test_kafka_dump_log_reads_it(compacted: tuple[Broker, str, Path], apache_kafka: ApacheKafka) -> None:
+    *_, log = compacted
+    files = [*log.glob("*.log"), *log.glob("*.index"), *log.glob("*.timeindex"), *log.glob("*.txnindex")]
+    dump = apache_kafka.run_tool(
+        "org.apache.kafka.tools.DumpLogSegments", "--print-data-log", "--files", ",".join(map(str, files))
+    )
+    assert "count: 0" in dump and "producerId: 77" in dump and "isvalid: true" in dump
+    for complaint in ("Mismatch", "mismatch", "out of order", "isvalid: false", "Exception"):
+        assert complaint not in dump
+
+
+def test_apache_kafka_goes_on_from_it(
+    compacted: tuple[Broker, str, Path], kafka_class_path: str, tmp_path: Path
+) -> None:
+    *_, log = compacted
+    shutil.copytree(log, tmp_path / "log")
+    topic = "moved"
+    with ApacheKafka() as kafka:
+        (node,) = kafka.nodes
+        with RawClient(kafka.bootstrap_servers) as client:
+            client.create_topic(topic)
+            wait_until(lambda: (node.data_dir / f"{topic}-0" / "partition.metadata").exists())
+        node.stop()
+        target = node.data_dir / f"{topic}-0"
+        for each in target.iterdir():
+            if each.name != "partition.metadata":
+                each.unlink()
+        for each in (tmp_path / "log").iterdir():
+            if each.name != "partition.metadata":
+                shutil.copy(each, target / each.name)
+        node.start()
+        rows = read_confluent(kafka.bootstrap_servers, topic, 1)
+        assert {row.key: row.value for row in rows} == EXPECTED
+        with RawClient(kafka.bootstrap_servers) as client:
+            again = client.produce(topic, batch(b"old", key=b"k0", pid=77, sequence=0))
+            assert (again.error_code, again.base_offset) == (0, 0), "known though its record is gone"
