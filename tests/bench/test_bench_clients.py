@@ -14,6 +14,7 @@ FIELDS = {
     "producers": {"records_per_s", "mb_per_s", "cpu_us_per_record", "rss_mb"},
     "consumers": {"records_per_s", "mb_per_s", "cpu_us_per_record", "rss_mb"},
     "recovery": {"listening_s"},
+    "coordinator": {"listening_s", "log_mb", "records_written"},
     "producer_ids": {"cpu_us_per_append", "cpu_us_per_known", "longest_pause_ms"},
     "partitions": {"create_s", "start_s", "start_after_kill_s", "rss_mb", "open_files", "metadata_ms"},
 }

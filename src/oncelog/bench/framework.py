@@ -24,6 +24,7 @@ NAMES = (
     "producers",
     "consumers",
     "recovery",
+    "coordinator",
     "producer_ids",
     "partitions",
 )
