@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import MisuseError
 from oncelog.faults import Direction, Fate
 from oncelog.faults.stories import STORIES, Scene, play
@@ -29,6 +30,9 @@ def as_told(scenes: list[Scene]) -> list[str]:
         pytest.param("restart", marks=pytest.mark.behaviour("I17", "I1")),
         pytest.param("two-sessions", marks=pytest.mark.behaviour("I16", "I4")),
         pytest.param("delivery", marks=pytest.mark.behaviour("I25")),
+        pytest.param("transaction", marks=pytest.mark.behaviour("T5", "T6")),
+        pytest.param("lost-commit", marks=pytest.mark.behaviour("T13")),
+        pytest.param("fenced", marks=pytest.mark.behaviour("T3")),
     ],
 )
 def test_the_story_ends_as_told(name: str) -> None:
@@ -41,7 +45,7 @@ def test_the_story_ends_as_told(name: str) -> None:
 
 
 def test_every_story_is_listed_and_told() -> None:
-    assert len(STORIES) == 12
+    assert len(STORIES) == 15
     for story in STORIES.values():
         assert story.title
         assert story.told.endswith(".")
@@ -92,3 +96,39 @@ def test_apache_kafka_plays_the_stories_the_same(apache_kafka: object, name: str
 def test_a_given_cluster_is_not_killed() -> None:
     with pytest.raises(MisuseError, match="leave --bootstrap-server out"):
         play("restart", "127.0.0.1:1")
+
+
+@pytest.mark.behaviour("T5")
+def test_the_steps_of_a_transaction() -> None:
+    """Each step of the flow, in its order, on the wire and in the logs."""
+    now, before, _ = play("transaction")
+    requests = [e.api for e in now.events if e.direction is Direction.REQUEST]
+    wanted = ["FindCoordinator", "InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"]
+    assert [api for api in requests if api in wanted and api != "FindCoordinator"] == wanted[1:]
+    requests = [e.api for e in before.events if e.direction is Direction.REQUEST]
+    flow = ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
+    assert [api for api in requests if api in flow] == flow
+    for scene, epoch in ((now, 1), (before, 0)):
+        states = [line.split("  ")[2] for line in scene.written if line.startswith("__transaction_state")]
+        assert states == ["Empty", "Ongoing", "Ongoing", "PrepareCommit", "CompleteCommit"]
+        markers = [line for line in scene.written if "COMMIT marker" in line]
+        assert [line.rpartition("-")[0] for line in markers] == [
+            scene.topic,
+            scene.topic,
+            "__consumer_offsets",
+        ]
+        assert all(line.endswith(f"epoch {epoch}") for line in markers)
+
+
+@pytest.mark.parametrize("name", ["transaction", "lost-commit", "fenced"])
+def test_the_story_on_apache_kafka(apache_kafka: ApacheKafka, name: str) -> None:
+    theirs, ours = play(name, apache_kafka.bootstrap_servers), play(name)
+    assert as_told(theirs) == []
+    for scene, other in zip(theirs, ours, strict=True):
+        assert [_of_state(line) for line in scene.written] == [_of_state(line) for line in other.written]
+
+
+def _of_state(line: str) -> list[str]:
+    """A line about the coordinator's log without place, offset and producer id; of others only the kind."""
+    words = line.split()
+    return [words[3], words[-1]] if line.startswith("__transaction_state") else words[-5:-4]

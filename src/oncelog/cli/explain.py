@@ -82,6 +82,7 @@ def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[s
             {
                 "heading": scene.heading,
                 "counts": dataclasses.asdict(scene.counts),
+                "written": scene.written,
                 "checks": [dataclasses.asdict(check) for check in scene.checks],
                 "events": [event.to_dict() for event in scene.events],
             }
@@ -101,6 +102,8 @@ def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
             parts.append(draw_text(plan(scene.events)))
             hidden = ", ".join(f"{count} {api}" for api, count in hidden_apis(scene.events).items())
             parts += [f"Not drawn: {hidden}.", ""] if hidden else []
+        if scene.written:
+            parts += ["In the logs:", *(f"  {line}" for line in scene.written), ""]
         parts += [*_verdict(scene), ""]
     parts.append("It ended as told." if is_as_told else "It did NOT end as told.")
     return "\n".join(parts) + "\n"
@@ -110,7 +113,7 @@ def _verdict(scene: Scene) -> list[str]:
     rows = dataclasses.asdict(scene.counts).items()
     numbers = [f"{value} {name}" for name, value in rows if value or name != "failed"]
     return [
-        "Records: " + ", ".join(numbers) + ".",
+        *(["Records: " + ", ".join(numbers) + "."] if scene.is_counted else []),
         *(f"  {'✓' if check.is_true else '✗'} {check.text}" for check in scene.checks),
     ]
 
@@ -124,5 +127,6 @@ def _drawing(story: Story, scenes: Sequence[Scene]) -> str:
         if len(scenes) > 1:
             steps.append(Note(scene.heading))
         steps += plan(scene.events) if scene.is_drawn else [Note(_verdict(scene)[0])]
-    lines = [line for scene in scenes for line in _verdict(scene)] if scenes[0].is_drawn else []
+    told = [line for scene in scenes for line in (*scene.written, *_verdict(scene))]
+    lines = told if scenes[0].is_drawn else []
     return draw_svg(steps, story.title, lines)

@@ -10,18 +10,23 @@ from typing import Any
 from oncelog.errors import OncelogError
 from oncelog.faults.apis import api_name
 from oncelog.faults.events import BatchSummary, Direction, Outcome, WireEvent
+from oncelog.faults.said import words_of_answer, words_of_request
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.frames import RequestHeader, decode_request_header, decode_response, encode_response
 from oncelog.wire.messages import API_BY_KEY, Message, ProduceRequest, ProduceResponse
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
 INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 22, 60
+ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 
 FETCH_FIRST_WITH_ENDPOINTS = 16
 # The newest version the proxy lets clients negotiate for the APIs it must read; Produce 13 names topics
 # by id only. A newer broker's higher versions are clipped from its ApiVersions answer.
 _LAST_READ = {PRODUCE: 12}
-_READ = (PRODUCE, FETCH, METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID, DESCRIBE_CLUSTER)
+_WITH_WORDS = (
+    FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT,
+)  # fmt: skip
+_READ = (PRODUCE, FETCH, METADATA, DESCRIBE_CLUSTER, *_WITH_WORDS)
 
 _CORRELATION = struct.Struct(">i")
 _SIZE = struct.Struct(">i")
@@ -34,6 +39,8 @@ def request_event(frame: bytes, connection: int, node: str) -> tuple[RequestHead
         Direction.REQUEST, api_name(header.api_key), header.api_version, header.correlation_id,
         connection, node, header.client_id, len(frame),
     )  # fmt: skip
+    if header.api_key in _WITH_WORDS:
+        return header, replace(event, said=_words(header, frame))
     if header.api_key != PRODUCE:
         return header, event
     try:
@@ -41,6 +48,14 @@ def request_event(frame: bytes, connection: int, node: str) -> tuple[RequestHead
         return header, replace(event, acks=message.acks, batches=tuple(_batches_of(message)))
     except OncelogError as error:
         return header, replace(event, detail=f"not readable: {error}")
+
+
+def _words(header: RequestHeader, frame: bytes) -> str:
+    try:
+        request = API_BY_KEY[header.api_key].request
+        return words_of_request(request.decode(header.api_version, frame, header.body_position))
+    except OncelogError as error:
+        return f"not readable: {error}"
 
 
 def _batches_of(message: ProduceRequest) -> Iterator[BatchSummary]:
@@ -79,7 +94,7 @@ def response_event(request: WireEvent, frame: bytes, message: Message | None) ->
     """The event of the answer to `request`."""
     event = replace(
         request, direction=Direction.RESPONSE, size_bytes=len(frame), batches=(), detail="",
-        error_code=int(getattr(message, "error_code", 0)),
+        error_code=int(getattr(message, "error_code", 0)), said=words_of_answer(message),
     )  # fmt: skip
     if isinstance(message, ProduceResponse):
         return replace(event, outcomes=tuple(_outcomes_of(message)))

@@ -13,7 +13,8 @@ from enum import Enum, IntEnum
 from oncelog.faults.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 from oncelog.faults.wording import Where, label
 
-DRAWN_APIS = frozenset({"Produce", "InitProducerId"})
+_OF_TRANSACTIONS = {"FindCoordinator", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"}
+DRAWN_APIS = frozenset({"Produce", "InitProducerId"} | _OF_TRANSACTIONS)
 
 
 class Lane(IntEnum):

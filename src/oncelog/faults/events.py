@@ -99,7 +99,9 @@ class WireEvent:
     error_code: int = 0
     acks: int | None = None
     producer: tuple[int, int] | None = None
-    """(producer id, epoch) that an InitProducerId answer handed out."""
+    """(producer id, epoch) that an answer handed out, of InitProducerId or EndTxn."""
+    said: str = ""
+    """What a message of a transaction says, in words."""
     fate: Fate = Fate.PASSED
     detail: str = ""
     number: int = 0

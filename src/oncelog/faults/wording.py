@@ -65,6 +65,8 @@ def label(event: WireEvent, where: Where = Where.TOPIC_PARTITION) -> str:
         *(batch_text(batch, where) for batch in event.batches),
         *(outcome_text(outcome, where) for outcome in event.outcomes),
     ]
+    if event.said:
+        parts = [event.said]
     if event.producer is not None:
         parts = [f"pid {event.producer[0]} epoch {event.producer[1]}"]
     if event.direction is Direction.REQUEST and event.acks == 0:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oncelog.errors import MisuseError
-from oncelog.faults.stories import delivery, epochs, flows, restart
+from oncelog.faults.stories import delivery, epochs, flows, restart, transactions
 from oncelog.faults.stories.scene import Scene
 from oncelog.faults.stories.stage import Stage
 
@@ -45,6 +45,9 @@ STORIES: dict[str, Story] = {
         "restart": restart.restart,
         "two-sessions": epochs.two_sessions,
         "delivery": delivery.delivery,
+        "transaction": transactions.transaction,
+        "lost-commit": transactions.lost_commit,
+        "fenced": transactions.fenced,
     }.items()
 }
 

@@ -71,7 +71,8 @@ class Check:
 class Scene:
     """One run. `proxy` and `topic` are open while the story plays it; the rest is left for the teller.
 
-    `is_drawn` False: too long for a diagram, only the counts are shown.
+    `is_drawn` False: too long for a diagram, only the counts are shown. `is_counted` False: nothing was to
+    be in the log, so that counts would say little. `written`: what the logs hold, in words.
     """
 
     heading: str
@@ -80,6 +81,8 @@ class Scene:
     topic: str
     partitions: int = 1
     is_drawn: bool = True
+    is_counted: bool = True
+    written: list[str] = field(default_factory=list)
     events: list[WireEvent] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     counts: Counts = Counts(0, 0, 0, 0, 0, 0)
