@@ -68,6 +68,7 @@ def visible(servers: str, topic: str) -> int:
         return consumer.end_offsets([tp])[tp]
 
 
+@pytest.mark.behaviour("T14")
 def test_a_transaction_that_is_open_then_committed(servers: str) -> None:
     name, topic = f"cli-{os.getpid()}-{next(_numbers)}", new_topic(servers, 2)
     with producer_of(servers, transactional_id=name) as producer:
@@ -100,6 +101,7 @@ def test_a_transaction_that_is_open_then_committed(servers: str) -> None:
     assert told["state"] in ("PrepareCommit", "CompleteCommit")
 
 
+@pytest.mark.behaviour("T14")
 def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
     producer_id = 700_000 + next(_numbers)
     topic = hang(servers, producer_id)
@@ -126,6 +128,7 @@ def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
     assert again.code == 1 and "no transaction open" in again.err
 
 
+@pytest.mark.behaviour("T14")
 def test_kafkas_own_tool_finds_and_aborts(ours: str, kafka_class_path: str) -> None:
     producer_id = 700_000 + next(_numbers)
     topic, name = hang(ours, producer_id), f"cli-{next(_numbers)}"

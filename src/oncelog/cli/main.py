@@ -17,6 +17,7 @@ COMMANDS = {
     "producers": "Show the producer ids a partition remembers.",
     "groups": "List, describe, reset and delete consumer groups.",
     "transactions": "List and describe transactions; find and abort those that hang.",
+    "web": "Pages about transactions, producers and groups of a cluster.",
     "dump": "Print segment files batch by batch.",
     "explain": "Run a fault story for real and draw what crossed the wire.",
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",

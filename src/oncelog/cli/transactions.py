@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -103,8 +101,8 @@ def find_hanging(
     Exit code 3 when a transaction hangs.
     """
     with _admin(client_config) as admin:
-        names = topic or [each.name for each in admin.list_topics(include_internal=True)]
-        rows = [_open_row(admin, opened, older_than_s) for opened in _open_transactions(admin, names)]
+        found = admin.find_hanging(topic or None, older_than_ms=older_than_s * 1000)
+    rows = [_held_back_row(each) for each in found]
     emit(rows, output, columns=OPEN_COLUMNS, wide=["what_to_do"])
     if any(row["hanging"].startswith("yes") for row in rows):
         from oncelog.cli.main import EXIT_VIOLATIONS
@@ -112,42 +110,14 @@ def find_hanging(
         raise SystemExit(EXIT_VIOLATIONS)
 
 
-def _open_transactions(admin: Any, topics: Any) -> Iterator[Any]:
-    from oncelog.rules.hanging import OpenTransaction
-    from oncelog.types import TopicPartition
-
-    described = admin.describe_topics(list(topics))
-    places = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
-    for at, found in admin.describe_producers(places).items():
-        for each in found.producers:
-            if each.current_txn_start_offset is not None:
-                yield OpenTransaction(
-                    at,
-                    each.producer_id,
-                    each.producer_epoch,
-                    each.current_txn_start_offset,
-                    each.last_timestamp_ms,
-                    each.coordinator_epoch,
-                )
-
-
-def _open_row(admin: Any, opened: Any, older_than_s: int) -> dict[str, Any]:
-    from oncelog.rules.hanging import why_hanging
-
-    listed = admin.list_transactions(producer_ids=[opened.producer_id])
-    names = [each.transactional_id for each in listed]
-    known = [each.known() for each in admin.describe_transactions(names).values()]
-    why = why_hanging(opened, known[0] if known else None)
-    age_s = time.time() - (opened.last_timestamp_ms or 0) / 1000
-    if why is None:
-        verdict = f"no: {known[0].transactional_id!r} is {known[0].state}"
-        what = "its producer ends it, or its timeout"
-    elif age_s < older_than_s:
-        verdict, what = f"perhaps: {why}", f"look again in {older_than_s - age_s:.0f} s"
-    else:
-        verdict = f"yes: {why}"
-        where = f"{opened.at.topic}:{opened.at.partition}"
-        what = f"oncelog transactions abort {where} --producer-id {opened.producer_id}"
+def _held_back_row(held_back: Any) -> dict[str, Any]:
+    opened, hanging, reason = held_back
+    where = f"{opened.at.topic}:{opened.at.partition}"
+    what_to_do = {
+        "no": "its producer ends it, or its timeout",
+        "perhaps": "look again later",
+        "yes": f"oncelog transactions abort {where} --producer-id {opened.producer_id}",
+    }
     return {
         "topic": opened.at.topic,
         "partition": opened.at.partition,
@@ -155,8 +125,8 @@ def _open_row(admin: Any, opened: Any, older_than_s: int) -> dict[str, Any]:
         "epoch": opened.producer_epoch,
         "first_offset": opened.first_offset,
         "since": time_text(opened.last_timestamp_ms),
-        "hanging": verdict,
-        "what_to_do": what,
+        "hanging": f"{hanging.value}: {reason}",
+        "what_to_do": what_to_do[hanging.value],
     }
 
 
@@ -176,7 +146,7 @@ def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]
     with _admin(client_config) as admin:
         found = [
             each
-            for each in _open_transactions(admin, [topic])
+            for each in admin.open_transactions([topic])
             if each.at.partition == partition and each.producer_id == producer_id
         ]
         if not found:

@@ -5,9 +5,11 @@ Source: row T14; KIP-664.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncelog.client.admin_types import PartitionProducers, TopicDescription, TopicListing
 from oncelog.client.coordination import (
     GroupDescription,
     GroupListing,
@@ -26,7 +28,7 @@ from oncelog.client.group import (
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.errors import UnknownMemberId, error_for_code, raise_for_code
-from oncelog.rules.hanging import OpenTransaction
+from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
     DeleteGroupsRequest,
@@ -43,11 +45,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HANGING_AGE_MS = 1_200_000
+"""Kafka's longest timeout of a transaction, and five minutes: younger ones may still be ended."""
+
 
 class AsyncCoordination:
     """The asyncio face's part."""
 
     _connected: Callable[[], Awaitable[ClusterConnection]]
+    list_topics: Callable[..., Awaitable[list[TopicListing]]]
+    describe_topics: Callable[..., Awaitable[dict[str, TopicDescription]]]
+    describe_producers: Callable[..., Awaitable[dict[TopicPartition, PartitionProducers]]]
 
     async def list_transactions(
         self, states: Collection[str] = (), producer_ids: Collection[int] = ()
@@ -81,6 +89,49 @@ class AsyncCoordination:
             return transaction_from(told)
 
         return await self._at_coordinator(TRANSACTION, transactional_id, once)
+
+    async def open_transactions(self, topics: Collection[str] | None = None) -> list[OpenTransaction]:
+        """Every transaction that a partition of these topics (None: of all) waits for to end."""
+        names = topics
+        if names is None:
+            names = [each.name for each in await self.list_topics(include_internal=True)]
+        described = await self.describe_topics(list(names))
+        places = [
+            TopicPartition(name, part.partition) for name in names for part in described[name].partitions
+        ]
+        found = await self.describe_producers(places) if places else {}
+        return [
+            OpenTransaction(
+                at,
+                each.producer_id,
+                each.producer_epoch,
+                each.current_txn_start_offset,
+                each.last_timestamp_ms,
+                each.coordinator_epoch,
+            )
+            for at, told in found.items()
+            for each in told.producers
+            if each.current_txn_start_offset is not None
+        ]
+
+    async def find_hanging(
+        self, topics: Collection[str] | None = None, *, older_than_ms: int = HANGING_AGE_MS
+    ) -> list[HeldBack]:
+        """Who holds back which partition's last stable offset, and whether anybody will end that."""
+        judged = []
+        for opened in await self.open_transactions(topics):
+            listed = await self.list_transactions(producer_ids=[opened.producer_id])
+            described = await self.describe_transactions([each.transactional_id for each in listed])
+            known = [each.known() for each in described.values()]
+            judged.append(
+                judge(
+                    opened,
+                    known[0] if known else None,
+                    now_ms=time.time_ns() // 1_000_000,
+                    older_than_ms=older_than_ms,
+                )
+            )
+        return judged
 
     async def abort_transaction(self, opened: OpenTransaction) -> None:
         """Write an ABORT marker for a hanging transaction; its last stable offset moves on.
@@ -200,6 +251,18 @@ class Coordination:
         found: dict[str, TransactionDescription] = self._run(
             self._async.describe_transactions(transactional_ids)
         )
+        return found
+
+    def open_transactions(self, topics: Collection[str] | None = None) -> list[OpenTransaction]:
+        """Every transaction that a partition waits for to end."""
+        found: list[OpenTransaction] = self._run(self._async.open_transactions(topics))
+        return found
+
+    def find_hanging(
+        self, topics: Collection[str] | None = None, *, older_than_ms: int = HANGING_AGE_MS
+    ) -> list[HeldBack]:
+        """Who holds back which partition's last stable offset, and whether anybody will end that."""
+        found: list[HeldBack] = self._run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
         return found
 
     def abort_transaction(self, opened: OpenTransaction) -> None:

@@ -11,6 +11,7 @@ Source: row T14; KIP-664.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from oncelog.types import TopicPartition
@@ -53,3 +54,31 @@ def why_hanging(opened: OpenTransaction, known: KnownTransaction | None) -> str 
     if opened.at not in known.partitions:
         return f"it is not part of the transaction of {known.transactional_id!r}"
     return None
+
+
+class Hanging(Enum):
+    """Whether nobody will end it. PERHAPS: it looks so, and is too young to be sure."""
+
+    YES = "yes"
+    NO = "no"
+    PERHAPS = "perhaps"
+
+
+class HeldBack(NamedTuple):
+    """A partition whose last stable offset an open transaction holds back, and what to think of that."""
+
+    opened: OpenTransaction
+    hanging: Hanging
+    reason: str
+
+
+def judge(
+    opened: OpenTransaction, known: KnownTransaction | None, *, now_ms: int, older_than_ms: int
+) -> HeldBack:
+    """`older_than_ms`: the age of its last record from which what looks like hanging is taken for it."""
+    why = why_hanging(opened, known)
+    if why is None:
+        assert known is not None
+        return HeldBack(opened, Hanging.NO, f"{known.transactional_id!r} is {known.state}")
+    is_old = now_ms - (opened.last_timestamp_ms or 0) >= older_than_ms
+    return HeldBack(opened, Hanging.YES if is_old else Hanging.PERHAPS, why)

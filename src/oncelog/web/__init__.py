@@ -1,0 +1,1 @@
+"""Pages on which a person sees a cluster's transactions, producers and groups; any Kafka cluster will do."""

@@ -1,0 +1,153 @@
+"""The pages over our broker and over Apache Kafka; the one action; who may not use it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from helpers_client import append, batch_of
+from helpers_producer import new_topic, producer_of, values
+from starlette.testclient import TestClient
+
+from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.web.app import make_app
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker(config={"transaction.partition.verification.enable": False}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+@pytest.fixture
+def pages(servers: str) -> Iterator[TestClient]:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        yield TestClient(make_app(admin, hosts=["testserver"], servers=servers), follow_redirects=False)
+
+
+def text(pages: TestClient, path: str) -> str:
+    """What a person reads: no tags, single spaces."""
+    answer = pages.get(path)
+    assert answer.status_code == 200, answer.text
+    main = answer.text.partition("<main>")[2].partition("</main>")[0]
+    return " ".join(re.sub(r"<[^>]*>", " ", main).replace("&#39;", "'").split())
+
+
+@pytest.mark.behaviour("T14")
+def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str) -> None:
+    name, topic = f"page-{os.getpid()}-{next(_numbers)}", new_topic(servers)
+    with producer_of(servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(topic, b"a").result(10)
+            front = text(pages, "/")
+            assert re.search(rf"{topic}-0 id \d+, epoch 0 0 20\S+ \S+Z no: '{name}' is Ongoing", front)
+            assert re.search(rf"{name} \d+ Ongoing 1", front)
+            one = text(pages, f"/transactions/{name}")
+            assert "State Ongoing" in one and "Timeout 60000 ms" in one and f"{topic}-0" in one
+            part = text(pages, f"/topics/{topic}")
+            assert "Offsets 0 to 1; last stable offset 0: a transaction is open" in part
+            assert re.search(r"\d+ 0 0 20\S+ \S+Z 0", part), (
+                "the producer: epoch, sequence, time, first offset"
+            )
+    assert topic in text(pages, "/topics")
+
+
+@pytest.mark.behaviour("T14")
+def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
+    topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
+    lost = batch_of(
+        b"lost", producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    append(ours, TopicPartition(topic, 0), lost, transactional_id="gone")
+    append(ours, TopicPartition(topic, 0), batch_of(b"behind"))
+    with Admin({"bootstrap.servers": ours}) as admin:
+        pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours), follow_redirects=False)
+        page = pages.get("/").text
+        form = page.partition(f'name="topic" value="{topic}"')
+        assert f"yes: no coordinator knows producer id {producer_id}" in page and form[1]
+        token = re.findall(r'name="token" value="([^"]+)"', form[0])[-1]
+        fields = {"topic": topic, "partition": "0", "producer_id": str(producer_id), "token": token}
+        for wrong, status in [({"token": "x"}, 403), ({"partition": "x"}, 400), ({"producer_id": "1"}, 404)]:
+            assert pages.post("/abort", data={**fields, **wrong}).status_code == status
+        assert values(ours, topic) == []
+        done = pages.post("/abort", data=fields)
+        assert (done.status_code, done.headers["location"]) == (303, "/")
+        assert values(ours, topic) == [b"behind"]
+        assert f"producer id {producer_id}" not in pages.get("/").text
+
+
+def test_groups(pages: TestClient, servers: str) -> None:
+    group, topic = f"page-{os.getpid()}-{next(_numbers)}", new_topic(servers)
+    with producer_of(servers) as producer:
+        for _ in range(3):
+            producer.send(topic, b"v")
+    config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+    with Consumer(config, client_id="of-the-page") as consumer:
+        consumer.subscribe([topic])
+        while not consumer.poll(0.5, max_records=1):
+            pass
+        consumer.commit()
+        assert re.search(rf"{group} Stable consumer 1", text(pages, "/groups"))
+        shown = text(pages, f"/groups/{group}")
+        assert "of-the-page" in shown and f"{topic}-0 1 3 2" in shown
+
+
+@pytest.mark.parametrize("path", ["/transactions/nobody", "/topics/nothing", "/elsewhere"])
+def test_what_is_not_there(pages: TestClient, path: str) -> None:
+    assert pages.get(path).status_code == 404
+
+
+def test_names_are_shown_as_text(ours: str) -> None:
+    name = f"<b>bold</b>/{next(_numbers)}"
+    with producer_of(ours, transactional_id=name) as producer, Admin({"bootstrap.servers": ours}) as admin:
+        producer.init_transactions()
+        pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours))
+        assert "<b>bold" not in pages.get("/").text and "&lt;b&gt;bold" in pages.get("/").text
+        link = re.findall(r'href="(/transactions/%3Cb[^"]+)"', pages.get("/").text)[0]
+        assert "State" in pages.get(link).text
+
+
+def test_other_hosts_and_dead_clusters_are_told_so(ours: str) -> None:
+    with Admin({"bootstrap.servers": ours}) as admin:
+        posing = TestClient(
+            make_app(admin, hosts=["127.0.0.1"], servers=ours), base_url="http://evil.example"
+        )
+        assert posing.get("/").status_code == 400
+    quick = {"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": 300}
+    with Admin(quick) as admin:
+        dead = TestClient(make_app(admin, hosts=["testserver"], servers="127.0.0.1:1"))
+        assert dead.get("/").status_code == 502
+
+
+def test_the_command(ours: str) -> None:
+    command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", ours, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            address = child.stdout.readline().split()[-1]
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                assert "Transactional ids" in answer.read().decode()
+                assert "script-src 'nonce-" in answer.headers["Content-Security-Policy"]
+        finally:
+            child.send_signal(signal.SIGINT)
+        assert child.wait(20) == 0
