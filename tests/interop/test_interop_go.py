@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from helpers_foreign import (
     load_past_a_lost_acknowledgement,
     prepare,
     run,
+    state_of,
 )
 
 from oncelog import Broker
@@ -28,8 +28,7 @@ def franz_go() -> Command:
     """The program, built once per state of its sources."""
     if not shutil.which("go"):
         pytest.skip("franz-go needs Go, which is not installed")
-    state = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()
-    program = CACHE / f"franz-go-{state[:16]}" / "check"
+    program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"
     if not program.exists():
         # A Go of 1.21 or later fetches the one that franz-go asks for.
         command = ["go", "build", "-buildvcs=false", "-o", str(program), "."]
