@@ -1,0 +1,133 @@
+"""Kafka Streams, exactly_once_v2, on our broker: exact although both are killed while records come."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from helpers_foreign import CACHE, Command, compiled_java, prepare
+from helpers_interop import make_topic
+from helpers_producer import read
+
+from oncelog import Producer
+from oncelog.dev.apache_kafka import VERSION
+from oncelog.dev.served import ServedBroker
+
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>oncelog</groupId><artifactId>streams</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId><version>{VERSION}</version></dependency>
+</dependencies></project>
+"""
+PARTITIONS = 2
+pytestmark = pytest.mark.timeout(400)  # the first run fetches 73 MB
+
+
+@pytest.fixture(scope="module")
+def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """The application; what Streams needs beside Kafka's own jars is fetched once."""
+    home = CACHE / f"kafka-streams-{VERSION}"
+    if not (home / "complete").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "pom.xml").write_text(POM)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
+        prepare([*command, "-DincludeArtifactIds=kafka-streams,rocksdbjni"], "Kafka Streams", home)
+        (home / "complete").touch()
+    # RocksDB unpacks its library there at each start, and a killed process leaves it behind.
+    temporary = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('rocksdb')}"
+    return compiled_java("Streams", f"{kafka_class_path}:{home}/jars/*", temporary)
+
+
+class Numbers:
+    """Sends 0, 1, 2 ... to the topic until told to stop, a few a millisecond."""
+
+    def __init__(self, servers: str) -> None:
+        self.count = 0
+        self._servers, self._is_over = servers, threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        with Producer({"bootstrap.servers": self._servers}) as producer:
+            while not self._is_over.wait(0.01):
+                for _ in range(20):
+                    producer.send("numbers", b"%d" % self.count, partition=self.count % PARTITIONS)
+                    self.count += 1
+
+    def __enter__(self) -> Numbers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The application; killed if it still runs in the end."""
+    with log.open("ab") as out:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def wait_until(holds: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+        time.sleep(0.1)
+
+
+def passed(servers: str) -> list[int]:
+    """The numbers in the topic `passed` that are committed, in no order."""
+    return [int(record.value or b"") for record in read(servers, "passed")]
+
+
+@pytest.mark.behaviour("T6", "T7", "T10", "T11")
+def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
+    """The application is killed twice, the broker under the third one once."""
+    log, chance = tmp_path / "streams.log", random.Random(5)
+    with ServedBroker(tmp_path / "data") as broker, ExitStack() as stack:
+        servers = broker.bootstrap_servers
+        for topic in ("numbers", "passed", "counts"):
+            make_topic(servers, topic, PARTITIONS)
+        command = streams(servers, str(tmp_path / "state"))
+
+        def goes_on(before: int) -> Callable[[], bool]:
+            return lambda: len(passed(servers)) > before
+
+        with Numbers(servers) as numbers:
+            for _ in range(2):
+                before = len(passed(servers))
+                with running(command, log):
+                    wait_until(goes_on(before), log)
+                    time.sleep(chance.uniform(0, 0.4))
+            before = len(passed(servers))
+            last = stack.enter_context(running(command, log))
+            wait_until(goes_on(before), log)
+            broker.kill()
+            broker.start()
+            wait_until(goes_on(len(passed(servers))), log)
+        wait_until(lambda: len(passed(servers)) == numbers.count, log)
+        last.communicate(timeout=60)
+        assert last.returncode == 0
+        check_exact(servers, numbers.count)
+
+
+def check_exact(servers: str, count: int) -> None:
+    assert sorted(passed(servers)) == list(range(count))
+    counts: dict[bytes | None, list[int]] = {}
+    for record in read(servers, "counts"):
+        counts.setdefault(record.key, []).append(int(record.value or b""))
+    for key, each in counts.items():
+        assert each == sorted(set(each)), f"the counts of {key!r} do not only grow"
+    assert {key: each[-1] for key, each in counts.items()} == Counter(b"%d" % (n % 10) for n in range(count))
