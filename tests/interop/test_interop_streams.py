@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Numbers:
-    """Sends 0, 1, 2 ... to the topic until told to stop, a few a millisecond."""
+    """Sends 0, 1, 2 ... to the topic until told to stop, five hundred a second."""
 
     def __init__(self, servers: str) -> None:
         self.count = 0
@@ -55,7 +55,7 @@ class Numbers:
     def _send(self) -> None:
         with Producer({"bootstrap.servers": self._servers}) as producer:
             while not self._is_over.wait(0.01):
-                for _ in range(20):
+                for _ in range(5):
                     producer.send("numbers", b"%d" % self.count, partition=self.count % PARTITIONS)
                     self.count += 1
 
@@ -80,10 +80,10 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         child.communicate()
 
 
-def wait_until(holds: Callable[[], bool], log: Path) -> None:
+def wait_until(holds: Callable[[], bool], logs: dict[str, Path]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+        assert time.monotonic() < deadline, [log.read_text(errors="replace")[-3000:] for log in logs.values()]
         time.sleep(0.1)
 
 
@@ -94,32 +94,41 @@ def passed(servers: str) -> list[int]:
 
 @pytest.mark.behaviour("T6", "T7", "T10", "T11")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
-    """The application is killed twice, the broker under the third one once."""
-    log, chance = tmp_path / "streams.log", random.Random(5)
-    with ServedBroker(tmp_path / "data") as broker, ExitStack() as stack:
+    """One instance is killed and started again; a second joins, the first is killed for good, then the broker.
+
+    State is restored from its changelog, and tasks move to who is left.
+    """
+    chance = random.Random(5)
+    logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}
+    settings = {"group.min.session.timeout.ms": 500}
+    with ServedBroker(tmp_path / "data", settings=settings) as broker, ExitStack() as stack:
         servers = broker.bootstrap_servers
         for topic in ("numbers", "passed", "counts"):
             make_topic(servers, topic, PARTITIONS)
-        command = streams(servers, str(tmp_path / "state"))
 
-        def goes_on(before: int) -> Callable[[], bool]:
-            return lambda: len(passed(servers)) > before
+        def instance(name: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+            return running(streams(servers, name, str(tmp_path / name)), logs[name])
+
+        def goes_on() -> None:
+            before = len(passed(servers))
+            wait_until(lambda: len(passed(servers)) > before, logs)
 
         with Numbers(servers) as numbers:
-            for _ in range(2):
-                before = len(passed(servers))
-                with running(command, log):
-                    wait_until(goes_on(before), log)
-                    time.sleep(chance.uniform(0, 0.4))
-            before = len(passed(servers))
-            last = stack.enter_context(running(command, log))
-            wait_until(goes_on(before), log)
+            with instance("first"):
+                goes_on()
+                time.sleep(chance.uniform(0, 0.4))
+            with instance("first"):
+                goes_on()
+                second = stack.enter_context(instance("second"))
+                wait_until(lambda: "RUNNING" in logs["second"].read_text(), logs)
+                time.sleep(chance.uniform(0, 0.4))
+            goes_on()
             broker.kill()
             broker.start()
-            wait_until(goes_on(len(passed(servers))), log)
-        wait_until(lambda: is_finished(servers, numbers.count), log)
-        last.communicate(timeout=60)
-        assert last.returncode == 0
+            goes_on()
+        wait_until(lambda: is_finished(servers, numbers.count), logs)
+        second.communicate(timeout=60)
+        assert second.returncode == 0
         check_exact(servers, numbers.count)
 
 

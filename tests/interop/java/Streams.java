@@ -1,4 +1,4 @@
-// A Kafka Streams application with processing.guarantee=exactly_once_v2: `Streams BOOTSTRAP STATE_DIRECTORY`.
+// A Kafka Streams application with processing.guarantee=exactly_once_v2: `Streams BOOTSTRAP INSTANCE DIRECTORY`.
 // From the topic `numbers`: every record to `passed`; how many there are by the number's last digit, counted in a
 // state store behind a repartition topic, to `counts`. Prints its states; ends with its standard input.
 
@@ -13,13 +13,15 @@ public class Streams {
         Properties settings = new Properties();
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "digits");
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
-        settings.put(StreamsConfig.STATE_DIR_CONFIG, args[1]);
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, args[2]);
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);
         // One that is started again takes the place of the one that was killed, at once.
-        settings.put(ConsumerConfig.GROUP_INSTANCE_ID_CONFIG, "digits");
+        settings.put(ConsumerConfig.GROUP_INSTANCE_ID_CONFIG, args[1]);
+        settings.put(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG, 1500);
+        settings.put(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG, 300);
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG), "earliest");
 
         StreamsBuilder builder = new StreamsBuilder();
