@@ -94,7 +94,7 @@ def passed(servers: str) -> list[int]:
 
 @pytest.mark.behaviour("T6", "T7", "T10", "T11")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
-    """One instance is killed and started again; a second joins, the first is killed for good, then the broker.
+    """One instance is killed and started again; a second joins, the first is killed for good, the broker too.
 
     State is restored from its changelog, and tasks move to who is left.
     """
