@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +43,24 @@ def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> Non
         pytest.skip(f"{what} could not be fetched within 300 s")
     if done.returncode:
         pytest.skip(f"{what} could not be fetched and built: {done.stderr[-500:]}")
+
+
+def state_of(*files: Path) -> str:
+    """A short name for what is in these files: what is built from them is cached under it."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
+
+
+def compiled_java(program: str, class_path: str, *options: str) -> Command:
+    """tests/interop/java/PROGRAM.java, compiled once per state of its source."""
+    if not shutil.which("javac"):
+        pytest.skip("programs of the Java client are compiled, which needs a JDK, not only Java")
+    source = INTEROP / "java" / f"{program}.java"
+    classes = CACHE / f"java-{program}-{state_of(source)}"
+    if not (classes / f"{program}.class").exists():
+        prepare(["javac", "-cp", class_path, "-d", str(classes), str(source)], program, source.parent)
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    base = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", quiet, *options]
+    return lambda *arguments: [*base, "-cp", f"{class_path}:{classes}", program, *arguments]
 
 
 def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -15,11 +14,21 @@ from helpers_foreign import (
     load_past_a_lost_acknowledgement,
     prepare,
     run,
+    state_of,
+)
+from helpers_foreign_pipe import (
+    CLASSIC_STEPS,
+    STEPS,
+    broker_killed_at_every_step,
+    pipe_killed_at_every_step,
+    pipe_past_lost_answers,
 )
 
 from oncelog import Broker
+from oncelog.dev.apache_kafka import ApacheKafka
 
 SOURCES = INTEROP / "go"
+TRANSACTIONS = ["endings", "sessions", "fencing"]
 pytestmark = pytest.mark.timeout(400)  # the first run fetches and compiles
 
 
@@ -28,8 +37,7 @@ def franz_go() -> Command:
     """The program, built once per state of its sources."""
     if not shutil.which("go"):
         pytest.skip("franz-go needs Go, which is not installed")
-    state = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()
-    program = CACHE / f"franz-go-{state[:16]}" / "check"
+    program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"
     if not program.exists():
         # A Go of 1.21 or later fetches the one that franz-go asks for.
         command = ["go", "build", "-buildvcs=false", "-o", str(program), "."]
@@ -51,3 +59,35 @@ def test_a_lost_acknowledgement(franz_go: Command) -> None:
 @pytest.mark.behaviour("I17")
 def test_the_broker_is_killed_in_the_middle(franz_go: Command, tmp_path: Path) -> None:
     load_past_a_kill(franz_go, tmp_path)
+
+
+@pytest.mark.behaviour("T3", "T4", "T6", "T7", "T10")
+@pytest.mark.parametrize("transaction_version", [0, 2])
+def test_transactions(franz_go: Command, transaction_version: int) -> None:
+    with Broker(config={"oncelog.transaction.version": transaction_version}) as broker:
+        assert run(franz_go(broker.bootstrap_servers, "transactions")) == TRANSACTIONS
+
+
+def test_transactions_on_apache_kafka(franz_go: Command, apache_kafka: ApacheKafka) -> None:
+    assert run(franz_go(apache_kafka.bootstrap_servers, "transactions")) == TRANSACTIONS
+
+
+@pytest.mark.behaviour("T6", "T13")
+def test_lost_answers_to_commits(franz_go: Command) -> None:
+    pipe_past_lost_answers(franz_go, 1_000)
+
+
+@pytest.mark.behaviour("T6", "T7", "T11")
+@pytest.mark.parametrize(("transaction_version", "steps"), [(0, CLASSIC_STEPS), (2, STEPS)])
+def test_a_copying_program_is_killed_at_every_step(
+    franz_go: Command, transaction_version: int, steps: tuple[str, ...]
+) -> None:
+    pipe_killed_at_every_step(franz_go, steps, transaction_version, 3_000)
+
+
+@pytest.mark.behaviour("T6", "T7")
+@pytest.mark.parametrize(("transaction_version", "steps"), [(0, CLASSIC_STEPS), (2, STEPS)])
+def test_the_broker_is_killed_at_every_step(
+    franz_go: Command, tmp_path: Path, transaction_version: int, steps: tuple[str, ...]
+) -> None:
+    broker_killed_at_every_step(franz_go, steps, tmp_path / "data", transaction_version, 3_000)

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from helpers_foreign import INTEROP, load_past_a_kill, load_past_a_lost_acknowledgement, run
+from helpers_foreign import Command, compiled_java, load_past_a_kill, load_past_a_lost_acknowledgement, run
+from helpers_foreign_pipe import pipe_past_killed_brokers
 
 from oncelog import Broker
+from oncelog.dev.apache_kafka import ApacheKafka
 
-
-class Java:
-    """The program's command lines; Java compiles it at each start."""
-
-    def __init__(self, class_path: str) -> None:
-        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-        self.base = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", quiet, "-cp", class_path]
-        self.base.append(str(INTEROP / "java" / "Check.java"))
-
-    def __call__(self, *arguments: str) -> list[str]:
-        return [*self.base, *arguments]
+TRANSACTIONS = ["endings", "group", "offsets", "zombie member", "fencing"]
 
 
 @pytest.fixture(scope="module")
-def java(kafka_class_path: str) -> Java:
-    if not shutil.which("javac"):
-        pytest.skip("the Java client's program is compiled as it starts, which needs a JDK, not only Java")
-    return Java(kafka_class_path)
+def java(kafka_class_path: str) -> Command:
+    return compiled_java("Check", kafka_class_path)
 
 
-def test_producer_consumer_and_admin(java: Java) -> None:
+@pytest.fixture(scope="module")
+def transactions(kafka_class_path: str) -> Command:
+    return compiled_java("Transactions", kafka_class_path)
+
+
+def test_producer_consumer_and_admin(java: Command) -> None:
     with Broker() as broker:
         lines = run(java(broker.bootstrap_servers, "everything"))
     codecs = [f"codec {codec}" for codec in ("none", "gzip", "snappy", "lz4", "zstd")]
@@ -38,10 +32,27 @@ def test_producer_consumer_and_admin(java: Java) -> None:
 
 
 @pytest.mark.behaviour("I1")
-def test_a_lost_acknowledgement(java: Java) -> None:
+def test_a_lost_acknowledgement(java: Command) -> None:
     load_past_a_lost_acknowledgement(java)
 
 
 @pytest.mark.behaviour("I17")
-def test_the_broker_is_killed_in_the_middle(java: Java, tmp_path: Path) -> None:
+def test_the_broker_is_killed_in_the_middle(java: Command, tmp_path: Path) -> None:
     load_past_a_kill(java, tmp_path)
+
+
+@pytest.mark.behaviour("T3", "T4", "T6", "T7", "T10")
+@pytest.mark.parametrize("transaction_version", [0, 2])
+def test_transactions(transactions: Command, transaction_version: int) -> None:
+    with Broker(config={"oncelog.transaction.version": transaction_version}) as broker:
+        assert run(transactions(broker.bootstrap_servers, "everything")) == TRANSACTIONS
+
+
+def test_transactions_on_apache_kafka(transactions: Command, apache_kafka: ApacheKafka) -> None:
+    """What is asked of our broker holds on Kafka itself."""
+    assert run(transactions(apache_kafka.bootstrap_servers, "everything")) == TRANSACTIONS
+
+
+@pytest.mark.behaviour("T6", "T7")
+def test_the_broker_is_killed_under_transactions(transactions: Command, tmp_path: Path) -> None:
+    pipe_past_killed_brokers(transactions, tmp_path, 2_000)

@@ -1,4 +1,4 @@
-// franz-go against a broker: `check BOOTSTRAP everything` or `check BOOTSTRAP load TOPIC COUNT`.
+// franz-go against a broker: `check BOOTSTRAP everything`, `check BOOTSTRAP load TOPIC COUNT`, or transactions.go.
 // Prints a line for each thing that was found to work; anything else ends it with exit code 1.
 package main
 
@@ -17,10 +17,15 @@ import (
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
-	if os.Args[2] == "load" {
-		count, err := strconv.Atoi(os.Args[4])
-		must(err)
-		load(ctx, os.Args[3], count)
+	switch os.Args[2] {
+	case "load":
+		load(ctx, os.Args[3], number(os.Args[4]))
+		return
+	case "transactions":
+		transactions(ctx)
+		return
+	case "pipe":
+		pipe(ctx, os.Args[3], os.Args[4], os.Args[5], int64(number(os.Args[6])))
 		return
 	}
 	client := connect()
@@ -35,6 +40,12 @@ func main() {
 	}
 	fmt.Println("codecs")
 	offsets(ctx, admin)
+}
+
+func number(text string) int {
+	found, err := strconv.Atoi(text)
+	must(err)
+	return found
 }
 
 func must(err error) {

@@ -1,4 +1,4 @@
-// The Java client against a broker: `Check.java BOOTSTRAP everything` or `Check.java BOOTSTRAP load TOPIC COUNT`.
+// The Java client against a broker: `Check BOOTSTRAP everything` or `Check BOOTSTRAP load TOPIC COUNT`.
 // Prints a line for each thing that was found to work; anything else ends it with an exception.
 
 import java.util.*;
