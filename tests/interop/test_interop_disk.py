@@ -5,14 +5,17 @@ Source: Kafka's DumpLogSegments, which re-checks every index entry against the s
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch, wait_until
+from helpers_producer import new_topic, producer_of
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
+from oncelog import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
 
 BATCHES = 40
@@ -51,6 +54,38 @@ def test_kafka_dump_log_reads_our_directory(apache_kafka: ApacheKafka, tmp_path:
     snapshot = apache_kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--files", str(snapshots[-1]))
     assert f"producerId: {producer_id} producerEpoch: 0" in snapshot
     assert f"lastSequence: {2 * BATCHES - 1}" in snapshot
+
+
+@pytest.mark.behaviour("T2")
+def test_kafka_dump_log_decodes_our_coordinators_logs(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    with (
+        oncelog.Broker(tmp_path) as broker,
+        producer_of(broker.bootstrap_servers, transactional_id="dumped") as producer,
+    ):
+        topic = new_topic(broker.bootstrap_servers)
+        producer.init_transactions()
+        for commit in (True, False):
+            producer.begin_transaction()
+            producer.send(topic, b"v")
+            offsets = {TopicPartition(topic, 0): OffsetAndMetadata(7)}
+            producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata("readers"))
+            producer.flush()
+            producer.commit_transaction() if commit else producer.abort_transaction()
+
+    def dump(name: str, *decoder: str) -> str:
+        files = [str(each) for each in sorted(tmp_path.glob(name)) if each.stat().st_size]
+        tool = "org.apache.kafka.tools.DumpLogSegments"
+        return apache_kafka.run_tool(tool, *decoder, "--files", ",".join(files))
+
+    states = dump("__transaction_state-*/*.log", "--transaction-log-decoder")
+    seen = re.findall(r'"transactionStatus":(\d)', states)
+    # Empty; twice Ongoing, prepared, complete: for the commit 2 and 4, for the abort 3 and 5.
+    assert "".join(seen) == "0" + "1124" + "1135"
+    assert '"transactionalId":"dumped"' in states and f'"topic":"{topic}","partitionIds":[0]' in states
+    offsets_dump = dump("__consumer_offsets-*/*.log", "--offsets-decoder")
+    assert offsets_dump.count('"offset":7') == 2 and '"group":"readers"' in offsets_dump
+    assert offsets_dump.count("endTxnMarker: COMMIT") == offsets_dump.count("endTxnMarker: ABORT") == 1
+    assert "producerId: " in dump(f"{topic}-0/*.txnindex")
 
 
 @pytest.mark.behaviour("I17")
