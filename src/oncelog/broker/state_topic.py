@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from oncelog.broker.topics import Topic
 
 _READ_BYTES = 4_194_304
+# Not Kafka's day: every transaction leaves a marker in the offsets' log, and a start reads them all.
+_MARKERS_STAY_MS = "600000"
 
 Then = Callable[[BrokerError | None], None]
 """Told once: None when what was appended is as durable as its topic promises, else why it is not."""
@@ -77,7 +79,7 @@ class StateTopic:
         self.name = name
         self._node = node
         self._partition_count = partition_count
-        self._overrides = {"cleanup.policy": "compact", **overrides}
+        self._overrides = {"cleanup.policy": "compact", "delete.retention.ms": _MARKERS_STAY_MS, **overrides}
 
     @property
     def topic(self) -> Topic | None:

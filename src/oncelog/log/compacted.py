@@ -20,6 +20,8 @@ _SHORT_BYTES = 256 << 10
 class CompactedStore(PartitionStore):
     """Adds compaction to the files of a partition."""
 
+    _is_uncleanable = False
+
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
         found = []
@@ -32,7 +34,9 @@ class CompactedStore(PartitionStore):
         return found
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
-        """What compaction may look at now; None when that is nothing."""
+        """What compaction may look at now; None when that is nothing, or a batch in it cannot be read."""
+        if self._is_uncleanable:
+            return None
         closed = [
             Span(each.base_offset, each.end_offset, each.size_bytes, each.max_timestamp_ms)
             for each in list(self._segments)[:-1]
@@ -77,6 +81,8 @@ class CompactedStore(PartitionStore):
             yield from compaction.run()
         except (OSError, StorageError, BrokerError) as error:
             if not self._is_closed:
+                # Trying again would end there again; after a restart it is tried once more.
+                self._is_uncleanable = isinstance(error, BrokerError)
                 raise KafkaStorageError(f"{self.topic_partition}: compaction failed: {error}") from error
         self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)
 
