@@ -1,0 +1,78 @@
+"""Histories of concurrent transactional clients under faults hold none of the known anomalies."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers_history import Load, copied_once, network_faults
+
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.served import ServedBroker
+from oncelog.faults import Proxy
+from oncelog.rules.history import Kind, Operation, Outcome, check
+
+SEED = 4
+
+
+def judge(load: Load, history: list[Operation]) -> None:
+    if __import__("os").environ.get("STATS"): print(sorted(Counter((each.kind.value, each.outcome.value, each.process[0]) for each in history).items()), len(history), sum(len(e.items) for e in history))
+    """Nothing is wrong, and enough happened for that to mean something."""
+    found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
+    assert not found, "\n".join(map(str, found[:20]))
+    assert copied_once(load, history) > 20
+    ended = Counter((each.kind, each.outcome) for each in history)
+    assert ended[Kind.COMMIT, Outcome.OK] > 20
+    assert ended[Kind.ABORT, Outcome.OK] > 5
+
+
+def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], None]:
+    """Cut connections and, of our own broker, kills, at random times for so many seconds."""
+    chance = random.Random(SEED)
+
+    def disturb(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(0.2, 0.8))
+            if broker is not None and chance.random() < 0.6:
+                broker.kill()
+                broker.start()
+            else:
+                proxy.cut()
+        proxy.clear()
+
+    return disturb
+
+
+def run(direct: str, broker: ServedBroker | None, seconds: float, *, shared: bool, clients: int = 2) -> None:
+    with Proxy(direct, rules=network_faults(), seed=SEED) as proxy:
+        load = Load(proxy.bootstrap_servers, SEED, clients + 1, clients, clients, shared)
+        load.create_topics(direct)
+        load.work(disturbing(proxy, broker), seconds)
+        proxy.release()
+        history = load.finish(direct)
+    judge(load, history)
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+@pytest.mark.parametrize("shared", [True, False], ids=["partitions shared", "each its own"])
+def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
+    with ServedBroker(tmp_path / "data") as broker:
+        run(broker.bootstrap_servers, broker, 8, shared=shared)
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T13")
+def test_the_network_before_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
+    run(apache_kafka.bootstrap_servers, None, 8, shared=True)
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+@pytest.mark.parametrize(("seconds", "clients", "shared"), [(300, 2, True), (300, 5, True), (300, 3, False)])
+def test_for_long(tmp_path: Path, seconds: float, clients: int, shared: bool) -> None:
+    with ServedBroker(tmp_path / "data") as broker:
+        run(broker.bootstrap_servers, broker, seconds, shared=shared, clients=clients)
