@@ -20,7 +20,14 @@ SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    if __import__("os").environ.get("STATS"): print(sorted(Counter((each.kind.value, each.outcome.value, each.process[0]) for each in history).items()), len(history), sum(len(e.items) for e in history))
+    if __import__("os").environ.get("STATS"):
+        print(
+            sorted(
+                Counter((each.kind.value, each.outcome.value, each.process[0]) for each in history).items()
+            ),
+            len(history),
+            sum(len(e.items) for e in history),
+        )
     """Nothing is wrong, and enough happened for that to mean something."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
