@@ -6,6 +6,7 @@ The grid is that of Apache Kafka's own system test of transactions: both ways of
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -84,45 +86,63 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def copy_and_bounce(
-    folder: Path, how: signal.Signals, target: str, order: str, group: str, count: int, pause: float
-) -> None:
-    chance, partitions = random.Random(f"{how}{target}{order}{group}"), 1 if order == "ordered" else 4
-    patience_s = 60 + count / 1000
-    with ServedBroker(folder / "data", settings=SETTINGS) as broker:
-        servers = broker.bootstrap_servers
-        source, outward = new_topic(servers, partitions), new_topic(servers, partitions)
-        fill(servers, source, partitions, count)
-        shares = [list(range(number, partitions, COPIERS)) for number in range(COPIERS)]
-        told = {"servers": servers, "source": source, "target": outward, "partitions": partitions}
-        told |= {"group": "copiers", "size": SIZE, "pause": pause}
-        copiers = [
-            Copier(folder, **told, name=f"copier-{number}", share=share if group == "by name" else None)
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What happens to whom, and how is copied."""
+
+    how: signal.Signals
+    target: str
+    order: str
+    group: str
+
+    @property
+    def partitions(self) -> int:
+        return 1 if self.order == "ordered" else 4
+
+    def start_copiers(self, folder: Path, **told: object) -> list[Copier]:
+        """Two members of the group; or as many as have partitions when these are shared out beforehand."""
+        shares = [list(range(number, self.partitions, COPIERS)) for number in range(COPIERS)]
+        by_name = self.group == "by name"
+        return [
+            Copier(folder, **told, name=f"{told['group']}-{number}", share=share if by_name else None)
             for number, share in enumerate(shares)
-            if share or group == "by metadata"
+            if share or not by_name
         ]
-        watcher = Watcher(servers, outward, partitions, count)
-        try:
-            for bounce in range(1, BOUNCES + 1):
-                due = count * bounce // (BOUNCES + 2)
-                wait_until(lambda due=due: sum(each.copied for each in copiers) >= due, patience_s)
-                time.sleep(chance.uniform(0, pause))
-                if target == "broker":
-                    broker.kill() if how is signal.SIGKILL else broker.stop()
-                    broker.start()
-                else:
-                    for copier in copiers:
-                        copier.bounce(how)
-            wait_until(lambda: all([each.is_done() for each in copiers]), patience_s)
-            watcher.join(patience_s)
-        finally:
-            watcher.stopped.set()
-            for copier in copiers:
-                end_process(copier.process, signal.SIGKILL)
-        final = [(record.partition, int(record.value or b"")) for record in read(servers, outward)]
+
+    def bounce(self, broker: ServedBroker, copiers: list[Copier]) -> None:
+        """End them, and start them again."""
+        if self.target == "broker":
+            broker.kill() if self.how is signal.SIGKILL else broker.stop()
+            broker.start()
+            return
+        for copier in copiers:
+            copier.bounce(self.how)
+
+
+def copy_and_bounce(broker: ServedBroker, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
+    """Copy so many records, disturbed twice on the way."""
+    servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
+    source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
+    fill(servers, source, cell.partitions, count)
+    watcher = Watcher(servers, target, cell.partitions, count)
+    told = {"servers": servers, "source": source, "target": target, "partitions": cell.partitions}
+    copiers = cell.start_copiers(folder, **told, group=f"of-{source}", size=SIZE, pause=pause_s)
+    try:
+        for bounce in range(1, BOUNCES + 1):
+            due = count * bounce // (BOUNCES + 2)
+            wait_until(lambda due=due: sum(each.copied for each in copiers) >= due, patience_s)
+            time.sleep(chance.uniform(0, pause_s))
+            cell.bounce(broker, copiers)
+        wait_until(lambda: all([each.is_done() for each in copiers]), patience_s)
+        watcher.join(patience_s)
+    finally:
+        watcher.stopped.set()
+        for copier in copiers:
+            end_process(copier.process, signal.SIGKILL)
+    final = [(record.partition, int(record.value or b"")) for record in read(servers, target)]
     for seen in (watcher.seen, final):
         assert sorted(value for _, value in seen) == list(range(count))
-        if order == "ordered":
+        if cell.order == "ordered":
             assert [value for _, value in seen] == list(range(count))
 
 
@@ -133,28 +153,32 @@ def fill(servers: str, topic: str, partitions: int, count: int) -> None:
         producer.flush()
 
 
-GRID = [
-    pytest.mark.parametrize("group", ["by metadata", "by name"]),
-    pytest.mark.parametrize("order", ["ordered", "unordered"]),
-    pytest.mark.parametrize("target", ["broker", "clients"]),
-    pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "stop"]),
+CELLS = [
+    pytest.param(Cell(how, *rest), id=" ".join(["SIGKILL" if how is signal.SIGKILL else "stop", *rest]))
+    for how, *rest in itertools.product(
+        (signal.SIGKILL, signal.SIGTERM),
+        ("broker", "clients"),
+        ("ordered", "unordered"),
+        ("by metadata", "by name"),
+    )
 ]
 
 
-def over_the_grid(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in GRID:
-        test = mark(test)
-    return test
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """One for the whole grid: what it survived in one cell it carries into the next."""
+    with ServedBroker(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
+        yield served
 
 
 @pytest.mark.behaviour("T6", "T7", "T11")
-@over_the_grid
-def test_copied_once(tmp_path: Path, how: signal.Signals, target: str, order: str, group: str) -> None:
-    copy_and_bounce(tmp_path, how, target, order, group, 5 * SIZE, 0.1)
+@pytest.mark.parametrize("cell", CELLS)
+def test_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+    copy_and_bounce(broker, tmp_path, cell, 5 * SIZE, 0.1)
 
 
 @pytest.mark.soak
 @pytest.mark.behaviour("T6", "T7", "T11")
-@over_the_grid
-def test_many_copied_once(tmp_path: Path, how: signal.Signals, target: str, order: str, group: str) -> None:
-    copy_and_bounce(tmp_path, how, target, order, group, 100_000, 0.1)
+@pytest.mark.parametrize("cell", CELLS)
+def test_many_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+    copy_and_bounce(broker, tmp_path, cell, 100_000, 0.1)
