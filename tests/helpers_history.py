@@ -46,7 +46,9 @@ def network_faults() -> list[Rule]:
 
 @dataclass(slots=True)
 class Load:
-    """Where the clients work, what they note, and when they stop. `shared`: writers share partitions."""
+    """Where the clients work, what they note, and when they stop. `shared`: writers share partitions.
+    `isolation`: of the readers.
+    """
 
     servers: str
     seed: int = 1
@@ -54,6 +56,7 @@ class Load:
     copiers: int = 2
     readers: int = 2
     shared: bool = True
+    isolation: str = "read_committed"
     run: str = field(default_factory=lambda: f"history-{next(_runs)}")
     inward: str = ""
     outward: str = ""
@@ -402,9 +405,8 @@ class Reader(Client):
         return [TopicPartition(topic, index) for topic, count in counts.items() for index in range(count)]
 
     def work(self) -> None:
-        with Consumer(
-            {"bootstrap.servers": self.load.servers}, auto_offset_reset="earliest", **_QUICK
-        ) as consumer:
+        config = {"bootstrap.servers": self.load.servers, "isolation.level": self.load.isolation}
+        with Consumer(config, auto_offset_reset="earliest", **_QUICK) as consumer:
             consumer.assign(self.partitions())
             while not self.load.halted.is_set():
                 self.poll(consumer)

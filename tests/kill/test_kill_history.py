@@ -11,23 +11,16 @@ from pathlib import Path
 import pytest
 from helpers_history import Load, copied_once, network_faults
 
+from oncelog import Broker
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.dev.served import ServedBroker
-from oncelog.faults import Proxy
-from oncelog.rules.history import Kind, Operation, Outcome, check
+from oncelog.faults import Proxy, Rule
+from oncelog.rules.history import AbortedRead, Anomaly, EarlyRead, Kind, Operation, Outcome, check
 
 SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    if __import__("os").environ.get("STATS"):
-        print(
-            sorted(
-                Counter((each.kind.value, each.outcome.value, each.process[0]) for each in history).items()
-            ),
-            len(history),
-            sum(len(e.items) for e in history),
-        )
     """Nothing is wrong, and enough happened for that to mean something."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
@@ -75,6 +68,38 @@ def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool
 @pytest.mark.behaviour("T3", "T6", "T7", "T13")
 def test_the_network_before_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
     run(apache_kafka.bootstrap_servers, None, 8, shared=True)
+
+
+LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("version", [2, 1])
+def test_late_ends(version: int) -> None:
+    """KAFKA-17754 for real: an epoch per transaction refuses them, an epoch that stays does not."""
+    found: list[Anomaly] = []
+    for seed in range(5 if version == 1 else 1):
+        with (
+            Broker(config={"oncelog.transaction.version": version}) as broker,
+            Proxy(broker.bootstrap_servers, rules=[LATE_ENDS], seed=seed) as proxy,
+        ):
+            load = Load(proxy.bootstrap_servers, seed)
+            load.create_topics(broker.bootstrap_servers)
+            load.work(time.sleep, 2)
+            found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
+        if found:
+            break
+    assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)
+    assert version == 1 or found == []
+
+
+def test_a_reader_of_what_is_not_committed_is_caught() -> None:
+    with Broker() as broker:
+        load = Load(broker.bootstrap_servers, isolation="read_uncommitted")
+        load.create_topics(broker.bootstrap_servers)
+        load.work(time.sleep, 1)
+        found = check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
+    assert {AbortedRead, EarlyRead} <= {type(each) for each in found}
 
 
 @pytest.mark.soak

@@ -38,7 +38,7 @@ from oncelog.rules.history_index import (
     index,
 )
 
-__all__ = ["ALL_KINDS", "Anomaly", "Item", "Kind", "Operation", "Outcome", "check"]
+__all__ = ["ALL_KINDS", "Item", "Kind", "Operation", "Outcome", "check"]
 
 
 @dataclass(frozen=True, slots=True)
