@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers_history import Load, copied_once, network_faults
+from helpers_history import Load, copied_once, lost_messages, network_faults
 
 from oncelog import Broker
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -26,8 +26,8 @@ def judge(load: Load, history: list[Operation]) -> None:
     assert not found, "\n".join(map(str, found[:20]))
     assert copied_once(load, history) > 20
     ended = Counter((each.kind, each.outcome) for each in history)
-    assert ended[Kind.COMMIT, Outcome.OK] > 20
-    assert ended[Kind.ABORT, Outcome.OK] > 5
+    assert ended[Kind.COMMIT, Outcome.OK] > 10
+    assert ended[Kind.ABORT, Outcome.OK] > 0
 
 
 def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], None]:
@@ -48,8 +48,16 @@ def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], N
     return disturb
 
 
-def run(direct: str, broker: ServedBroker | None, seconds: float, *, shared: bool, clients: int = 2) -> None:
-    with Proxy(direct, rules=network_faults(), seed=SEED) as proxy:
+def run(
+    direct: str,
+    broker: ServedBroker | None,
+    seconds: float,
+    *,
+    shared: bool = True,
+    clients: int = 2,
+    rules: list[Rule] | None = None,
+) -> None:
+    with Proxy(direct, rules=rules or network_faults(), seed=SEED) as proxy:
         load = Load(proxy.bootstrap_servers, SEED, clients + 1, clients, clients, shared)
         load.create_topics(direct)
         load.work(disturbing(proxy, broker), seconds)
@@ -62,12 +70,18 @@ def run(direct: str, broker: ServedBroker | None, seconds: float, *, shared: boo
 @pytest.mark.parametrize("shared", [True, False], ids=["partitions shared", "each its own"])
 def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
     with ServedBroker(tmp_path / "data") as broker:
-        run(broker.bootstrap_servers, broker, 8, shared=shared)
+        run(broker.bootstrap_servers, broker, 5, shared=shared)
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+def test_where_epochs_stay_and_nothing_arrives_late(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path / "data", settings={"oncelog.transaction.version": 1}) as broker:
+        run(broker.bootstrap_servers, broker, 5, rules=lost_messages())
 
 
 @pytest.mark.behaviour("T3", "T6", "T7", "T13")
 def test_the_network_before_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
-    run(apache_kafka.bootstrap_servers, None, 8, shared=True)
+    run(apache_kafka.bootstrap_servers, None, 5)
 
 
 LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
