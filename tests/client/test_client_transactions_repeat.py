@@ -9,7 +9,7 @@ import pytest
 from helpers_producer import new_topic, producer_of, requests, values
 
 from oncelog import Broker
-from oncelog.errors import MessageTooLarge, TimedOut
+from oncelog.errors import MessageTooLarge, TimedOut, TransactionAbortable
 from oncelog.faults import Proxy, Rule
 
 
@@ -61,4 +61,31 @@ def test_an_abort_without_its_new_epoch_can_be_called_again(servers: str, proxy:
         assert len(requests(proxy, "EndTxn")) == 1
         with producer.transaction():
             producer.send(topic, b"kept")
+    assert values(servers, topic) == [b"kept"]
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("api", ["AddPartitionsToTxn", "Produce"])
+def test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again(
+    servers: str, proxy: Proxy, api: str
+) -> None:
+    """TimedOut would say to call commit_transaction() again, for ever."""
+    topic, name = new_topic(servers), f"out-of-time-{api}"
+    quick = {"max_block_ms": 300, "request_timeout_ms": 200, "delivery_timeout_ms": 300}
+    with producer_of(proxy.bootstrap_servers, transactional_id=name, **quick) as producer:
+        producer.init_transactions(5)
+        proxy.add(Rule(action="cut", api=api, direction="request"))
+        producer.begin_transaction()
+        producer.send(topic, b"dropped")
+        with pytest.raises(TransactionAbortable) as raised:
+            producer.commit_transaction(5)
+        assert raised.value.reaction == "abortable"
+        assert isinstance(raised.value.__cause__, TimedOut)
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction(5)
+        proxy.clear()
+        producer.abort_transaction(5)
+        with producer.transaction():
+            producer.send(topic, b"kept")
+            producer.flush()
     assert values(servers, topic) == [b"kept"]

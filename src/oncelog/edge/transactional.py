@@ -66,8 +66,9 @@ class TransactionalCalls:
     def commit_transaction(self, timeout: float | None = None) -> None:
         """Send the rest and make everything visible at once.
 
-        Raises the first failure of a record (then call `abort_transaction`), ProducerFenced (make a new
-        producer), TimedOut: whether it is committed is not known; call `commit_transaction` again.
+        Raises the first failure of a record, TransactionAbortable when it ran out of time (then call
+        `abort_transaction`), ProducerFenced (make a new producer), TimedOut: whether it is committed is not
+        known; call `commit_transaction` again.
         """
         self._thread.run(_required(self._transactions).commit(timeout))
 

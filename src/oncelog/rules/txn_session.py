@@ -26,6 +26,7 @@ from oncelog.errors import (
     NotConnectedError,
     OncelogError,
     TimedOut,
+    TransactionAbortable,
 )
 
 
@@ -93,9 +94,15 @@ class Session:
         raise MisuseError(f"{call.value} is not possible here: {_WHAT_TO_DO[self.state]}")
 
     def must_abort(self, error: OncelogError) -> None:
-        """Something of the transaction failed; committing it is out of the question."""
+        """Something of the transaction failed; committing it is out of the question.
+
+        What ran out of time becomes TransactionAbortable: a TimedOut of a commit says to commit again.
+        """
         if self.state is State.IN_TRANSACTION or self.state is State.COMMITTING:
             self.state, self.error = State.MUST_ABORT, error
+            if isinstance(error, TimedOut):
+                self.error = TransactionAbortable(f"call abort_transaction(): {error}")
+                self.error.reaction, self.error.__cause__ = "abortable", error
 
     def die(self, error: OncelogError) -> None:
         """The producer cannot go on; a new one can."""

@@ -1,0 +1,144 @@
+"""Published anomalies of Kafka's transactions, met by our clients: what happens, and what does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Broker, Consumer, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.errors import BrokerError, MisuseError, TimedOut
+from oncelog.faults import Proxy, Rule
+from oncelog.faults.events import Fate
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[str]:
+    with Broker(config={"oncelog.transaction.version": 1}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    """Brokers with an epoch per transaction."""
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+def until(consumer: Consumer, count: int) -> list[bytes]:
+    """The next records' values, so many."""
+    got: list[bytes] = []
+    while len(got) < count:
+        got += [record.value or b"" for record in consumer.poll(10, max_records=count - len(got))]
+    return got
+
+
+def late_commit(servers: str, topic: str, name: str) -> str:
+    """Commit `first`; let a repetition of that commit arrive while `second` is open, which is aborted.
+
+    Returns the error of that abort.
+    """
+    with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        proxy.add(Rule(action="duplicate", api="EndTxn", nth=1, delay_ms=60_000))
+        producer.begin_transaction()
+        producer.send(topic, b"first")
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"second")
+        producer.flush()
+        proxy.release()
+        assert proxy.wait_until(lambda events: any(each.fate is Fate.SWALLOWED for each in events))
+        try:
+            producer.abort_transaction()
+        except BrokerError as error:
+            return error.kafka_name
+    return "NONE"
+
+
+@pytest.mark.behaviour("T13")
+def test_a_late_commit_is_refused(servers: str) -> None:
+    """KAFKA-17754: it names the epoch of the transaction that it was meant for."""
+    topic = new_topic(servers)
+    assert late_commit(servers, topic, f"late-{os.getpid()}") == "NONE"
+    assert values(servers, topic) == [b"first"]
+
+
+def test_a_late_commit_where_epochs_stay(classic: str) -> None:
+    """It ends whatever is open: docs/transactions.md."""
+    topic = new_topic(classic)
+    assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
+    assert values(classic, topic) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+@pytest.mark.behaviour("T7")
+def test_a_consumer_after_an_abort(servers: str, goes_back: bool) -> None:
+    """KAFKA-17582: an abort takes back the offsets in the group, not the position in the consumer."""
+    source, target, name = new_topic(servers), new_topic(servers), f"rewind-{os.getpid()}-{goes_back}"
+    with producer_of(servers) as producer:
+        for number in range(6):
+            producer.send(source, b"%d" % number)
+    with (
+        Consumer({"bootstrap.servers": servers, "group.id": name}, auto_offset_reset="earliest") as consumer,
+        producer_of(servers, transactional_id=name) as producer,
+    ):
+        producer.init_transactions()
+        consumer.assign([TopicPartition(source, 0)])
+        for turn in range(4 if goes_back else 3):
+            records = until(consumer, 2)
+            producer.begin_transaction()
+            for value in records:
+                producer.send(target, value)
+            at = {TopicPartition(source, 0): consumer.position(TopicPartition(source, 0))}
+            producer.send_offsets_to_transaction(at, consumer.group_metadata())
+            if turn == 1:
+                producer.abort_transaction()
+                if goes_back:
+                    consumer.seek_to_committed()
+            else:
+                producer.commit_transaction()
+    expected = [b"0", b"1", b"2", b"3", b"4", b"5"] if goes_back else [b"0", b"1", b"4", b"5"]
+    assert values(servers, target) == expected
+
+
+@pytest.mark.behaviour("T3", "T13")
+@pytest.mark.parametrize("lost", ["request", "response"])
+def test_after_a_commit_without_an_answer_a_new_instance_knows(servers: str, lost: str) -> None:
+    """It finishes what was decided and aborts what was not; the old one may only repeat its commit."""
+    topic, name = new_topic(servers), f"unanswered-{os.getpid()}-{lost}"
+    with (
+        Proxy(servers) as proxy,
+        producer_of(proxy.bootstrap_servers, transactional_id=name, request_timeout_ms=300) as old,
+        Producer({"bootstrap.servers": servers, "transactional.id": name}) as new,
+    ):
+        old.init_transactions()
+        old.begin_transaction()
+        old.send(topic, b"first")
+        old.flush()
+        proxy.add(Rule(action="cut", api="EndTxn", direction=lost))
+        with pytest.raises(TimedOut):
+            old.commit_transaction(timeout=0.5)
+        with pytest.raises(MisuseError, match=r"call commit_transaction\(\) again"):
+            old.abort_transaction()
+        new.init_transactions()
+        expected = [b"first"] if lost == "response" else []
+        assert values(servers, topic) == expected
+        proxy.clear()
+        with pytest.raises(BrokerError):
+            old.commit_transaction()
+        with new.transaction():
+            new.send(topic, b"second")
+    assert values(servers, topic) == [*expected, b"second"]

@@ -1,0 +1,132 @@
+"""Concurrent transactional clients that note what they did, for `rules/history.py` to judge.
+
+Writers send transactions to the topic `inward`, copiers (one consumer group) take it over to `outward` with
+their positions in the same transaction, readers read both. Each is a thread. A copied record is named
+`VALUE>PROCESS.TRANSACTION`, so that what two transactions copied has two names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from helpers_history_clients import PATIENCE_S, Client, Copier, Reader, Writer
+from helpers_producer import new_topic
+
+from oncelog import Consumer, TopicPartition
+from oncelog.faults import Rule
+from oncelog.rules.history import Operation
+
+_runs = itertools.count(time.time_ns())
+
+
+def lost_messages() -> list[Rule]:
+    """Connections that end with a request or an answer, of every API that a transaction needs."""
+    apis = ("Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn")
+    lost = [
+        Rule(action="cut", api=api, direction=direction, probability=0.03)
+        for api in apis
+        for direction in ("request", "response")
+    ]
+    return [*lost, Rule(action="cut", api="Fetch", probability=0.005)]
+
+
+def network_faults() -> list[Rule]:
+    """And late ones, which survive their connection, and repeated ones."""
+    late = [
+        Rule(action=action, api=api, probability=0.03, delay_ms=900)
+        for api in ("Produce", "EndTxn", "TxnOffsetCommit")
+        for action in ("hold", "duplicate")
+    ]
+    return [*lost_messages(), *late]
+
+
+@dataclass(slots=True)
+class Load:
+    """Where the clients work, what they note, and when they stop. `shared`: writers share partitions.
+    `isolation`: of the readers.
+    """
+
+    servers: str
+    seed: int = 1
+    writers: int = 3
+    copiers: int = 2
+    readers: int = 2
+    shared: bool = True
+    isolation: str = "read_committed"
+    run: str = field(default_factory=lambda: f"history-{next(_runs)}")
+    inward: str = ""
+    outward: str = ""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    halted: threading.Event = field(default_factory=threading.Event)
+    clients: list[Client] = field(default_factory=list)
+
+    def create_topics(self, direct: str) -> None:
+        self.inward, self.outward = new_topic(direct, self.writers), new_topic(direct, self.copiers)
+
+    def work(self, disturb: Callable[[float], None], seconds: float) -> None:
+        """All clients at once, disturbed for so long; then the copiers catch up."""
+        self.clients = [
+            *(Writer(self, f"w{number}", number) for number in range(self.writers)),
+            *(Copier(self, f"c{number}", number) for number in range(self.copiers)),
+            *(Reader(self, f"r{number}", number) for number in range(self.readers)),
+        ]
+        for client in self.clients:
+            client.start()
+        try:
+            disturb(seconds)
+            self.stopped.set()
+            self._wait_for("w")
+        finally:
+            self.stopped.set()
+
+    def finish(self, direct: str) -> list[Operation]:
+        """Undisturbed: until everything is copied. What all noted, and what a last reader reads."""
+        try:
+            self._until_copied(direct)
+        finally:
+            self.halted.set()
+            self._wait_for("wcr")
+        last = Reader(self, "last", 0)
+        last.read_all(direct)
+        failed = [client.error for client in self.clients if client.error is not None]
+        if failed:
+            raise failed[0]
+        return [each for client in [*self.clients, last] for each in client.noted]
+
+    def _wait_for(self, kinds: str) -> None:
+        for client in self.clients:
+            if client.name[0] in kinds:
+                client.join(PATIENCE_S)
+                assert not client.is_alive(), f"{client.name} does not end"
+
+    def _until_copied(self, direct: str) -> None:
+        partitions = [TopicPartition(self.inward, index) for index in range(self.writers)]
+        deadline = time.monotonic() + PATIENCE_S
+        with Consumer({"bootstrap.servers": direct, "group.id": f"{self.run}-copiers"}) as consumer:
+            ends = consumer.end_offsets(partitions)
+            while True:
+                found = consumer.committed(partitions)
+                at = {each: position.offset if position else 0 for each, position in found.items()}
+                # The last record may be followed by markers, which nobody's position passes.
+                if all(_nothing_between(consumer, each, at[each], ends[each]) for each in partitions):
+                    return
+                assert time.monotonic() < deadline, f"the copiers are at {at} of {ends}"
+                time.sleep(0.1)
+
+
+def _nothing_between(consumer: Consumer, at: TopicPartition, start: int, end: int) -> bool:
+    return start >= end or not any(piece.num_rows for piece in consumer.fetch_range(at, start, end))
+
+
+def copied_once(load: Load, history: list[Operation]) -> int:
+    """Whether every record that is in the one topic is in the other, once; how many."""
+    last = [item for each in history if each.process == "last" for item in each.items]
+    there = [item.value for item in last if item.topic == load.inward]
+    copied = [item.value.split(b">")[0] for item in last if item.topic == load.outward]
+    assert len(set(copied)) == len(copied), "copied twice"
+    assert set(copied) == set(there)
+    return len(there)

@@ -1,0 +1,184 @@
+"""Consume, transform, produce while brokers or clients are killed or stopped: what goes in comes out once.
+
+The grid is that of Apache Kafka's own system test of transactions: both ways of ending, both ends, ordered
+(one partition) and not (several), positions committed with the member's metadata and by the group's name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers_producer import new_topic, producer_of, read
+
+from oncelog import Consumer, TopicPartition
+from oncelog.dev.process import end_process
+from oncelog.dev.served import ServedBroker
+from oncelog.errors import OncelogError
+
+SIZE, COPIERS, BOUNCES = 750, 2, 2
+SETTINGS = {"group.min.session.timeout.ms": 500}  # so that a killed member is missed soon
+
+
+class Copier:
+    """tests/kill/copier.py as a process; `copied`: the records of the transactions it said it committed."""
+
+    def __init__(self, folder: Path, **told: object) -> None:
+        self._command = [sys.executable, str(Path(__file__).with_name("copier.py")), json.dumps(told)]
+        self._out, self._errors = folder / f"{told['name']}.out", folder / f"{told['name']}.err"
+        self.start()
+
+    def start(self) -> None:
+        with self._out.open("ab") as out, self._errors.open("ab") as errors:
+            self.process = subprocess.Popen(self._command, stdout=out, stderr=errors)
+
+    @property
+    def copied(self) -> int:
+        return sum(map(int, self._out.read_text().split()))
+
+    def bounce(self, how: signal.Signals) -> None:
+        end_process(self.process, how)
+        self.start()
+
+    def is_done(self) -> bool:
+        """Started again if it ended before all was copied: its producer could not go on."""
+        code = self.process.poll()
+        if code:
+            self.start()
+        return code == 0
+
+
+class Watcher(threading.Thread):
+    """A read_committed reader that is there all the time."""
+
+    def __init__(self, servers: str, topic: str, partitions: int, count: int) -> None:
+        super().__init__(daemon=True)
+        self.count, self.seen = count, list[tuple[int, int]]()
+        self.stopped = threading.Event()
+        self._consumer = Consumer({"bootstrap.servers": servers}, auto_offset_reset="earliest")
+        self._consumer.assign([TopicPartition(topic, each) for each in range(partitions)])
+        self.start()
+
+    def run(self) -> None:
+        with self._consumer:
+            while len(self.seen) < self.count and not self.stopped.is_set():
+                try:
+                    records = self._consumer.poll(0.1)
+                except OncelogError:
+                    continue  # the broker is away
+                self.seen += [(record.partition, int(record.value or b"")) for record in records]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What happens to whom, and how is copied."""
+
+    how: signal.Signals
+    target: str
+    order: str
+    group: str
+
+    @property
+    def partitions(self) -> int:
+        return 1 if self.order == "ordered" else 4
+
+    def start_copiers(self, folder: Path, **told: object) -> list[Copier]:
+        """Two members of the group; or as many as have partitions when these are shared out beforehand."""
+        shares = [list(range(number, self.partitions, COPIERS)) for number in range(COPIERS)]
+        by_name = self.group == "by name"
+        return [
+            Copier(folder, **told, name=f"{told['group']}-{number}", share=share if by_name else None)
+            for number, share in enumerate(shares)
+            if share or not by_name
+        ]
+
+    def bounce(self, broker: ServedBroker, copiers: list[Copier]) -> None:
+        """End them, and start them again."""
+        if self.target == "broker":
+            broker.kill() if self.how is signal.SIGKILL else broker.stop()
+            broker.start()
+            return
+        for copier in copiers:
+            copier.bounce(self.how)
+
+
+def copy_and_bounce(broker: ServedBroker, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
+    """Copy so many records, disturbed twice on the way."""
+    servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
+    source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
+    fill(servers, source, cell.partitions, count)
+    watcher = Watcher(servers, target, cell.partitions, count)
+    told = {"servers": servers, "source": source, "target": target, "partitions": cell.partitions}
+    copiers = cell.start_copiers(folder, **told, group=f"of-{source}", size=SIZE, pause=pause_s)
+    try:
+        for bounce in range(1, BOUNCES + 1):
+            due = count * bounce // (BOUNCES + 2)
+            wait_until(lambda due=due: sum(each.copied for each in copiers) >= due, patience_s)
+            time.sleep(chance.uniform(0, pause_s))
+            cell.bounce(broker, copiers)
+        wait_until(lambda: all([each.is_done() for each in copiers]), patience_s)
+        watcher.join(patience_s)
+    finally:
+        watcher.stopped.set()
+        for copier in copiers:
+            end_process(copier.process, signal.SIGKILL)
+    final = [(record.partition, int(record.value or b"")) for record in read(servers, target)]
+    for seen in (watcher.seen, final):
+        assert sorted(value for _, value in seen) == list(range(count))
+        if cell.order == "ordered":
+            assert [value for _, value in seen] == list(range(count))
+
+
+def fill(servers: str, topic: str, partitions: int, count: int) -> None:
+    with producer_of(servers, linger_ms=5) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, partition=number % partitions)
+        producer.flush()
+
+
+CELLS = [
+    pytest.param(Cell(how, *rest), id=" ".join(["SIGKILL" if how is signal.SIGKILL else "stop", *rest]))
+    for how, *rest in itertools.product(
+        (signal.SIGKILL, signal.SIGTERM),
+        ("broker", "clients"),
+        ("ordered", "unordered"),
+        ("by metadata", "by name"),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """One for the whole grid: what it survived in one cell it carries into the next."""
+    with ServedBroker(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
+        yield served
+
+
+@pytest.mark.behaviour("T6", "T7", "T11")
+@pytest.mark.parametrize("cell", CELLS)
+def test_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+    copy_and_bounce(broker, tmp_path, cell, 5 * SIZE, 0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("T6", "T7", "T11")
+@pytest.mark.parametrize("cell", CELLS)
+def test_many_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+    copy_and_bounce(broker, tmp_path, cell, 100_000, 0.1)

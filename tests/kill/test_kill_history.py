@@ -1,0 +1,124 @@
+"""Histories of concurrent transactional clients under faults hold none of the known anomalies."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers_history import Load, copied_once, lost_messages, network_faults
+
+from oncelog import Broker
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.served import ServedBroker
+from oncelog.faults import Proxy, Rule
+from oncelog.rules.history import AbortedRead, Anomaly, EarlyRead, Kind, Operation, Outcome, check
+
+SEED = 4
+
+
+def judge(load: Load, history: list[Operation]) -> None:
+    """Nothing is wrong, and enough happened for that to mean something."""
+    found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
+    assert not found, "\n".join(map(str, found[:20]))
+    assert copied_once(load, history) > 20
+    ended = Counter((each.kind, each.outcome) for each in history)
+    assert ended[Kind.COMMIT, Outcome.OK] > 10
+    assert ended[Kind.ABORT, Outcome.OK] > 0
+
+
+def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], None]:
+    """Cut connections and, of our own broker, kills, at random times for so many seconds."""
+    chance = random.Random(SEED)
+
+    def disturb(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(0.2, 0.8))
+            if broker is not None and chance.random() < 0.6:
+                broker.kill()
+                broker.start()
+            else:
+                proxy.cut()
+        proxy.clear()
+
+    return disturb
+
+
+def run(
+    direct: str,
+    broker: ServedBroker | None,
+    seconds: float,
+    *,
+    shared: bool = True,
+    clients: int = 2,
+    rules: list[Rule] | None = None,
+) -> None:
+    with Proxy(direct, rules=rules or network_faults(), seed=SEED) as proxy:
+        load = Load(proxy.bootstrap_servers, SEED, clients + 1, clients, clients, shared)
+        load.create_topics(direct)
+        load.work(disturbing(proxy, broker), seconds)
+        proxy.release()
+        history = load.finish(direct)
+    judge(load, history)
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+@pytest.mark.parametrize("shared", [True, False], ids=["partitions shared", "each its own"])
+def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
+    with ServedBroker(tmp_path / "data") as broker:
+        run(broker.bootstrap_servers, broker, 5, shared=shared)
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+def test_where_epochs_stay_and_nothing_arrives_late(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path / "data", settings={"oncelog.transaction.version": 1}) as broker:
+        run(broker.bootstrap_servers, broker, 5, rules=lost_messages())
+
+
+@pytest.mark.behaviour("T3", "T6", "T7", "T13")
+def test_the_network_before_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
+    run(apache_kafka.bootstrap_servers, None, 5)
+
+
+LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize("version", [2, 1])
+def test_late_ends(version: int) -> None:
+    """KAFKA-17754 for real: an epoch per transaction refuses them, an epoch that stays does not."""
+    found: list[Anomaly] = []
+    for seed in range(5 if version == 1 else 1):
+        with (
+            Broker(config={"oncelog.transaction.version": version}) as broker,
+            Proxy(broker.bootstrap_servers, rules=[LATE_ENDS], seed=seed) as proxy,
+        ):
+            load = Load(proxy.bootstrap_servers, seed)
+            load.create_topics(broker.bootstrap_servers)
+            load.work(time.sleep, 2)
+            found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
+        if found:
+            break
+    assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)
+    assert version == 1 or found == []
+
+
+def test_a_reader_of_what_is_not_committed_is_caught() -> None:
+    with Broker() as broker:
+        load = Load(broker.bootstrap_servers, isolation="read_uncommitted")
+        load.create_topics(broker.bootstrap_servers)
+        load.work(time.sleep, 1)
+        found = check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
+    assert {AbortedRead, EarlyRead} <= {type(each) for each in found}
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
+@pytest.mark.parametrize(("seconds", "clients", "shared"), [(300, 2, True), (300, 5, True), (300, 3, False)])
+def test_for_long(tmp_path: Path, seconds: float, clients: int, shared: bool) -> None:
+    with ServedBroker(tmp_path / "data") as broker:
+        run(broker.bootstrap_servers, broker, seconds, shared=shared, clients=clients)
