@@ -20,10 +20,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if shutil.which("java"):
-        return
+    # A file's tests stay in one process, for they share fixtures; Spark's all do, and go first: one session.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
     for item in items:
-        if item.get_closest_marker("spark"):
+        is_spark = item.get_closest_marker("spark") is not None
+        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else str(item.path)))
+        if is_spark and not shutil.which("java"):
             item.add_marker(pytest.mark.skip(reason="no Java found: install a JDK 17 or newer to run Spark"))
 
 
