@@ -92,7 +92,7 @@ def passed(servers: str) -> list[int]:
     return [int(record.value or b"") for record in read(servers, "passed")]
 
 
-@pytest.mark.behaviour("T6", "T7", "T10", "T11")
+@pytest.mark.behaviour("T6", "T7")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
     """One instance is killed and started again; a second joins, the first is killed for good, the broker too.
 
