@@ -215,7 +215,7 @@ CONSUMER = SettingsTable(
         ("consumer.timeout.ms", "int", None, "Iterating a consumer ends after this long without a record; unset: never.", 0),
         ("group.id", "str", None, "Consumer group."),
         ("group.instance.id", "str", None, "Name of a static member, which keeps its partitions over a restart."),
-        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin."),
+        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky (which gives back only what moves, if named alone)."),
         ("session.timeout.ms", "int", 45_000, "A member that is silent this long is removed.", 1),
         ("heartbeat.interval.ms", "int", 3_000, "Pause between heartbeats; at most a third of session.timeout.ms is sensible.", 1),
         ("max.poll.interval.ms", "int", 300_000, "A member that does not poll for this long leaves its group.", 1),

@@ -3,102 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import confluent_kafka
 import pytest
+from helpers_groups import SECONDS, Reader, fill, member, take, wait_for
 from helpers_producer import new_topic, producer_of, values
 
-from oncelog import Broker, Consumer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.errors import BrokerError, ConfigError, IllegalGeneration, MisuseError, UnknownMemberId
-
-SECONDS = 30.0
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
-
-
-@pytest.fixture
-def group() -> str:
-    return f"group-{os.getpid()}-{next(_numbers)}"
-
-
-def member(servers: str, group: str, **settings: Any) -> Consumer:
-    quick = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000, "retry_backoff_ms": 20}
-    config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
-    return Consumer(config, **{**quick, **settings})
-
-
-def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> None:
-    with producer_of(servers) as producer:
-        for number in range(first, first + count):
-            producer.send(topic, b"%d" % number, partition=number % partitions)
-        producer.flush()
-
-
-def take(consumer: Consumer, count: int) -> list[int]:
-    """So many records' values."""
-    got: list[int] = []
-    deadline = time.monotonic() + SECONDS
-    while len(got) < count:
-        assert time.monotonic() < deadline, f"{len(got)} of {count}"
-        got += [int(record.value or b"") for record in consumer.poll(0.2)]
-    return got
-
-
-class Reader:
-    """A member in a thread of its own; `values` grows, `assigned` is its share."""
-
-    def __init__(self, consumer: Consumer, topic: str) -> None:
-        self.consumer, self.values, self.events = consumer, list[int](), list[tuple[str, int]]()
-        self._stop = threading.Event()
-        consumer.subscribe(
-            [topic],
-            on_assigned=lambda share: self.events.append(("assigned", len(share))),
-            on_revoked=self._revoked,
-        )
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _revoked(self, share: list[TopicPartition]) -> None:
-        self.events.append(("revoked", len(share)))
-        self.consumer.commit()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self.values += [int(record.value or b"") for record in self.consumer.poll(0.1)]
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(SECONDS)
-        self.consumer.close()
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: str) -> None:
@@ -252,9 +166,9 @@ def test_what_groups_need(servers: str, group: str) -> None:
             nobody.subscribe(topic)
         with pytest.raises(MisuseError, match=r"group\.id is not set"):
             nobody.commit({TopicPartition(topic, 0): 1})
-    with member(servers, group, partition_assignment_strategy="sticky") as odd:
+    with member(servers, group, partition_assignment_strategy="odd") as odd:
         odd.subscribe(topic)
-        with pytest.raises(ConfigError, match="range, roundrobin"):
+        with pytest.raises(ConfigError, match="range, roundrobin, sticky, cooperative-sticky"):
             odd.poll(1)
     with member(servers, group) as by_hand:
         by_hand.assign([TopicPartition(topic, 0)])

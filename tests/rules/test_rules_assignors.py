@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.assignors import ASSIGNORS, Subscriber
+from oncelog.rules.assignors import Subscriber
+from oncelog.rules.sticky import ASSIGNORS
 from oncelog.types import TopicPartition
 
 

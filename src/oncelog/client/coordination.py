@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oncelog.client.group import PROTOCOL_TYPE, decode_share
+from oncelog.client.group import PROTOCOL_TYPE
+from oncelog.client.subscription import decode_share
 from oncelog.errors import PeerError
 from oncelog.rules.hanging import KnownTransaction
 from oncelog.types import TopicPartition

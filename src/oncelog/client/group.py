@@ -5,13 +5,21 @@ Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from oncelog.client.subscription import (
+    Holding,
+    by_topic,
+    decode_subscriber,
+    encode_share,
+    encode_subscription,
+)
 from oncelog.config import Settings
 from oncelog.errors import BrokerError, DisconnectedError, OncelogError, TimedOut, error_for_code
-from oncelog.rules.assignors import ASSIGNORS, Subscriber
+from oncelog.rules.assignors import Subscriber
+from oncelog.rules.sticky import ASSIGNORS
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
     HeartbeatRequest,
@@ -24,11 +32,9 @@ from oncelog.wire.messages import (
     OffsetFetchResponse,
     SyncGroupRequest,
 )
-from oncelog.wire.stored import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 PROTOCOL_TYPE = "consumer"
 NOBODY = ConsumerGroupMetadata("")
-_SUBSCRIPTION_VERSION = _ASSIGNMENT_VERSION = 1
 MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
 """Later versions name topics by id."""
 
@@ -76,9 +82,11 @@ class Joined(NamedTuple):
     subscribers: tuple[Subscriber, ...]
 
 
-def join_request(settings: Settings, member_id: str, topics: Iterable[str]) -> JoinGroupRequest:
+def join_request(
+    settings: Settings, member_id: str, topics: Iterable[str], holding: Holding
+) -> JoinGroupRequest:
     """Join, offering every assignor of partition.assignment.strategy."""
-    subscription = ConsumerProtocolSubscription(topics=sorted(topics)).to_bytes(_SUBSCRIPTION_VERSION)
+    names, topics = settings["partition.assignment.strategy"], frozenset(topics)
     return JoinGroupRequest(
         group_id=settings["group.id"],
         session_timeout_ms=settings["session.timeout.ms"],
@@ -87,8 +95,10 @@ def join_request(settings: Settings, member_id: str, topics: Iterable[str]) -> J
         group_instance_id=settings["group.instance.id"],
         protocol_type=PROTOCOL_TYPE,
         protocols=[
-            JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=subscription)
-            for name in settings["partition.assignment.strategy"]
+            JoinGroupRequest.JoinGroupRequestProtocol(
+                name=name, metadata=encode_subscription(name, topics, holding)
+            )
+            for name in names
         ],
     )
 
@@ -98,15 +108,12 @@ def joined_from(settings: Settings, answer: JoinGroupResponse) -> Joined:
     group, instance = settings["group.id"], settings["group.instance.id"]
     member = ConsumerGroupMetadata(group, answer.generation_id, answer.member_id, instance)
     is_leader = answer.leader == answer.member_id and not answer.skip_assignment
+    assignor = answer.protocol_name or ""
     subscribers = tuple(
-        Subscriber(
-            each.member_id,
-            each.group_instance_id,
-            frozenset(ConsumerProtocolSubscription.from_bytes(each.metadata).topics),
-        )
+        decode_subscriber(assignor, each.member_id, each.group_instance_id, each.metadata)
         for each in (answer.members if is_leader else ())
     )
-    return Joined(member, answer.protocol_name or "", subscribers)
+    return Joined(member, assignor, subscribers)
 
 
 def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGroupRequest:
@@ -120,33 +127,10 @@ def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGro
         protocol_type=PROTOCOL_TYPE,
         protocol_name=joined.assignor,
         assignments=[
-            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=_encode(share))
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=encode_share(share))
             for member_id, share in shares.items()
         ],
     )
-
-
-def _encode(share: Sequence[TopicPartition]) -> bytes:
-    topics: dict[str, list[int]] = {}
-    for at in share:
-        topics.setdefault(at.topic, []).append(at.partition)
-    return ConsumerProtocolAssignment(
-        assigned_partitions=[
-            ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
-            for topic, partitions in topics.items()
-        ]
-    ).to_bytes(_ASSIGNMENT_VERSION)
-
-
-def decode_share(assignment: bytes) -> list[TopicPartition]:
-    """The partitions of an assignment; none for an empty one. Raises PeerError."""
-    if not assignment:
-        return []
-    return [
-        TopicPartition(topic.topic, partition)
-        for topic in ConsumerProtocolAssignment.from_bytes(assignment).assigned_partitions
-        for partition in topic.partitions
-    ]
 
 
 def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
@@ -202,9 +186,7 @@ def committed_request(
     group_id: str, partitions: Iterable[TopicPartition], *, is_stable: bool
 ) -> OffsetFetchRequest:
     """What the group has committed. `is_stable`: wait for transactions that may commit."""
-    topics: dict[str, list[int]] = {}
-    for at in partitions:
-        topics.setdefault(at.topic, []).append(at.partition)
+    topics = by_topic(partitions)
     return OffsetFetchRequest(
         group_id=group_id,
         topics=[

@@ -86,7 +86,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
-        if self._topics:
+        if self._subscription:
             raise MisuseError(
                 "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
             )
@@ -156,7 +156,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     async def _poll(self, timeout: float, take: Callable[[float], Any]) -> Any:
         cluster = await self._connected()
-        if not self._topics and not self._core.assignment():
+        if not self._subscription and not self._core.assignment():
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         deadline_ms = cluster.now_ms() + timeout * 1000
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import queue
+import re
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -88,8 +89,9 @@ class Consumer:
 
     def subscribe(
         self,
-        topics: Collection[str] | str,
+        topics: Collection[str] | str = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
         on_lost: Listener | None = None,
@@ -100,7 +102,8 @@ class Consumer:
         """
         self._listeners = Listeners(on_assigned, on_revoked, on_lost)
         relays = (self._relay(change) for change in (Change.ASSIGNED, Change.REVOKED, Change.LOST))
-        self._call(lambda: self._async.subscribe(topics, **dict(zip(_CALLBACKS, relays, strict=True))))
+        listeners = dict(zip(_CALLBACKS, relays, strict=True))
+        self._call(lambda: self._async.subscribe(topics, pattern=pattern, **listeners))
 
     def _relay(self, change: Change) -> Listener:
         """What tells the thread that polls, and waits until it has been told."""

@@ -1,30 +1,31 @@
-"""A consumer's membership over asyncio: joins, keeps alive, fetches and commits the group's offsets.
+"""A consumer's membership over asyncio: joins, keeps alive, gives back and takes over partitions.
 
 `advance` is called by every poll. It says when partitions were taken or given, so that the face can tell
 the application in the thread that polls; joining itself goes on in the background when a poll is short.
-All partitions are given back before a join (the eager way of Kafka's assignors range and roundrobin).
-Source: Kafka's ConsumerCoordinator.
+
+    eager         all partitions are given back before a join (range, roundrobin, sticky)
+    cooperative   partitions stay, and are read, while the group rebalances; what the new assignment lacks is
+                  given back after it, and a second join lets others have that (cooperative-sticky)
+
+Source: Kafka's ConsumerCoordinator; KIP-429.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.group import (
     MAX_COMMIT_VERSION,
-    MAX_FETCH_VERSION,
     Joined,
     Next,
     commit_error,
     commit_request,
-    committed_from,
-    committed_request,
-    decode_share,
     heartbeat_request,
     join_request,
     joined_from,
@@ -32,20 +33,13 @@ from oncelog.client.group import (
     next_after,
     sync_request,
 )
+from oncelog.client.subscription import Holding, decode_share
 from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.edge.coordinator import GROUP, find_coordinator
-from oncelog.errors import (
-    ConfigError,
-    MisuseError,
-    OncelogError,
-    TimedOut,
-    UnknownMemberId,
-    error_for_code,
-    raise_for_code,
-)
-from oncelog.rules.assignors import ASSIGNORS
-from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
+from oncelog.edge.group_requests import GroupRequests
+from oncelog.errors import ConfigError, OncelogError, UnknownMemberId, error_for_code, raise_for_code
+from oncelog.rules.sticky import ASSIGNORS, is_cooperative
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _JOIN_PATIENCE_MS = 5_000
 """How much longer than the rebalance timeout a join may go unanswered."""
@@ -70,66 +64,90 @@ class _Share(NamedTuple):
     member: ConsumerGroupMetadata
     partitions: list[TopicPartition]
     committed: dict[TopicPartition, OffsetAndMetadata]
+    """Of those that are new."""
 
 
-class GroupSession:
-    """One consumer's part in its group. `topics` empty: it commits, but does not belong to it."""
+class GroupSession(GroupRequests):
+    """One consumer's part in its group. Not subscribed: it commits, but does not belong to it."""
 
     def __init__(
         self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
     ) -> None:
-        if settings["group.id"] is None:
-            raise MisuseError("group.id is not set: give the consumer's group to subscribe or to commit")
-        unknown = [name for name in settings["partition.assignment.strategy"] if name not in ASSIGNORS]
-        if unknown or not settings["partition.assignment.strategy"]:
+        super().__init__(core, settings, cluster)
+        assignors = settings["partition.assignment.strategy"]
+        unknown = [name for name in assignors if name not in ASSIGNORS]
+        if unknown or not assignors:
             raise ConfigError(
                 f"partition.assignment.strategy names {unknown}; there are {', '.join(ASSIGNORS)}"
             )
-        self.group_id: str = settings["group.id"]
-        self.member = ConsumerGroupMetadata(self.group_id)
         self.topics: frozenset[str] = frozenset()
-        self._core, self._settings, self._cluster, self._wake = core, settings, cluster, wake
-        self._coordinator_id: int | None = None
+        self._pattern: re.Pattern[str] | None = None
+        self._wake, self._is_cooperative = wake, is_cooperative(assignors)
         self._owned: list[TopicPartition] = []
+        self._last = Holding()
         self._counts: dict[str, int | None] = {}
         self._must_join = self._is_lost = False
-        self._joining: asyncio.Task[_Share] | None = None
+        self._joining: asyncio.Task[_Share | None] | None = None
+        self._given_back: _Share | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._polled_ms = self._committed_ms = cluster.now_ms()
 
     # Membership
 
-    def subscribe(self, topics: Collection[str]) -> None:
-        """Belong to the group and read these topics' partitions as it shares them out."""
-        self.topics, self._must_join = frozenset(topics), True
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether it belongs to the group, or is about to."""
+        return bool(self.topics) or self._pattern is not None
+
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
+        """Belong to the group and read these topics' partitions, or all that match, as it shares them out."""
+        self.topics, self._pattern, self._must_join = frozenset(topics), pattern, True
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
         """What to tell the application next; True: all is told and partitions may be read; False: not yet."""
         self._polled_ms = self._cluster.now_ms()
-        if self._joining is None and not self._must_join and self._has_new_partitions():
+        if self._given_back is not None:
+            share, self._given_back = self._given_back, None
             self._must_join = True
-        if self._must_join and self._joining is None:
-            if self._owned:
-                return await self._give_back()
-            self._core.assign([])
-            self._must_join = self._is_lost = False
-            self._joining = asyncio.create_task(self._join())
+            return self._take(share)
         if self._joining is None:
-            await self._commit_by_time()
-            return True
+            self._must_join = self._must_join or self._has_new_partitions()
+            if not self._must_join:
+                await self._commit_by_time()
+                return True
+            if leaving := self._to_give_back():
+                return await self._give_back(leaving)
+            self._start_joining()
+        assert self._joining is not None
+        if self._owned and not self._joining.done():
+            return True  # what stays is read on meanwhile
         return await self._await_share(deadline_ms)
 
     def _has_new_partitions(self) -> bool:
         metadata = self._cluster.metadata
         return any(metadata.partition_count(topic) != count for topic, count in self._counts.items())
 
-    async def _give_back(self) -> Rebalance:
+    def _to_give_back(self) -> list[TopicPartition]:
+        """What the member may not hold when it joins."""
+        if self._is_lost or not self._is_cooperative:
+            return self._owned
+        return [at for at in self._owned if self._pattern is None and at.topic not in self.topics]
+
+    async def _give_back(self, partitions: list[TopicPartition]) -> Rebalance:
         change = Change.LOST if self._is_lost else Change.REVOKED
         if change is Change.REVOKED and self._settings["enable.auto.commit"]:
             with suppress(OncelogError):
                 await self.commit()
-        owned, self._owned = self._owned, []
-        return Rebalance(change, owned)
+        self._owned = [at for at in self._owned if at not in partitions]
+        return Rebalance(change, partitions)
+
+    def _start_joining(self) -> None:
+        self._core.assign(self._owned)
+        self._must_join = self._is_lost = False
+        self._stop_beating()
+        self._joining = asyncio.create_task(self._join())
+        self._joining.add_done_callback(lambda _: self._wake())
 
     async def _await_share(self, deadline_ms: float) -> Rebalance | bool:
         assert self._joining is not None
@@ -143,32 +161,49 @@ class GroupSession:
         except OncelogError:
             self._must_join = True
             raise
-        self.member, self._owned = share.member, share.partitions
+        if share is None or self._is_lost:
+            return await self.advance(deadline_ms)
+        self.member = share.member
+        if leaving := [at for at in self._owned if at not in share.partitions]:
+            self._given_back = share
+            return await self._give_back(leaving)
+        return self._take(share)
+
+    def _take(self, share: _Share) -> Rebalance:
+        """The share holds. To tell: what is new in it."""
+        added = [at for at in share.partitions if at not in self._owned]
+        self._owned = list(share.partitions)
+        self._last = Holding((), share.partitions, share.member.generation_id)
         self._core.assign(share.partitions)
         for at, found in share.committed.items():
             self._core.seek(at, found.offset)
         self._committed_ms = self._cluster.now_ms()
-        self._stop_beating()
-        self._beating = asyncio.create_task(self._beat())
-        return Rebalance(Change.ASSIGNED, list(share.partitions))
+        return Rebalance(Change.ASSIGNED, added)
 
-    async def _join(self) -> _Share:
-        """A new generation, however often it takes."""
+    async def _join(self) -> _Share | None:
+        """A new generation, however often it takes; None: the partitions that stayed are lost."""
         attempt = 0
         while True:
             try:
                 joined = await self._join_once()
+                if self._is_cooperative:
+                    self.member = joined.member  # what stayed is committed in the new generation
                 await self._learn(joined)
                 counts = {topic: count or 0 for topic, count in self._counts.items()}
                 answer = await self._ask(sync_request(joined, counts))
                 raise_for_code(answer.error_code)
                 partitions = decode_share(answer.assignment)
-                self.member = joined.member
-                return _Share(joined.member, partitions, await self.committed(partitions))
+                added = [at for at in partitions if at not in self._owned]
+                share = _Share(joined.member, partitions, await self.committed(added))
+                self._beating = asyncio.create_task(self._beat(joined.member))
+                return share
             except OncelogError as error:
                 following = next_after(error)
                 if following is Next.RAISE:
                     raise
+                if following in (Next.RESET, Next.BEHIND) and self._owned:
+                    self._lose(following)
+                    return None
                 if following is Next.RESET:
                     self.member = ConsumerGroupMetadata(self.group_id)
                 if following is Next.FIND:
@@ -178,8 +213,11 @@ class GroupSession:
                     attempt += 1
 
     async def _join_once(self) -> Joined:
+        if self._pattern is not None:
+            await self._match(self._pattern)
         timeout_ms = self._settings["max.poll.interval.ms"] + _JOIN_PATIENCE_MS
-        request = join_request(self._settings, self.member.member_id, self.topics)
+        holding = self._last._replace(owned=self._owned)
+        request = join_request(self._settings, self.member.member_id, self.topics, holding)
         answer = await self._ask(request, timeout_ms=timeout_ms)
         if answer.member_id:
             self.member = self.member._replace(member_id=answer.member_id)
@@ -189,10 +227,38 @@ class GroupSession:
     async def _learn(self, joined: Joined) -> None:
         """How many partitions the topics have that members read; the leader must know."""
         topics = self.topics.union(*(each.topics for each in joined.subscribers))
-        await self._cluster.refresh_metadata(topics)
+        may_create = self._pattern is None  # what matched once and was deleted is not to come back
+        await self._cluster.refresh_metadata(topics, allow_auto_topic_creation=may_create)
         self._counts = {topic: self._cluster.metadata.partition_count(topic) for topic in topics}
 
-    async def _beat(self) -> None:
+    # Topics by pattern
+
+    async def _match(self, pattern: re.Pattern[str]) -> None:
+        """Subscribe to what matches now, and look again by and by."""
+        answer = await self._cluster.fetch_metadata(None)
+        self.topics = frozenset(
+            row.name
+            for row in answer.topics
+            if not row.error_code and not row.is_internal and pattern.fullmatch(row.name)
+        )
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_by_time())
+
+    async def _look_by_time(self) -> None:
+        while self._pattern is not None:
+            await asyncio.sleep(self._settings["metadata.max.age.ms"] / 1000)
+            topics, pattern = self.topics, self._pattern
+            if self._joining is None and pattern is not None:
+                with suppress(OncelogError):
+                    await self._match(pattern)
+            if self.topics != topics:
+                self._must_join = True
+                self._wake()
+        self._looking = None
+
+    # Staying
+
+    async def _beat(self, member: ConsumerGroupMetadata) -> None:
         """Heartbeats until the member is out, or an application that does not poll has taken it out."""
         while True:
             await asyncio.sleep(self._settings["heartbeat.interval.ms"] / 1000)
@@ -201,7 +267,7 @@ class GroupSession:
                 self._lose(Next.RESET)
                 return
             try:
-                answer = await self._ask(heartbeat_request(self.member))
+                answer = await self._ask(heartbeat_request(member))
                 error: OncelogError | None = error_for_code(answer.error_code) if answer.error_code else None
             except OncelogError as failure:
                 error = failure
@@ -231,13 +297,14 @@ class GroupSession:
 
     async def close(self) -> None:
         """Commit if that is automatic, leave."""
-        is_member = bool(self.topics and self.member.member_id)
+        is_member = bool(self.is_subscribed and self.member.member_id)
         if is_member and self._owned and not self._is_lost and self._settings["enable.auto.commit"]:
             with suppress(OncelogError):
                 await self.commit()
         self._stop_beating()
-        if self._joining is not None:
-            self._joining.cancel()
+        for task in (self._joining, self._looking):
+            if task is not None:
+                task.cancel()
         if is_member:
             await self._leave()
 
@@ -256,7 +323,7 @@ class GroupSession:
             offsets = {at: offset for at, offset in positions.items() if offset is not None}
         if not offsets:
             return
-        if self.topics and self.member.generation_id < 0:
+        if self.is_subscribed and self.member.generation_id < 0:
             # As nobody in particular the group would take it, over the heads of its members.
             raise UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
         full = {
@@ -270,27 +337,9 @@ class GroupSession:
         if error is None:
             return
         following = next_after(error)
-        if following in (Next.RESET, Next.BEHIND) and self.topics:
+        if following in (Next.RESET, Next.BEHIND) and self.is_subscribed and self._joining is None:
             self._lose(following)
         raise error
-
-    async def committed(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed; partitions without a commit are left out."""
-        if not partitions:
-            return {}
-        is_stable = self._core.options.isolation is Isolation.READ_COMMITTED
-        request = committed_request(self.group_id, partitions, is_stable=is_stable)
-
-        async def once() -> dict[TopicPartition, OffsetAndMetadata]:
-            error, found = committed_from(await self._ask(request, max_version=MAX_FETCH_VERSION))
-            if error is not None:
-                raise error
-            return found
-
-        found: dict[TopicPartition, OffsetAndMetadata] = await self._until_settled(once)
-        return found
 
     async def _commit_by_time(self) -> None:
         now_ms = self._cluster.now_ms()
@@ -300,37 +349,3 @@ class GroupSession:
             self._committed_ms = now_ms
             with suppress(OncelogError):  # the next one brings these positions as well
                 await self.commit()
-
-    async def _until_settled(self, once: Callable[[], Any]) -> Any:
-        """Try again what may pass, for as long as request.timeout.ms."""
-        deadline_ms = self._cluster.now_ms() + self._settings["request.timeout.ms"]
-        attempt = 0
-        while True:
-            try:
-                return await once()
-            except OncelogError as error:
-                following = next_after(error)
-                if following not in (Next.RETRY, Next.FIND):
-                    raise
-                if following is Next.FIND:
-                    self._coordinator_id = None
-                pause_ms = self._cluster.retry_pause_ms(attempt)
-                if self._cluster.now_ms() + pause_ms > deadline_ms:
-                    raise TimedOut(f"group {self.group_id!r} gave no answer in time: {error}") from error
-            await asyncio.sleep(pause_ms / 1000)
-            attempt += 1
-
-    # Requests
-
-    async def _ask(
-        self, request: Any, *, timeout_ms: float | None = None, max_version: int | None = None
-    ) -> Any:
-        node_id = await self._coordinator()
-        return await self._cluster.request(
-            node_id, request, timeout_ms=timeout_ms, max_version=max_version, channel="group"
-        )
-
-    async def _coordinator(self) -> int:
-        if self._coordinator_id is None:
-            self._coordinator_id = await find_coordinator(self._cluster, GROUP, self.group_id)
-        return self._coordinator_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -44,9 +45,26 @@ class Listeners(NamedTuple):
             await told
 
 
-def topics_of(topics: Collection[str] | str) -> list[str]:
-    """One topic's name, or several."""
-    return [topics] if isinstance(topics, str) else list(topics)
+class Subscription(NamedTuple):
+    """Topics by name, or all whose names match a regular expression as a whole."""
+
+    topics: frozenset[str] = frozenset()
+    pattern: re.Pattern[str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.topics) or self.pattern is not None
+
+
+def subscription_of(topics: Collection[str] | str, pattern: str | re.Pattern[str] | None) -> Subscription:
+    """One topic's name, or several, or a pattern. Raises MisuseError on both, or not a regular expression."""
+    if pattern is None:
+        return Subscription(frozenset([topics] if isinstance(topics, str) else topics))
+    if topics:
+        raise MisuseError("subscribe to topics or to a pattern, not to both")
+    try:
+        return Subscription(pattern=re.compile(pattern))
+    except re.error as error:
+        raise MisuseError(f"{pattern!r} is no regular expression: {error}") from error
 
 
 class AsyncSubscribing:
@@ -59,31 +77,36 @@ class AsyncSubscribing:
 
     def __init__(self) -> None:
         self._group: GroupSession | None = None
-        self._topics: list[str] = []
+        self._subscription = Subscription()
         self.listeners = Listeners()
 
     def subscribe(
         self,
-        topics: Collection[str] | str,
+        topics: Collection[str] | str = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         on_assigned: Listener | None = None,
         on_revoked: Listener | None = None,
         on_lost: Listener | None = None,
     ) -> None:
         """Read the topics' partitions as the group (group.id) shares them out among its members.
 
+        `pattern`: instead of names, every topic (but Kafka's own) whose whole name matches; looked for
+        again every metadata.max.age.ms.
+
         The callbacks get lists of partitions during `poll`; positions can still be committed in
         `on_revoked`. Takes the place of an earlier subscription. Raises MisuseError without a group.
         """
         if self._settings["group.id"] is None:
             raise MisuseError("group.id is not set: give the consumer's group to subscribe")
-        self._topics, self.listeners = topics_of(topics), Listeners(on_assigned, on_revoked, on_lost)
+        self._subscription = subscription_of(topics, pattern)
+        self.listeners = Listeners(on_assigned, on_revoked, on_lost)
         if self._group is not None:
-            self._group.subscribe(self._topics)
+            self._group.subscribe(*self._subscription)
 
     async def unsubscribe(self) -> None:
         """Leave the group, committing first if that is automatic, and read nothing."""
-        self._topics = []
+        self._subscription = Subscription()
         if self._group is not None:
             group, self._group = self._group, None
             await group.close()
@@ -125,10 +148,10 @@ class AsyncSubscribing:
         cluster = await self._connected()
         if self._group is None:
             self._group = GroupSession(self._core, self._settings, cluster, self._wake_up)
-            if self._topics:
-                self._group.subscribe(self._topics)
+            if self._subscription:
+                self._group.subscribe(*self._subscription)
         return self._group
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
         """What the group has to tell before records may be taken; see GroupSession.advance."""
-        return await (await self._session()).advance(deadline_ms) if self._topics else True
+        return await (await self._session()).advance(deadline_ms) if self._subscription else True

@@ -6,7 +6,7 @@ Source: Kafka's RangeAssignor, RoundRobinAssignor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -19,6 +19,10 @@ class Subscriber(NamedTuple):
     member_id: str
     group_instance_id: str | None
     topics: frozenset[str]
+    owned: tuple[TopicPartition, ...] = ()
+    """What it reads, or read last; for the assignors that let partitions stay."""
+    generation_id: int | None = None
+    """In which generation it was given them."""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -59,10 +63,3 @@ def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[
             reader = next(member for member in turns if topic in member.topics)
             shares[reader.member_id].append(TopicPartition(topic, partition))
     return shares
-
-
-ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], Shares]] = {
-    "range": assign_range,
-    "roundrobin": assign_round_robin,
-}
-"""By their names in the protocol."""

@@ -359,3 +359,31 @@ class ConsumerProtocolAssignment(Data):
         assigned_partitions: list[ConsumerProtocolAssignment.TopicPartition] = ...,
         user_data: bytes | None = ...,
     ) -> None: ...
+
+class StickyAssignorUserData(Data):
+    class TopicAssignment(Part):
+        topic: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    previous_assignment: list[StickyAssignorUserData.TopicAssignment]
+    generation: int
+    def __init__(
+        self,
+        *,
+        previous_assignment: list[StickyAssignorUserData.TopicAssignment] = ...,
+        generation: int = ...,
+    ) -> None: ...
+
+class CooperativeStickyAssignorUserData(Data):
+    generation: int
+    def __init__(
+        self,
+        *,
+        generation: int = ...,
+    ) -> None: ...

@@ -15,4 +15,13 @@ data ConsumerProtocolAssignment versions 0-3 flexible 99
     topic              string
     partitions         []int32
   user_data            bytes?            =null
+
+data StickyAssignorUserData versions 0-1 flexible 99
+  previous_assignment  []TopicAssignment
+    topic              string
+    partitions         []int32
+  generation           int32              @1+ =-1
+
+data CooperativeStickyAssignorUserData versions 0-0 flexible 99
+  generation  int32
 """

@@ -1,0 +1,85 @@
+"""A consumer's requests to its coordinator over asyncio: found when needed, asked again while that helps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.group import (
+    MAX_FETCH_VERSION,
+    Next,
+    committed_from,
+    committed_request,
+    next_after,
+)
+from oncelog.config import Settings
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.coordinator import GROUP, find_coordinator
+from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
+
+
+class GroupRequests:
+    """What any consumer with a group.id may ask, member or not. Raises MisuseError without one."""
+
+    def __init__(self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection) -> None:
+        if settings["group.id"] is None:
+            raise MisuseError("group.id is not set: give the consumer's group to subscribe or to commit")
+        self.group_id: str = settings["group.id"]
+        self.member = ConsumerGroupMetadata(self.group_id)
+        self._core, self._settings, self._cluster = core, settings, cluster
+        self._coordinator_id: int | None = None
+
+    async def committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed; partitions without a commit are left out."""
+        if not partitions:
+            return {}
+        is_stable = self._core.options.isolation is Isolation.READ_COMMITTED
+        request = committed_request(self.group_id, partitions, is_stable=is_stable)
+
+        async def once() -> dict[TopicPartition, OffsetAndMetadata]:
+            error, found = committed_from(await self._ask(request, max_version=MAX_FETCH_VERSION))
+            if error is not None:
+                raise error
+            return found
+
+        found: dict[TopicPartition, OffsetAndMetadata] = await self._until_settled(once)
+        return found
+
+    async def _until_settled(self, once: Callable[[], Any]) -> Any:
+        """Try again what may pass, for as long as request.timeout.ms."""
+        deadline_ms = self._cluster.now_ms() + self._settings["request.timeout.ms"]
+        attempt = 0
+        while True:
+            try:
+                return await once()
+            except OncelogError as error:
+                following = next_after(error)
+                if following not in (Next.RETRY, Next.FIND):
+                    raise
+                if following is Next.FIND:
+                    self._coordinator_id = None
+                pause_ms = self._cluster.retry_pause_ms(attempt)
+                if self._cluster.now_ms() + pause_ms > deadline_ms:
+                    raise TimedOut(f"group {self.group_id!r} gave no answer in time: {error}") from error
+            await asyncio.sleep(pause_ms / 1000)
+            attempt += 1
+
+    # Requests
+
+    async def _ask(
+        self, request: Any, *, timeout_ms: float | None = None, max_version: int | None = None
+    ) -> Any:
+        node_id = await self._coordinator()
+        return await self._cluster.request(
+            node_id, request, timeout_ms=timeout_ms, max_version=max_version, channel="group"
+        )
+
+    async def _coordinator(self) -> int:
+        if self._coordinator_id is None:
+            self._coordinator_id = await find_coordinator(self._cluster, GROUP, self.group_id)
+        return self._coordinator_id

@@ -1,0 +1,182 @@
+"""Assignors that let partitions stay where they are: sticky and cooperative-sticky.
+
+Law: every partition of a topic somebody wants has one reader; no chain of hand-overs could even out the
+members' loads further; within that, few partitions move, and as few as possible where all members want the
+same topics. The answer depends on the members and counts alone, not on the order they are named in.
+Source: Kafka's AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54, KIP-341, KIP-429.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from oncelog.rules.assignors import Shares, Subscriber, assign_range, assign_round_robin
+from oncelog.types import TopicPartition
+
+COOPERATIVE = "cooperative-sticky"
+STICKY = "sticky"
+
+
+def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
+    """As balanced as can be; then as many partitions as possible stay with their owners."""
+    loads = _Loads(members, partition_counts)
+    for at, owner in sorted(_owners(members).items()):
+        loads.keep(at, owner)
+    loads.deal()
+    loads.level()
+    return loads.shares()
+
+
+def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
+    """The same, less what another member must give up first; the rebalance after that assigns it."""
+    readers: dict[TopicPartition, set[str]] = {}
+    for member in members:
+        for at in member.owned:
+            readers.setdefault(at, set()).add(member.member_id)
+    return {
+        member_id: [at for at in share if readers.get(at, set()) <= {member_id}]
+        for member_id, share in assign_sticky(members, partition_counts).items()
+    }
+
+
+def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
+    """Who may keep what: the claim of the latest generation counts; two of the same are both void."""
+    claims: dict[TopicPartition, dict[int, list[str]]] = {}
+    for member in members:
+        generation_id = -1 if member.generation_id is None else member.generation_id
+        for at in set(member.owned):
+            claims.setdefault(at, {}).setdefault(generation_id, []).append(member.member_id)
+    latest = {at: by_generation[max(by_generation)] for at, by_generation in claims.items()}
+    return {at: claimants[0] for at, claimants in latest.items() if len(claimants) == 1}
+
+
+class _Loads:
+    """Who reads what so far. Members are named by their place in order."""
+
+    def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
+        self._members = sorted(members, key=lambda member: member.order)
+        self._index = {member.member_id: index for index, member in enumerate(self._members)}
+        self._owned = [frozenset(member.owned) for member in self._members]
+        self._counts = dict(partition_counts)
+        self._held: list[dict[str, set[int]]] = [{} for _ in self._members]
+        self._load = [0] * len(self._members)
+        self._readers: dict[str, list[int]] = {topic: [] for topic in partition_counts}
+        for index, member in enumerate(self._members):
+            for topic in member.topics & partition_counts.keys():
+                self._readers[topic].append(index)
+
+    def shares(self) -> Shares:
+        """Member -> its partitions, by topic and number."""
+        return {
+            member.member_id: [
+                TopicPartition(topic, partition)
+                for topic, partitions in sorted(held.items())
+                for partition in sorted(partitions)
+            ]
+            for member, held in zip(self._members, self._held, strict=True)
+        }
+
+    def keep(self, at: TopicPartition, owner: str) -> None:
+        """It stays, if there still is such a partition and its owner still wants it."""
+        index = self._index[owner]
+        if index in self._readers.get(at.topic, ()) and at.partition < self._counts[at.topic]:
+            self._give(at.topic, at.partition, index)
+
+    def _give(self, topic: str, partition: int, index: int) -> None:
+        self._held[index].setdefault(topic, set()).add(partition)
+        self._load[index] += 1
+
+    def deal(self) -> None:
+        """What nobody keeps goes to whoever reads least; topics with few readers first."""
+        for topic, readers in sorted(self._readers.items(), key=lambda each: (len(each[1]), each[0])):
+            kept = set().union(*(self._held[index].get(topic, ()) for index in readers))
+            turns = [(self._load[index], index) for index in readers]
+            heapq.heapify(turns)
+            for partition in range(self._counts[topic]) if turns else ():
+                if partition not in kept:
+                    load, index = turns[0]
+                    self._give(topic, partition, index)
+                    heapq.heapreplace(turns, (load + 1, index))
+
+    def level(self) -> None:
+        """Hand over from those who read most, also along a chain, while that evens out the loads.
+
+        Members that nobody reachable from them has two fewer than are done: no later hand-over leads
+        through them, since it would have to end among them.
+        """
+        givers = [(-load, index) for index, load in enumerate(self._load)]
+        heapq.heapify(givers)
+        done: set[int] = set()
+        while givers:
+            load, giver = -givers[0][0], givers[0][1]
+            if giver in done or load != self._load[giver]:
+                heapq.heappop(givers)
+                continue
+            chain, reached = self._chain(giver, done)
+            if not chain:
+                done |= reached
+                continue
+            for source, topic, target in reversed(chain):
+                self._hand_over(source, topic, target)
+            for index in (giver, chain[-1][2]):
+                heapq.heappush(givers, (-self._load[index], index))
+
+    def _chain(self, giver: int, done: set[int]) -> tuple[list[tuple[int, str, int]], set[int]]:
+        """The shortest hand-overs (from, topic, to) that end with the least loaded, two below the giver."""
+        came: dict[int, tuple[int, str]] = {}
+        topics_seen: set[str] = set()
+        reached, ring = {giver}, [giver]
+        while ring:
+            following: list[int] = []
+            for source in ring:
+                for topic in sorted(self._held[source]):
+                    if topic in topics_seen or not self._held[source][topic]:
+                        continue
+                    topics_seen.add(topic)
+                    for target in self._readers[topic]:
+                        if target not in reached and target not in done:
+                            reached.add(target)
+                            came[target] = (source, topic)
+                            following.append(target)
+            least = min(following, key=lambda index: (self._load[index], index), default=None)
+            if least is not None and self._load[least] <= self._load[giver] - 2:
+                return self._back(least, came), reached
+            ring = following
+        return [], reached
+
+    @staticmethod
+    def _back(target: int, came: Mapping[int, tuple[int, str]]) -> list[tuple[int, str, int]]:
+        chain: deque[tuple[int, str, int]] = deque()
+        while target in came:
+            source, topic = came[target]
+            chain.appendleft((source, topic, target))
+            target = source
+        return list(chain)
+
+    def _hand_over(self, source: int, topic: str, target: int) -> None:
+        """Rather what the target has read before, or what the source has not."""
+
+        def dearness(partition: int) -> tuple[bool, bool, int]:
+            at = TopicPartition(topic, partition)
+            return at not in self._owned[target], at in self._owned[source], -partition
+
+        partition = min(self._held[source][topic], key=dearness)
+        self._held[source][topic].remove(partition)
+        self._load[source] -= 1
+        self._give(topic, partition, target)
+
+
+ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], Shares]] = {
+    "range": assign_range,
+    "roundrobin": assign_round_robin,
+    STICKY: assign_sticky,
+    COOPERATIVE: assign_cooperative,
+}
+"""All of them by their names in the protocol."""
+
+
+def is_cooperative(assignors: Iterable[str]) -> bool:
+    """Whether members that offer these keep their partitions during a rebalance: all must know how."""
+    return set(assignors) == {COOPERATIVE}

@@ -1,0 +1,34 @@
+"""Our broker and Apache Kafka, and a group nobody else has."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from oncelog import Broker
+from oncelog.dev.apache_kafka import ApacheKafka
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{os.getpid()}-{next(_numbers)}"

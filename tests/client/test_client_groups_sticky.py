@@ -1,0 +1,270 @@
+"""Partitions that stay: sticky and cooperative-sticky groups of ours and of others, and topics by pattern."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import aiokafka
+import confluent_kafka
+import pytest
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from helpers_groups import SECONDS, Reader, fill, member, wait_for
+from helpers_producer import new_topic
+
+from oncelog import Admin, Consumer, NewTopic, TopicPartition
+from oncelog.errors import MisuseError
+
+COOPERATIVE = {"partition_assignment_strategy": "cooperative-sticky", "enable_auto_commit": False}
+STICKY = {"partition_assignment_strategy": "sticky", "enable_auto_commit": False}
+
+
+def assigned(reader: Reader) -> set[int]:
+    return {at.partition for at in reader.consumer.assignment()}
+
+
+def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
+    """A second and a third member join and go; nothing is lost, nothing read twice."""
+    topic = new_topic(servers, 6)
+    first = Reader(member(servers, group, **COOPERATIVE), topic)
+    wait_for(lambda: first.events == [("assigned", 6)])
+    fill(servers, topic, 0, 60, 6)
+    wait_for(lambda: len(first.values) == 60)
+    second = Reader(member(servers, group, **COOPERATIVE), topic)
+    wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
+    kept = assigned(first), assigned(second)
+    third = Reader(member(servers, group, **COOPERATIVE), topic)
+    readers = [first, second, third]
+    wait_for(lambda: [len(assigned(each)) for each in readers] == [2, 2, 2])
+    assert assigned(first) < kept[0]
+    assert assigned(second) < kept[1]
+    fill(servers, topic, 60, 60, 6)
+    wait_for(lambda: sum(len(each.values) for each in readers) == 120)
+    kept = assigned(first), assigned(second)
+    third.stop(commits=True)
+    wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
+    assert assigned(first) > kept[0]
+    assert assigned(second) > kept[1]
+    fill(servers, topic, 120, 60, 6)
+    wait_for(lambda: sum(len(each.values) for each in readers) == 180)
+    for each in (first, second):
+        each.stop()
+    assert sorted(value for each in readers for value in each.values) == list(range(180))
+    revoked = [count for kind, count in first.events if kind == "revoked"]
+    assert revoked == [3, 1], "once for each that joined, and only what moved"
+
+
+def test_what_stays_is_read_while_the_group_rebalances(servers: str, group: str) -> None:
+    """A member that does not come to the rebalance holds it up; the other one reads on."""
+    topic = new_topic(servers, 2)
+    slow = member(servers, group, max_poll_interval_ms=3_000, **COOPERATIVE)
+    with slow:
+        slow.subscribe(topic)
+        wait_for(lambda: slow.poll(0.1) == [] and len(slow.assignment()) == 2)
+        reader = Reader(member(servers, group, **COOPERATIVE), topic)
+        wait_for(lambda: slow.poll(0.1) == [] and len(slow.assignment()) == len(assigned(reader)) == 1)
+        third = Reader(member(servers, group, **COOPERATIVE), topic)
+        fill(servers, topic, 0, 40, 2)
+        wait_for(lambda: len(reader.values) == 20)
+        third.stop()
+        reader.stop()
+
+
+def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None:
+    topic = new_topic(servers, 6)
+    first = Reader(member(servers, group, **STICKY), topic)
+    wait_for(lambda: first.events == [("assigned", 6)])
+    second = Reader(member(servers, group, **STICKY), topic)
+    wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
+    kept = assigned(first), assigned(second)
+    third = Reader(member(servers, group, **STICKY), topic)
+    readers = [first, second, third]
+    wait_for(lambda: [len(assigned(each)) for each in readers] == [2, 2, 2])
+    assert assigned(first) < kept[0]
+    assert assigned(second) < kept[1]
+    third.stop()
+    wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
+    for each in (first, second):
+        each.stop()
+    assert first.events[:2] == [("assigned", 6), ("revoked", 6)]
+
+
+class Foreign:
+    """librdkafka's cooperative member in a thread of its own."""
+
+    def __init__(self, servers: str, group: str, topic: str) -> None:
+        self.consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": servers, "group.id": group, "heartbeat.interval.ms": 100,
+             "partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": 6_000,
+             "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        )  # fmt: skip
+        self.revoked: list[int] = []
+        self.values: list[int] = []
+        self.share: set[int] = set()
+        self._stop = threading.Event()
+        self.consumer.subscribe([topic], on_revoke=self._revoked)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _revoked(
+        self, consumer: confluent_kafka.Consumer, share: list[confluent_kafka.TopicPartition]
+    ) -> None:
+        self.revoked.append(len(share))
+        if self.values:
+            consumer.commit(asynchronous=False)
+        consumer.incremental_unassign(share)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self.consumer.poll(0.05)
+            if message is not None and not message.error():
+                self.values.append(int(message.value()))
+            self.share = {at.partition for at in self.consumer.assignment()}
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS)
+        self.consumer.close()
+
+
+@pytest.mark.parametrize("leader", ["ours", "librdkafka"])
+def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: str) -> None:
+    """Either leads; each gives back only what moves."""
+    topic = new_topic(servers, 6)
+    if leader == "ours":
+        ours = Reader(member(servers, group, **COOPERATIVE), topic)
+        wait_for(lambda: len(assigned(ours)) == 6)
+        other = Foreign(servers, group, topic)
+    else:
+        other = Foreign(servers, group, topic)
+        wait_for(lambda: len(other.share) == 6)
+        ours = Reader(member(servers, group, **COOPERATIVE), topic)
+    wait_for(lambda: len(other.share) == len(assigned(ours)) == 3)
+    fill(servers, topic, 0, 60, 6)
+    wait_for(lambda: len(ours.values) + len(other.values) == 60)
+    third = Reader(member(servers, group, **COOPERATIVE), topic)
+    wait_for(lambda: len(other.share) == len(assigned(ours)) == len(assigned(third)) == 2)
+    if leader == "ours":
+        assert [count for kind, count in ours.events if kind == "revoked"] == [3, 1]
+        assert other.revoked == [1]
+    else:
+        assert other.revoked == [3, 1]
+        assert [count for kind, count in ours.events if kind == "revoked"] == [1]
+    fill(servers, topic, 60, 60, 6)
+    everyone = (ours, other, third)
+    wait_for(lambda: sum(len(each.values) for each in everyone) == 120)
+    assert sorted(value for each in everyone for value in each.values) == list(range(120))
+    other.stop()
+    wait_for(lambda: len(assigned(ours)) == len(assigned(third)) == 3)
+    ours.stop()
+    third.stop()
+
+
+@pytest.mark.parametrize("leader", ["ours", "aiokafka"])
+def test_a_sticky_group_with_aiokafka(servers: str, group: str, leader: str) -> None:
+    topic = new_topic(servers, 4)
+
+    async def work() -> None:
+        other = aiokafka.AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=servers,
+            group_id=group,
+            heartbeat_interval_ms=100,
+            partition_assignment_strategy=[StickyPartitionAssignor],
+        )
+
+        async def until(ours: int, theirs: int) -> None:
+            deadline = asyncio.get_running_loop().time() + SECONDS
+            while (len(assigned(reader)), len(other.assignment())) != (ours, theirs):
+                assert asyncio.get_running_loop().time() < deadline
+                await asyncio.sleep(0.02)
+
+        if leader == "aiokafka":
+            await other.start()
+        reader = await asyncio.to_thread(lambda: Reader(member(servers, group, **STICKY), topic))
+        if leader == "ours":
+            await until(4, 0)
+            await other.start()
+        await until(2, 2)
+        kept = assigned(reader)
+        await other.stop()
+        await asyncio.to_thread(wait_for, lambda: len(assigned(reader)) == 4)
+        assert assigned(reader) > kept
+        await asyncio.to_thread(reader.stop)
+
+    asyncio.run(work())
+
+
+def test_a_cooperative_static_member_comes_back(servers: str, group: str) -> None:
+    """Neither member's partitions move, and nobody is told of a rebalance."""
+    topic = new_topic(servers, 4)
+    other = Reader(member(servers, group, group_instance_id="other", **COOPERATIVE), topic)
+    wait_for(lambda: len(assigned(other)) == 4)
+    mine = Reader(member(servers, group, group_instance_id="mine", **COOPERATIVE), topic)
+    wait_for(lambda: len(assigned(other)) == len(assigned(mine)) == 2)
+    events, share = list(other.events), assigned(mine)
+    mine.stop()
+    again = Reader(member(servers, group, group_instance_id="mine", **COOPERATIVE), topic)
+    wait_for(lambda: assigned(again) == share)
+    assert other.events == events
+    other.stop()
+    again.stop()
+
+
+def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, group: str) -> None:
+    left, kept, new = (new_topic(servers, 2) for _ in range(3))
+    events: list[tuple[str, set[str]]] = []
+
+    def note(kind: str) -> object:
+        return lambda share: events.append((kind, {at.topic for at in share}))
+
+    callbacks = {f"on_{kind}": note(kind) for kind in ("assigned", "revoked")}
+    with member(servers, group, **COOPERATIVE) as consumer:
+        consumer.subscribe([left, kept], **callbacks)  # type: ignore[arg-type]
+        wait_for(lambda: consumer.poll(0.1) == [] and len(consumer.assignment()) == 4)
+        consumer.subscribe([kept, new], **callbacks)  # type: ignore[arg-type]
+        wait_for(lambda: consumer.poll(0.1) == [] and len(events) == 3)
+        assert {at.topic for at in consumer.assignment()} == {kept, new}
+    assert events == [("assigned", {left, kept}), ("revoked", {left}), ("assigned", {new})]
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_topics_by_pattern(servers: str, group: str, strategy: str) -> None:
+    """New topics that match are found by themselves; the name must match as a whole."""
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topics([NewTopic(f"{group}-a", 1), NewTopic(f"{group}-b-not", 1)])
+        settings = {"metadata_max_age_ms": 200, "partition_assignment_strategy": strategy}
+        with member(servers, group, **settings) as consumer:
+            consumer.subscribe(pattern=re.escape(group) + "-[a-z]")
+
+            def reads(*names: str) -> bool:
+                consumer.poll(0.1)
+                return consumer.assignment() == [TopicPartition(f"{group}-{name}", 0) for name in names]
+
+            wait_for(lambda: reads("a"))
+            admin.create_topics([NewTopic(f"{group}-c", 1)])
+            wait_for(lambda: reads("a", "c"))
+            admin.delete_topics([f"{group}-a"])
+            wait_for(lambda: reads("c"))
+            consumer.unsubscribe()
+            assert consumer.assignment() == []
+
+
+def test_a_pattern_that_matches_nothing_yet(servers: str, group: str) -> None:
+    with member(servers, group, metadata_max_age_ms=200) as consumer:
+        consumer.subscribe(pattern=f"{group}-.*")
+        assert consumer.poll(0.5) == []
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topics([NewTopic(f"{group}-x", 1)])
+        fill(servers, f"{group}-x", 0, 3, 1)
+        seen: list[bytes | None] = []
+        wait_for(lambda: seen.extend(each.value for each in consumer.poll(0.1)) or len(seen) == 3)
+
+
+def test_what_a_pattern_must_be(ours: str, group: str) -> None:
+    with Consumer({"bootstrap.servers": ours, "group.id": group}) as consumer:
+        with pytest.raises(MisuseError, match="no regular expression"):
+            consumer.subscribe(pattern="(")
+        with pytest.raises(MisuseError, match="not to both"):
+            consumer.subscribe(["topic"], pattern="topic")

@@ -1,0 +1,73 @@
+"""Members of groups for tests: our consumer with short pauses, alone or in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from helpers_producer import producer_of
+
+from oncelog import Consumer, TopicPartition
+
+SECONDS = 15.0
+
+
+def member(servers: str, group: str, **settings: Any) -> Consumer:
+    quick = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000, "retry_backoff_ms": 20}
+    config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+    return Consumer(config, **{**quick, **settings})
+
+
+def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> None:
+    with producer_of(servers) as producer:
+        for number in range(first, first + count):
+            producer.send(topic, b"%d" % number, partition=number % partitions)
+        producer.flush()
+
+
+def take(consumer: Consumer, count: int) -> list[int]:
+    """So many records' values."""
+    got: list[int] = []
+    deadline = time.monotonic() + SECONDS
+    while len(got) < count:
+        assert time.monotonic() < deadline, f"{len(got)} of {count}"
+        got += [int(record.value or b"") for record in consumer.poll(0.2)]
+    return got
+
+
+class Reader:
+    """A member in a thread of its own; `values` grows, `assigned` is its share."""
+
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self.consumer, self.values, self.events = consumer, list[int](), list[tuple[str, int]]()
+        self._stop = threading.Event()
+        consumer.subscribe(
+            [topic],
+            on_assigned=lambda share: self.events.append(("assigned", len(share))),
+            on_revoked=self._revoked,
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _revoked(self, share: list[TopicPartition]) -> None:
+        self.events.append(("revoked", len(share)))
+        self.consumer.commit()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.values += [int(record.value or b"") for record in self.consumer.poll(0.1)]
+
+    def stop(self, *, commits: bool = False) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS)
+        if commits:
+            self.consumer.commit()
+        self.consumer.close()
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came of it"
+        time.sleep(0.02)

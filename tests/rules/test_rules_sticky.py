@@ -1,0 +1,219 @@
+"""The assignors that let partitions stay: tables, and properties against plain restatements of the law."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.rules.assignors import Shares, Subscriber
+from oncelog.rules.sticky import assign_cooperative, assign_sticky, is_cooperative
+from oncelog.types import TopicPartition
+
+Counts = dict[str, int]
+
+
+def at(name: str) -> TopicPartition:
+    return TopicPartition(name[0], int(name[1:]))
+
+
+def member(name: str, topics: str, owned: str = "", generation: int | None = None) -> Subscriber:
+    return Subscriber(
+        name, None, frozenset(topics.split()), tuple(at(each) for each in owned.split()), generation
+    )
+
+
+def told(shares: Shares) -> dict[str, str]:
+    return {name: " ".join(f"{tp.topic}{tp.partition}" for tp in share) for name, share in shares.items()}
+
+
+CASES = [
+    ("new", [member("a", "t"), member("b", "t")], {"t": 3}, {"a": "t0 t2", "b": "t1"}),
+    (
+        "all stay",
+        [member("a", "t", "t2 t1", 1), member("b", "t", "t0 t3", 1)],
+        {"t": 4},
+        {"a": "t1 t2", "b": "t0 t3"},
+    ),
+    (
+        "one joins and gets from each",
+        [member("a", "t", "t0 t1 t2", 1), member("b", "t", "t3 t4 t5", 1), member("c", "t")],
+        {"t": 6},
+        {"a": "t0 t1", "b": "t3 t4", "c": "t2 t5"},
+    ),
+    (
+        "one left, the rest keep theirs",
+        [member("a", "t", "t0 t1", 1), member("c", "t", "t4 t5", 1)],
+        {"t": 6},
+        {"a": "t0 t1 t2", "c": "t3 t4 t5"},
+    ),
+    (
+        "new partitions go where there are fewest",
+        [member("a", "t", "t0 t1", 1), member("b", "t", "t2", 1)],
+        {"t": 4},
+        {"a": "t0 t1", "b": "t2 t3"},
+    ),
+    (
+        "a topic nobody wants any more",
+        [member("a", "t", "t0 u0", 1), member("b", "t", "t1 u1", 1)],
+        {"t": 2, "u": 2},
+        {"a": "t0", "b": "t1"},
+    ),
+    ("a partition that is gone", [member("a", "t", "t0 t7", 1)], {"t": 1}, {"a": "t0"}),
+    (
+        "the later generation keeps it",
+        [member("a", "t", "t0 t1", 3), member("b", "t", "t0 t1", 4), member("c", "t", "t2 t3", 4)],
+        {"t": 4},
+        {"a": "t1", "b": "t0", "c": "t2 t3"},
+    ),
+    (
+        "claimed twice in a generation: nobody's",
+        [member("a", "t", "t0 t1", 4), member("b", "t", "t1 t2", 4)],
+        {"t": 4},
+        {"a": "t0 t1", "b": "t2 t3"},
+    ),
+    (
+        "along a chain: c can only be helped by b, b by a",
+        [member("a", "t", "t0 t1 t2", 1), member("b", "t u", "u0 u1", 1), member("c", "u v", "v0", 1)],
+        {"t": 3, "u": 2, "v": 1},
+        {"a": "t0 t1", "b": "t2 u0", "c": "u1 v0"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "counts", "expected"), [case[1:] for case in CASES], ids=lambda _: "")
+def test_sticky(members: list[Subscriber], counts: Counts, expected: dict[str, str]) -> None:
+    assert told(assign_sticky(members, counts)) == expected
+
+
+def test_cooperative_withholds_what_must_be_given_up_first() -> None:
+    counts = {"t": 4}
+    first = [member("a", "t", "t0 t1 t2 t3", 1), member("b", "t")]
+    assert told(assign_cooperative(first, counts)) == {"a": "t0 t1", "b": ""}
+    second = [member("a", "t", "t0 t1", 2), member("b", "t", "", 2)]
+    assert told(assign_cooperative(second, counts)) == {"a": "t0 t1", "b": "t2 t3"}
+
+
+def test_cooperation_needs_all_assignors() -> None:
+    assert is_cooperative(["cooperative-sticky"])
+    assert not is_cooperative(["cooperative-sticky", "range"])
+    assert not is_cooperative(["sticky"])
+
+
+TOPICS = "tuvw"
+
+
+@st.composite
+def groups(draw: st.DrawFn, *, is_uniform: bool = False) -> tuple[list[Subscriber], Counts]:
+    """Members with claims of every kind: doubled, stale, of topics and partitions that are gone."""
+    counts = {topic: draw(st.integers(0, 6)) for topic in TOPICS}
+    size = draw(st.integers(1, 5))
+    every = [TopicPartition(topic, index) for topic in TOPICS for index in range(8)]
+    all_topics = draw(st.frozensets(st.sampled_from(TOPICS), min_size=1))
+    claims = [draw(st.integers(0, size)) for _ in every]
+    members = []
+    for index in range(size):
+        topics = all_topics if is_uniform else draw(st.frozensets(st.sampled_from(TOPICS)))
+        owned = tuple(tp for tp, owner in zip(every, claims, strict=True) if owner == index)
+        stolen = () if is_uniform else tuple(draw(st.lists(st.sampled_from(every), max_size=3)))
+        generation = draw(st.sampled_from([None, 1, 2]))
+        members.append(Subscriber(f"m{index}", None, topics, owned + stolen, generation))
+    return members, counts
+
+
+@given(groups())
+def test_every_partition_has_one_reader_that_wants_it(group: tuple[list[Subscriber], Counts]) -> None:
+    members, counts = group
+    shares = assign_sticky(members, counts)
+    wanted = set().union(*(each.topics for each in members))
+    every = sorted(tp for share in shares.values() for tp in share)
+    assert every == sorted(TopicPartition(t, p) for t in counts if t in wanted for p in range(counts[t]))
+    for each in members:
+        assert {tp.topic for tp in shares[each.member_id]} <= each.topics
+
+
+@given(groups())
+def test_no_single_hand_over_would_even_out_the_loads(group: tuple[list[Subscriber], Counts]) -> None:
+    members, counts = group
+    shares = assign_sticky(members, counts)
+    for giver in members:
+        for taker in members:
+            could = any(tp.topic in taker.topics for tp in shares[giver.member_id])
+            assert not could or len(shares[giver.member_id]) <= len(shares[taker.member_id]) + 1
+
+
+def best_squares(members: list[Subscriber], counts: Counts) -> int:
+    """The least sum of squared loads there is, by trying everything."""
+    loads = {(0,) * len(members)}
+    for topic, count in counts.items():
+        readers = [index for index, each in enumerate(members) if topic in each.topics]
+        for _ in range(count if readers else 0):
+            loads = {
+                tuple(load + (place == index) for place, load in enumerate(each))
+                for each in loads
+                for index in readers
+            }
+    return min(sum(load * load for load in each) for each in loads)
+
+
+@given(groups())
+def test_no_other_assignment_is_more_balanced(group: tuple[list[Subscriber], Counts]) -> None:
+    members, counts = group
+    loads = [len(share) for share in assign_sticky(members, counts).values()]
+    assert sum(load * load for load in loads) == best_squares(members, counts)
+
+
+@given(groups(is_uniform=True))
+def test_as_many_stay_as_balance_allows(group: tuple[list[Subscriber], Counts]) -> None:
+    members, counts = group
+    shares = assign_sticky(members, counts)
+    owned = [
+        {tp for tp in each.owned if tp.topic in each.topics and tp.partition < counts[tp.topic]}
+        for each in members
+    ]
+    each_at_least, more = divmod(sum(counts[topic] for topic in members[0].topics), len(members))
+    could_stay = sum(min(len(mine), each_at_least) for mine in owned)
+    could_stay += min(more, sum(len(mine) > each_at_least for mine in owned))
+    stayed = sum(len(mine & set(shares[each.member_id])) for each, mine in zip(members, owned, strict=True))
+    assert stayed == could_stay
+
+
+@given(groups(), st.randoms(use_true_random=False))
+def test_the_order_of_members_does_not_matter(
+    group: tuple[list[Subscriber], Counts], chance: random.Random
+) -> None:
+    members, counts = group
+    shuffled = chance.sample(members, len(members))
+    topics = chance.sample(sorted(counts), len(counts))
+    assert assign_sticky(shuffled, {topic: counts[topic] for topic in topics}) == assign_sticky(
+        members, counts
+    )
+
+
+@given(groups())
+def test_nothing_moves_when_nothing_changes(group: tuple[list[Subscriber], Counts]) -> None:
+    members, counts = group
+    shares = assign_sticky(members, counts)
+    again = [each._replace(owned=tuple(shares[each.member_id]), generation_id=7) for each in members]
+    assert assign_sticky(again, counts) == shares
+
+
+@given(groups())
+def test_cooperation_ends_after_two_rebalances(group: tuple[list[Subscriber], Counts]) -> None:
+    """Nobody is given what another still reads, and then all is assigned."""
+    members, counts = group
+    rounds: list[Shares] = []
+    for generation in (8, 9, 10):
+        shares = assign_cooperative(members, counts)
+        for each in members:
+            others = {tp for other in members if other is not each for tp in other.owned}
+            assert not others & set(shares[each.member_id])
+        members = [
+            each._replace(owned=tuple(shares[each.member_id]), generation_id=generation) for each in members
+        ]
+        rounds.append(shares)
+    assert all(set(few[name]) <= set(many[name]) for few, many in pairwise(rounds) for name in few)
+    assert rounds[1] == rounds[2] == assign_sticky(members, counts)
