@@ -15,7 +15,6 @@ import helpers_kill_children
 from helpers_producer import new_topic, read
 
 from oncelog import Consumer, Producer, TopicPartition
-from oncelog.dev.process import end_process
 from oncelog.dev.served import ServedBroker
 from oncelog.errors import BrokerError, OncelogError, TimedOut
 from oncelog.faults import Proxy, WireEvent
@@ -49,7 +48,10 @@ class Child:
         self.start()
 
     def look_after(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
+        """Start it if it does not run."""
+        if self._process is None:
+            self.start()
+        elif self._process.poll() is not None:
             self.failures += 1
             self.start()
 
@@ -138,6 +140,18 @@ class World:
             return False
 
         self.wait(lambda: self.proxy.wait_until(is_held, 0.5), "a message of that step")
+
+    def kill(self, *victims: str) -> None:
+        """SIGKILL to each of these: broker, copier, reader."""
+        for victim in victims:
+            getattr(self, victim).kill()
+
+    def revive(self) -> None:
+        """Start whoever is dead."""
+        if not self.broker.is_alive():
+            self.broker.revive()
+        self.copier.look_after()
+        self.reader.look_after()
 
     def let_go(self, *, lose: bool) -> None:
         self.proxy.clear()
