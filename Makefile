@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test soak bench lock behaviours clean
+.PHONY: setup demo example-bank test soak bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -15,6 +15,9 @@ $(STAMP): requirements.lock pyproject.toml tools/make_venv.sh
 
 demo: setup  ## real flights, real faults, Spark, and the count of what was lost and doubled
 	$(BIN)/oncelog demo
+
+example-bank: setup  ## a bank whose teller is killed again and again; every transfer is booked once
+	$(BIN)/python examples/bank.py
 
 test: setup  ## style, types, and the whole test suite
 	$(BIN)/ruff check .
