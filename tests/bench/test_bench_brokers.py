@@ -24,6 +24,7 @@ FIELDS = {
     "latency": {"p50_ms", "p99_ms", "p999_ms"},
     "durable": {"requests_per_s", "p99_ms"},
     "transactions": {"commits_per_s", "p50_ms", "p99_ms"},
+    "transactional": {"records_per_s", "mb_per_s"},
     "fetch": {"mb_per_s", "cpu_s_per_gb", "p99_ms"},
     "start": {"first_acknowledgement_s", "idle_rss_mb"},
 }

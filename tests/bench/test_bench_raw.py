@@ -6,14 +6,16 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
-from oncelog.bench import raw_fetch, raw_produce
+from oncelog.bench import raw_fetch, raw_produce, raw_transactions
 from oncelog.bench.process import cpu_seconds, rss_mb, settle
 from oncelog.bench.raw_fetch import FetchOrder
 from oncelog.bench.raw_produce import ProduceOrder, Sender, Template
+from oncelog.bench.raw_transactions import TransactionOrder
 from oncelog.bench.raw_wire import receive_frame
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import OncelogError
@@ -71,6 +73,26 @@ def test_paced_sends_are_one_at_a_time_and_all_stored(address: Address) -> None:
     name = topic(servers, "raw-paced", 1)
     report = raw_produce.run(ProduceOrder(servers, pid, name, seconds=0.1, rate_per_s=200.0))
     assert report.requests == 20 and ends(servers, name, 1) == [20 + OPENING_BATCHES]
+
+
+@pytest.mark.parametrize("ends", [{"commit_records": 40}, {"commit_ms": 20.0}], ids=["records", "time"])
+def test_every_transaction_that_is_reported_is_visible(address: Address, ends: dict[str, Any]) -> None:
+    servers, pid = address
+    name = topic(servers, f"raw-txn-{''.join(ends)}", 3)
+    produce = ProduceOrder(servers, pid, name, 3, batch_records=4, record_bytes=300, batches=3, seconds=0.2)
+    report = raw_transactions.run(TransactionOrder(produce, **ends))
+    assert report.transactions >= 1 and report.records == report.batches * 4
+    settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest"}
+    with Consumer(settings, isolation_level="read_committed") as consumer:
+        parts = [TopicPartition(name, index) for index in range(3)]
+        consumer.assign(parts)
+        wanted = report.records + OPENING_BATCHES * 3 * 4
+        seen = 0
+        while seen < wanted and (records := consumer.poll(10.0)):
+            seen += len(records)
+        assert seen == wanted and not consumer.poll(0.2)
+    if "commit_records" in ends:
+        assert report.records <= report.transactions * 48  # requests of 12 records each
 
 
 def test_consumers_get_every_batch_at_the_end_and_in_catching_up(address: Address) -> None:

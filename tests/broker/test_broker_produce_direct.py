@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import batch, produce_request
@@ -14,6 +15,8 @@ from oncelog.broker.node import Node, Request
 from oncelog.config import BROKER
 from oncelog.edge.broker import open_node
 from oncelog.edge.clock import Clock
+from oncelog.rules.sending import Identity
+from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_request, encode_request, encode_response
 from oncelog.wire.messages import ProduceResponse
@@ -124,6 +127,60 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
         else:
             request.topic_data.append(data)
     return memoryview(bytearray(encode_request(request, version, 1, "client")))[4:]
+
+
+def begun(node: Node) -> Identity:
+    """A producer that has stored the first batch of its transaction in partition 0."""
+    done = node.transactions.init("id", None, 60_000, NOW_MS)
+    who = Identity(done.entry.producer_id, done.entry.producer_epoch)
+    node.transactions.add_partitions("id", who, [TopicPartition("t", 0)], NOW_MS)
+    general(node, transacted(who, 0))
+    return who
+
+
+def transacted(who: Identity, sequence: int, version: int = 12, **more: Any) -> memoryview:
+    """A request with a batch of a transaction; `more` for the batch."""
+    pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
+    partition = more.pop("partition", 0)
+    records = numbered(sequence, pid, epoch=epoch, is_transactional=True, **more)
+    return frame(records, version, partition=partition, transactional_id="id")
+
+
+@pytest.mark.behaviour("T5")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
+    node: Node, twin: Node, version: int
+) -> None:
+    ways = begun(node), begun(twin)
+    assert ways[0] == ways[1]
+    for sequence in (2, 4, 2, 9, 6):  # a duplicate and a gap among them
+        told = general(twin, transacted(ways[1], sequence, version))
+        assert answer(node, transacted(ways[0], sequence, version), NOW_MS) == encode_response(
+            told, version, 1
+        )
+    assert end_offset(node) == end_offset(twin) == 8
+    assert node.metrics == twin.metrics
+    assert (node.metrics.duplicates_acknowledged, node.metrics.out_of_order_refused) == (1, 1)
+
+
+@pytest.mark.behaviour("T5")
+def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node: Node) -> None:
+    who = begun(node)
+    fenced, other = who.producer_epoch - 1, who.producer_id + 1
+    for left in (
+        transacted(who, 0, partition=1),  # joins the transaction by this request
+        transacted(who, 2, epoch=who.producer_epoch + 1),
+        transacted(who, 2, epoch=fenced),
+        transacted(who, 2, pid=other),
+        frame(numbered(2, who.producer_id, is_transactional=True), 12),  # without a transactional id
+        frame(numbered(2, who.producer_id), 12, transactional_id="id"),  # outside of the transaction
+    ):
+        assert answer(node, left, NOW_MS) is None
+    assert answer(node, transacted(who, 2), NOW_MS) is not None
+    node.transactions.end("id", who, True, 1, NOW_MS)
+    after = end_offset(node)
+    assert answer(node, transacted(who, 4), NOW_MS) is None
+    assert end_offset(node) == after == 5
 
 
 @pytest.mark.parametrize("size", [0, 60, 120, 130, 16_000, 17_000, 300_000])

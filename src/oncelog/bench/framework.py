@@ -19,6 +19,7 @@ NAMES = (
     "latency",
     "durable",
     "transactions",
+    "transactional",
     "fetch",
     "start",
     "producers",

@@ -28,10 +28,12 @@ VERSION = 12
 """Produce as the Java client speaks it to a broker without topic ids."""
 
 _SIZE = struct.Struct(">i")
-_SEQUENCE_POSITION = 53
+_PRODUCER = struct.Struct(">qh")
+_PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
 _SEQUENCES = 2**31
-_NOT_YET = (3, 5, 6)
-"""A topic just made: unknown, without leader, not led here. Asked again for a while."""
+_NOT_YET = (3, 5, 6, 51)
+"""A topic just made: unknown, without leader, not led here; markers of the last transaction under way.
+Asked again for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,17 @@ class ProduceReport:
 
 
 class Template:
-    """A request frame with one batch per partition; `next()` gives it fresh sequences, in place."""
+    """A request frame with one batch per partition; `next()` gives it fresh sequences, in place.
+
+    With a transactional id its batches belong to a transaction, which the first one of an epoch begins.
+    """
 
     def __init__(
-        self, order: ProduceOrder, partitions: Sequence[int], producer: tuple[int, int] | None
+        self,
+        order: ProduceOrder,
+        partitions: Sequence[int],
+        producer: tuple[int, int] | None,
+        transactional_id: str | None = None,
     ) -> None:
         now_ms = round(time.time() * 1000)
         value = bytes(range(256)) * (order.record_bytes // 256 + 1)
@@ -88,10 +97,13 @@ class Template:
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=0 if producer else None,
+            is_transactional=transactional_id is not None,
         )
         parts = [ProduceRequest.PartitionProduceData(index=index, records=batch) for index in partitions]
         topic = ProduceRequest.TopicProduceData(name=order.topic, partition_data=parts)
-        request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[topic])
+        request = ProduceRequest(
+            acks=-1, timeout_ms=30_000, topic_data=[topic], transactional_id=transactional_id
+        )
         self.frame = bytearray(encode_request(request, VERSION, 0, CLIENT_ID))
         self.batch_bytes = len(batch)
         self._positions = list(_positions(self.frame, batch))
@@ -109,6 +121,12 @@ class Template:
             self._sequence = (self._sequence + self._step) % _SEQUENCES
         return self.frame
 
+    def begin_anew(self, producer: tuple[int, int]) -> None:
+        """Go on as this producer id and epoch, from sequence 0."""
+        for position in self._positions:
+            _PRODUCER.pack_into(self.frame, position + _PRODUCER_POSITION, *producer)
+        self._sequence = 0
+
 
 def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
     position = frame.find(batch)
@@ -120,12 +138,15 @@ def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
 class Sender:
     """One connection: sends templates in turns, reads answers, checks every error code in them."""
 
-    def __init__(self, order: ProduceOrder, index: int) -> None:
+    first_pause_s = 0.02
+    """Between two attempts of a first request."""
+
+    def __init__(self, order: ProduceOrder, index: int, transactional_id: str | None = None) -> None:
         self.socket = connect(order.bootstrap_servers)
-        producer = new_producer_id(self.socket) if order.idempotence else None
+        self.producer = new_producer_id(self.socket, transactional_id) if order.idempotence else None
         every = range(order.partitions)
         chunks = [every[i : i + order.batches] for i in range(0, len(every), order.batches)]
-        self._templates = [Template(order, chunk, producer) for chunk in chunks]
+        self.templates = [Template(order, chunk, self.producer, transactional_id) for chunk in chunks]
         self._turn = index % len(chunks)
         self._sent: deque[tuple[float, struct.Struct]] = deque()
         self._pending = bytearray()
@@ -140,7 +161,7 @@ class Sender:
         A partition's first batches make its files and the first pages of its indexes, which took Apache
         Kafka up to 8 ms of processor time each; that is not what a rate is about.
         """
-        for template in self._templates:
+        for template in self.templates:
             self.send_first(template)
             for _ in range(2):
                 self.socket.sendall(template.next())
@@ -148,7 +169,7 @@ class Sender:
 
     def send_first(self, template: Template | None = None) -> None:
         """A first request goes alone, again until the topic has a leader. None: the first template's."""
-        template = template or self._templates[0]
+        template = template or self.templates[0]
         frame = template.next()
         deadline = time.monotonic() + 10.0
         while True:
@@ -157,14 +178,14 @@ class Sender:
             codes = {part.error_code for part in answer.responses[0].partition_responses}
             if not codes.intersection(_NOT_YET) or time.monotonic() > deadline:
                 break
-            time.sleep(0.02)
+            time.sleep(self.first_pause_s)
         for code in codes:
             raise_for_code(code, "a raw generator's first request")
 
     def send(self) -> None:
         turn = self._turn
-        frame = self._templates[turn].next()
-        self._turn = (turn + 1) % len(self._templates)
+        frame = self.templates[turn].next()
+        self._turn = (turn + 1) % len(self.templates)
         self._sent.append((time.perf_counter(), self._errors[turn]))
         self.socket.sendall(frame)
 
@@ -206,7 +227,7 @@ def run(order: ProduceOrder) -> ProduceReport:
     latencies_ms: list[float] = []
     broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
     began = time.perf_counter()
-    (_paced if order.rate_per_s else _full_speed)(order, senders, latencies_ms)
+    (_paced if order.rate_per_s else full_speed)(order, senders, latencies_ms)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     broker_cpu = cpu_seconds(order.broker_pid) - broker_began
     for sender in senders:
@@ -217,7 +238,8 @@ def run(order: ProduceOrder) -> ProduceReport:
     return ProduceReport(seconds, cpu, broker_cpu, requests, batches, records, quantiles(latencies_ms))
 
 
-def _full_speed(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+def full_speed(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """As fast as `depth` allows, to the order's end; every answer is awaited."""
     wait = _ready(senders)
     until = time.perf_counter() + order.seconds if order.seconds else float("inf")
     left = order.requests or sys.maxsize

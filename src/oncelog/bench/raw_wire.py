@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from oncelog.errors import OncelogError, PeerError
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Message
-from oncelog.wire.messages import InitProducerIdRequest
+from oncelog.wire.messages import FindCoordinatorRequest, InitProducerIdRequest
 
 CLIENT_ID = "oncelog-bench"
 TIMEOUT_S = 60.0
@@ -49,10 +49,14 @@ def ask(connected: socket.socket, message: Message, version: int) -> Message:
     return decode_response(message.api.response, version, receive_frame(connected))[1]
 
 
-def new_producer_id(connected: socket.socket) -> tuple[int, int]:
+def new_producer_id(connected: socket.socket, transactional_id: str | None = None) -> tuple[int, int]:
     """A producer id and its epoch."""
+    if transactional_id is not None:
+        # The first question for a transactional id's coordinator makes Apache Kafka's topic of them.
+        ask(connected, FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id]), 4)
+    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
     for _ in range(100):
-        answer = ask(connected, InitProducerIdRequest(transaction_timeout_ms=60_000), 4)
+        answer = ask(connected, request, 4)
         if not answer.error_code:  # type: ignore[attr-defined]
             return answer.producer_id, answer.producer_epoch  # type: ignore[attr-defined]
         time.sleep(0.05)  # Kafka hands out blocks of ids some time after its start only

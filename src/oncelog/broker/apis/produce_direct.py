@@ -1,8 +1,9 @@
 """The Produce request that clients send all day, answered from its bytes, without building messages.
 
-It judges nothing: a request that is not plain (an old version, a transaction, acks=0, an unknown topic, a
-topic that waits for the disk or for replicas, bytes that do not add up, an observer) is left untouched
-to `apis.produce`, so that there is one answer to everything. Plain ones go batch by batch to the log.
+It judges nothing: a request that is not plain (an old version, acks=0, an unknown topic, a topic that waits
+for the disk or for replicas, bytes that do not add up, an observer) is left untouched to `apis.produce`, so
+that there is one answer to everything. Plain ones go batch by batch to the log, transactional batches among
+them where their producer's transaction is open already: what begins one asks the coordinator there.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
@@ -33,7 +34,7 @@ FIRST_VERSION, LAST_VERSION = 9, 12
 
 _TRANSACTIONAL_BIT = 0x10
 _HEAD = struct.Struct(">hhih")
-_BODY = struct.Struct(">BBhiB")
+_BODY = struct.Struct(">hiB")
 _PARTITION = struct.Struct(">iB")
 _RESPONSE_HEAD = struct.Struct(">iixB")
 _RESULT = struct.Struct(">ihqqqBxx")
@@ -80,10 +81,15 @@ def answer(node: Node, frame: memoryview, now_ms: int) -> bytes | None:
 
 def _plain_batches(node: Node, frame: memoryview, position: int) -> list[_Batch] | None:
     """What the request's body, which begins after the client id, has to append; None if it is not plain."""
-    tags, transactional_id, acks, _, topic_count = _BODY.unpack_from(frame, position)
-    if tags or transactional_id or acks not in _PLAIN_ACKS or not 2 <= topic_count < 128:
+    id_length = frame[position + 1]
+    if frame[position] or id_length == 1 or id_length > 127:
         return None
-    position += 9
+    is_transactional = id_length > 0
+    position += 2 + max(id_length - 1, 0)
+    acks, _, topic_count = _BODY.unpack_from(frame, position)
+    if acks not in _PLAIN_ACKS or not 2 <= topic_count < 128:
+        return None
+    position += 7
     batches: list[_Batch] = []
     for _ in range(topic_count - 1):
         end = position + frame[position]
@@ -101,14 +107,25 @@ def _plain_batches(node: Node, frame: memoryview, position: int) -> list[_Batch]
             end = position + length - 1
             records = frame[position:end]
             header = read_header(records)
-            if header.batch_length + 13 != length or header.attributes & _TRANSACTIONAL_BIT or frame[end]:
+            if header.batch_length + 13 != length or frame[end]:
                 return None
-            batches.append((name, topic.partition(index), records, header))
+            partition = topic.partition(index)
+            if not _is_admitted(partition, header, is_transactional):
+                return None
+            batches.append((name, partition, records, header))
             position = end + 1
         if frame[position]:
             return None
         position += 1
     return batches if not frame[position] and position + 1 == len(frame) else None
+
+
+def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bool) -> bool:
+    """Whether the log alone decides: no transaction, or one that is open there (`broker.admission`)."""
+    if not header.attributes & _TRANSACTIONAL_BIT:
+        return not is_transactional
+    who = header.producer_id, header.producer_epoch
+    return is_transactional and None not in who and partition.has_open_transaction(*who)  # type: ignore[arg-type]
 
 
 def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended]) -> bytes:
