@@ -37,8 +37,7 @@ class Bank:
         self.run, self.at = run, {"bootstrap.servers": servers}
         self.transfers, self.receipts = f"bank-{run}-transfers", f"bank-{run}-receipts"
         self.teller = f"bank-{run}-teller"
-        # In one partition whole transactions lie one after the other, and a reader can add up where they end.
-        # In several it would meet the parts of a transaction at different moments.
+        # In one partition: of several, a reader would meet the parts of a transaction at different moments.
         self.balances = TopicPartition(f"bank-{run}-balances", 0)
 
     def open(self) -> None:
