@@ -21,14 +21,13 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, Record, TopicPartition
 
 ACCOUNTS, OPENING_BALANCE = 50, 1_000
 PARTITIONS, TRANSFERS_PER_TRANSACTION, PATIENCE_SECONDS = 3, 10, 60
-
-Transfer = tuple[int, int, int]  # payer, payee, amount
 
 
 class Bank:
@@ -38,8 +37,7 @@ class Bank:
         self.run, self.at = run, {"bootstrap.servers": servers}
         self.transfers, self.receipts = f"bank-{run}-transfers", f"bank-{run}-receipts"
         self.teller = f"bank-{run}-teller"
-        # In one partition whole transactions lie one after the other, and a reader can add up where they end.
-        # In several it would meet the parts of a transaction at different moments.
+        # In one partition: of several, a reader would meet the parts of a transaction at different moments.
         self.balances = TopicPartition(f"bank-{run}-balances", 0)
 
     def open(self) -> None:
@@ -66,13 +64,11 @@ def book_transfers(bank: Bank) -> None:
     }
     with Consumer(reading) as consumer, Producer({**bank.at, "transactional.id": bank.teller}) as producer:
         producer.init_transactions()  # fences a predecessor and ends what it left open: now nothing moves
-        print("open", flush=True)
         held = dict(read(consumer, bank.balances)[0])
         consumer.subscribe(bank.transfers)
-        while True:
-            records = consumer.poll(max_records=TRANSFERS_PER_TRANSACTION)
-            if not records:
-                continue
+        for number, records in enumerate(polls(consumer)):
+            if number == 0:
+                print("at work", flush=True)
             with producer.transaction():
                 for record in records:
                     for account, change in changes(*json.loads(record.value or b"")):
@@ -81,6 +77,12 @@ def book_transfers(bank: Bank) -> None:
                     producer.send(bank.receipts, b"1", record.key)
                 ends = {TopicPartition(each.topic, each.partition): each.offset + 1 for each in records}
                 producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+
+
+def polls(consumer: Consumer) -> Iterator[list[Record]]:
+    while True:
+        if records := consumer.poll(max_records=TRANSFERS_PER_TRANSACTION):
+            yield records
 
 
 def changes(payer: int, payee: int, amount: int) -> list[tuple[int, int]]:
@@ -112,9 +114,9 @@ def audit(bank: Bank, held: dict[int, int], sums: Counter[int], stopped: threadi
                 print(f"audit {sums.total():>5,}: the balances add up to {sum(held.values()):,}", flush=True)
 
 
-def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[Transfer]:
-    """Order transfers and kill the teller, then wait until all is booked; the transfers in order."""
-    ordered: list[Transfer] = []
+def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[tuple[int, int, int]]:
+    """Order transfers and kill the teller, then wait until all is booked; (payer, payee, amount) of each."""
+    ordered: list[tuple[int, int, int]] = []
     teller = hire_teller(bank)
     try:
         with Producer(bank.at) as producer:
@@ -123,7 +125,9 @@ def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[Transfer]:
                     payer, payee = random.sample(range(ACCOUNTS), 2)
                     ordered.append((payer, payee, random.randint(1, 100)))
                     producer.send(bank.transfers, json.dumps(ordered[-1]).encode(), b"%d" % number)
-                time.sleep(random.uniform(0, 0.5))
+                assert teller.stdout is not None
+                teller.stdout.readline()  # it is at work
+                time.sleep(random.uniform(0, 0.3))
                 teller.kill()
                 teller.communicate()
                 teller = hire_teller(bank)
@@ -139,12 +143,8 @@ def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[Transfer]:
 
 
 def hire_teller(bank: Bank) -> subprocess.Popen[bytes]:
-    """Start the process, and wait until it is about to work."""
     command = [sys.executable, __file__, "-b", bank.at["bootstrap.servers"], "--teller", bank.run]
-    teller = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert teller.stdout is not None
-    teller.stdout.readline()
-    return teller
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
 def count_receipts(bank: Bank, isolation: str = "read_committed") -> Counter[int]:

@@ -16,7 +16,7 @@ from helpers_producer import new_topic, read
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.dev.served import ServedBroker
-from oncelog.errors import BrokerError, OncelogError, TimedOut
+from oncelog.errors import OncelogError, TimedOut
 from oncelog.faults import Proxy, WireEvent
 from oncelog.faults.rules import Action, Rule
 
@@ -85,20 +85,21 @@ class FragileBroker(ServedBroker):
 class World:
     """The processes, and a topic of numbers that they copy. A context manager.
 
-    The copier reaches the broker through `proxy`. `fed`: how many numbers are in the source.
+    The copier reaches the broker through `proxy`. `fed`: how many numbers are in the source; `ended`: how
+    often the copier was told that a transaction is committed.
     """
 
     def __init__(self, directory: Path, **settings: object) -> None:
         given = {key.replace("_", "."): value for key, value in settings.items()}
         self.broker = FragileBroker(directory / "data", settings=given)
-        self.directory, self.fed = directory, 0
+        self.directory, self.fed, self.ended = directory, 0, 0
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self.broker)
         self.servers = self.broker.bootstrap_servers
         self.source, self.target = new_topic(self.servers), new_topic(self.servers, 2)
-        self.proxy = self._stack.enter_context(Proxy(self.servers))
+        self.proxy = self._stack.enter_context(Proxy(self.servers, on_event=self._count))
         self._producer = self._stack.enter_context(
             Producer({"bootstrap.servers": self.servers}, linger_ms=5, retry_backoff_ms=10)
         )
@@ -121,6 +122,10 @@ class World:
         numbers = range(self.fed, self.fed + count)
         self._producer.send_many(self.source, [b"%d" % number for number in numbers]).result(PATIENCE_S)
         self.fed += count
+
+    def _count(self, event: WireEvent) -> None:
+        if event.api == "EndTxn" and event.direction == "response" and not event.error_code:
+            self.ended += event.fate == "passed"
 
     # Stopping at a step
 
@@ -165,19 +170,24 @@ class World:
         while not condition():
             self.copier.look_after()
             self.reader.look_after()
+            time.sleep(0.01)
             logs = f"see {self.directory}"
             assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}; {logs}"
 
     def committed(self, group: str = "copier") -> int:
         """The next number that the group will read, by what it committed."""
         tp = TopicPartition(self.source, 0)
-        time.sleep(0.02)
         try:
             with Consumer({"bootstrap.servers": self.servers, "group.id": group}) as consumer:
                 held = consumer.committed([tp])[tp]
-        except (BrokerError, OncelogError):
+        except OncelogError:
             return 0
         return held.offset if held else 0
+
+    def wait_ended(self, count: int) -> None:
+        """Until the copier has done so many more transactions."""
+        wanted = self.ended + count
+        self.wait(lambda: self.ended >= wanted, f"{count} transactions")
 
     def wait_copied(self, count: int | None = None, group: str = "copier") -> None:
         """Until so many numbers (None: all) are copied and committed."""
