@@ -20,6 +20,7 @@ NAMES = (
     "durable",
     "transactions",
     "transactional",
+    "groups",
     "fetch",
     "start",
     "producers",
