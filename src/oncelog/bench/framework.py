@@ -20,6 +20,7 @@ NAMES = (
     "durable",
     "transactions",
     "transactional",
+    "read_committed",
     "groups",
     "fetch",
     "start",
