@@ -25,6 +25,8 @@ FIELDS = {
     "durable": {"requests_per_s", "p99_ms"},
     "transactions": {"commits_per_s", "p50_ms", "p99_ms"},
     "transactional": {"records_per_s", "mb_per_s"},
+    "read_committed": {"p50_ms", "p99_ms", "commit_p50_ms", "commit_p99_ms"},
+    "groups": {"join_ms", "leave_ms", "broker_cpu_ms", "generator_cpu_ms"},
     "fetch": {"mb_per_s", "cpu_s_per_gb", "p99_ms"},
     "start": {"first_acknowledgement_s", "idle_rss_mb"},
 }

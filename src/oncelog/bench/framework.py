@@ -20,6 +20,8 @@ NAMES = (
     "durable",
     "transactions",
     "transactional",
+    "read_committed",
+    "groups",
     "fetch",
     "start",
     "producers",
