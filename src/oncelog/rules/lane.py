@@ -71,9 +71,7 @@ class Finished(NamedTuple):
 
     def encode(self) -> OffsetAndMetadata:
         """As the sink's own consumer group keeps it."""
-        return OffsetAndMetadata(
-            self.batch_id, None, json.dumps({"oncelog": _FORMAT, "lanes": self.lanes})
-        )
+        return OffsetAndMetadata(self.batch_id, None, json.dumps({"oncelog": _FORMAT, "lanes": self.lanes}))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Finished | None:
@@ -93,8 +91,8 @@ def _note(group: str, kept: OffsetAndMetadata | None, names: Sequence[str]) -> M
     except (ValueError, KeyError, TypeError):
         pass
     raise SinkError(
-        f"consumer group {group!r} holds an offset that this sink did not write ({kept.metadata!r}): give the "
-        "sink names of its own with the option transactionalIdPrefix"
+        f"consumer group {group!r} holds an offset that this sink did not write ({kept.metadata!r}): give "
+        "the sink names of its own with the option transactionalIdPrefix"
     )
 
 
@@ -102,27 +100,30 @@ class Reason(Enum):
     """Why a batch cannot be written; the value is what to tell, with {batch}, {lane} and {found}."""
 
     REWOUND = (
-        "batch {batch} was asked for, and {found} has been committed since: the checkpoint was taken back to an "
-        "older state, or a second query runs on a copy of it. Writing could double rows. Restore the newest "
-        "checkpoint; or begin with a new checkpoint, whose rows are written as new ones"
+        "batch {batch} was asked for, and {found} has been committed since: the checkpoint was taken back to "
+        "an older state, or a second query runs on a copy of it. Writing could double rows. Restore the "
+        "newest checkpoint; or begin with a new one, whose rows are written as new ones"
     )
     LANES = (
         "batch {batch} was committed as {found}, and now it has more: the plan has changed since. Restart "
-        "with the number of partitions it had (spark.sql.shuffle.partitions, minPartitions, repartition(n, key))"
+        "with the number of partitions it had (spark.sql.shuffle.partitions, minPartitions, repartition(n, "
+        "key))"
     )
     LOST = (
-        "batch {batch} was committed before, but the marker of lane {lane} is not there ({found}): it expired "
-        "(offsets.retention.minutes), was deleted, or the lane had no rows then. Writing could double rows. "
-        "Read the topic to see whether the batch is there, and begin with a new checkpoint behind it"
+        "batch {batch} was committed before, but the marker of lane {lane} is not there ({found}): it "
+        "expired (offsets.retention.minutes), was deleted, or the lane had no rows then. Writing could "
+        "double rows. Read the topic to see whether the batch is there, and begin with a new checkpoint "
+        "behind it"
     )
     UNKNOWN = (
         "this sink knows nothing of the batches before {batch}: their markers expired "
         "(offsets.retention.minutes) or were deleted, or the query wrote elsewhere before. If batch {batch} "
-        "was never written by this sink, set the option firstBatchId={batch}; else begin with a new checkpoint"
+        "was never written by this sink, set the option firstBatchId={batch}; else begin with a new "
+        "checkpoint"
     )
     CHANGED = (
-        "batch {batch} was committed with {found}: the rows of a batch that is repeated must "
-        "be the same in the same partition. Make the plan deterministic (no rand(), now() or unordered limits; "
+        "batch {batch} was committed with {found}: the rows of a batch that is repeated must be the same in "
+        "the same partition. Make the plan deterministic (no rand(), now() or unordered limits; "
         "repartition(n, key) instead of repartition(n); a source that can be read again), or use "
         "oncelog.spark.write_atomic, which needs none of that"
     )
@@ -134,6 +135,10 @@ class Reason(Enum):
 
 class SinkError(OncelogError):
     """The sink refuses, or could not write; the text names what and the remedy."""
+
+
+class RowRefused(SinkError):
+    """A row that can never be written as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,55 @@ def decide_lane(
     return Refuse(Reason.LOST, "none" if marker is None else f"the last is of batch {marker.batch_id}")
 
 
+def decide_atomic(
+    batch_id: int, marker: LaneMarker | None, *, first_batch_id: int = 0
+) -> Write | Compare | Refuse:
+    """What may be done with a micro-batch that is one transaction: its marker says all there is to know."""
+    if marker is None:
+        return Write() if batch_id <= first_batch_id else Refuse(Reason.UNKNOWN)
+    if marker.batch_id > batch_id:
+        return Refuse(Reason.REWOUND, f"batch {marker.batch_id}")
+    return Compare(marker.sum) if marker.batch_id == batch_id else Write()
+
+
+class Claim(NamedTuple):
+    """Which attempt to write a batch as one transaction a task has begun to write for."""
+
+    batch_id: int
+    producer_id: int
+    producer_epoch: int
+    cause: str = ""
+    """Why it ended, if it failed and could say so."""
+
+    def encode(self) -> OffsetAndMetadata:
+        """As the task's consumer group keeps it."""
+        note = {"oncelog": _FORMAT, "writer": [self.producer_id, self.producer_epoch], "cause": self.cause}
+        return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
+
+    @classmethod
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Claim | None:
+        """None for none. Raises SinkError when the group holds something else."""
+        note = _note(group, kept, ("writer", "cause"))
+        if kept is None or note is None:
+            return None
+        producer_id, producer_epoch = note["writer"]
+        return cls(kept.offset, producer_id, producer_epoch, note["cause"])
+
+    def is_same_attempt(self, other: Claim | None) -> bool:
+        """Whether both are for one transaction."""
+        return other is not None and self[:3] == other[:3]
+
+
+def may_claim(mine: Claim, found: Claim | None) -> bool:
+    """Whether a task may begin to write: nobody has for this transaction, or for a later one."""
+    if found is None or found.batch_id < mine.batch_id:
+        return True
+    if found.batch_id > mine.batch_id:
+        return False
+    # Another id is that of a coordinator whose epochs were used up: which is later cannot be seen.
+    return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
+
+
 def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:
     """Whether a batch that is repeated is the one that was committed; None: it is."""
     if expected == now:
@@ -203,7 +257,9 @@ def decide_finish(
     `beyond`: markers of lanes above these, which an earlier run may have had.
     """
     if sorted(lanes) != list(range(len(lanes))):
-        raise SinkError(f"batch {batch_id}: Spark reported lanes {sorted(lanes)}, expected one report of each")
+        raise SinkError(
+            f"batch {batch_id}: Spark reported lanes {sorted(lanes)}, expected one report of each"
+        )
     if finished is not None and finished.batch_id > batch_id:
         return Refuse(Reason.REWOUND, f"batch {finished.batch_id}")
     also = [lane for lane, marker in beyond.items() if marker is not None and marker.batch_id == batch_id]

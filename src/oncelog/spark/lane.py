@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from oncelog.edge.admin import Admin
-from oncelog.edge.producer import Producer
+from oncelog.edge.producer import Delivery, Producer
 from oncelog.errors import MessageTooLarge, MisuseError, OncelogError
 from oncelog.rules.lane import (
     Compare,
     Finished,
     LaneMarker,
     Refuse,
+    RowRefused,
     RowSum,
     SinkError,
     Write,
@@ -61,6 +62,10 @@ class Sink:
         """The lane's transactional id, and the group that keeps its marker."""
         return f"{self.group}-{lane}"
 
+    def marker(self, admin: Admin) -> LaneMarker | None:
+        """The last batch that was committed as one transaction (`write_atomic`)."""
+        return LaneMarker.decode(self.group, self._kept(admin, self.group))
+
     def lane_marker(self, admin: Admin, lane: int) -> LaneMarker | None:
         """The last batch the lane committed."""
         return LaneMarker.decode(self.lane_id(lane), self._kept(admin, self.lane_id(lane)))
@@ -83,7 +88,8 @@ def write_lane(sink: Sink, batch_id: int, lane: int, batches: Iterable[pa.Record
             return _without_rows(sink, batch_id, lane)
         return _write(sink, batch_id, lane, rows, _chain(first, filled))
     except OncelogError as error:
-        raise SinkError(
+        kind = type(error) if isinstance(error, SinkError) else SinkError
+        raise kind(
             failure_text(error, f"lane {lane} of batch {batch_id}", sink.settings, rows.largest)
         ) from error
 
@@ -124,17 +130,20 @@ def _write(
                 with producer.transaction():
                     for batch in batches:
                         for part in rows.parts(rows.take(batch)):
-                            _send(producer, part)
+                            send_part(producer, part)
                     kept = {sink.marker_at: LaneMarker(batch_id, rows.sum).encode()}
                     producer.send_offsets_to_transaction(kept, sink.lane_id(lane))
                 return LaneReport(lane, rows.sum, was_there=False)
 
 
-def _send(producer: Producer, part: Part) -> None:
+def send_part(producer: Producer, part: Part) -> Delivery:
+    """Hand rows to the producer. Raises RowRefused."""
     try:
-        producer.send_table(part.topic, part.rows, partition=part.partition)
+        return producer.send_table(part.topic, part.rows, partition=part.partition)
     except (MisuseError, MessageTooLarge) as error:
-        raise SinkError(f"row {part.first_row} (or one soon after) for topic {part.topic!r}: {error}") from error
+        raise RowRefused(
+            f"row {part.first_row} (or one soon after) for topic {part.topic!r}: {error}"
+        ) from error
 
 
 def _agree(batch_id: int, lane: int, expected: RowSum, now: RowSum) -> None:

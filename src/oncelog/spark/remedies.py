@@ -27,8 +27,8 @@ _REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
     (InvalidProducerEpoch, _FENCED),
     (
         InvalidTransactionTimeout,
-        "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set the "
-        "option lower, but longer than a task takes",
+        "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set "
+        "the option lower, but longer than a task takes",
     ),
     (MessageTooLarge, "the largest row up to there is {row}: raise the topic's max.message.bytes"),
     (RecordListTooLarge, "the largest row up to there is {row}: raise the broker's log.segment.bytes"),
@@ -39,7 +39,9 @@ _REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
 )
 
 
-def failure_text(error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int]) -> str:
+def failure_text(
+    error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int] | None
+) -> str:
     """The error with place, topic and remedy. `largest`: (bytes, number) of the largest row so far."""
     topic = f"topic {settings.topic!r}" if settings.topic else "topics of the column topic"
     text = f"{where}, {topic}: {error}"
@@ -48,7 +50,7 @@ def failure_text(error: OncelogError, where: str, settings: SinkSettings, larges
     remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
     if remedy is None:
         return text
-    size, row = largest
+    size, row = largest or (0, 0)
     return f"{text} -- " + remedy.format(
         timeout=settings.producer["transaction.timeout.ms"],
         row=f"row {row} with {size} bytes",

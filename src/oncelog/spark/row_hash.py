@@ -33,13 +33,15 @@ def _mix(numbers: _Hashes) -> _Hashes:
     numbers = numbers + _GOLDEN
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
-    return numbers ^ (numbers >> np.uint64(31))
+    mixed: _Hashes = numbers ^ (numbers >> np.uint64(31))
+    return mixed
 
 
 def _field(column: Any) -> _Hashes:
     if pa.types.is_integer(column.type):
         values = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        return values.astype(np.int64).view(np.uint64)
+        numbers: _Hashes = values.astype(np.int64).view(np.uint64)
+        return numbers
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
         return _checksums(column.cast(pa.binary()).to_pylist())
     return _checksums([_flat(row) for row in column.to_pylist()])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncelog.errors import ConfigError
-from oncelog.rules.lane import RowSum, SinkError
+from oncelog.rules.lane import RowRefused, RowSum
 from oncelog.spark.row_hash import hash_rows
 
 KINDS = {
@@ -57,7 +57,7 @@ class LaneRows:
         """(bytes, row) of the largest so far."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that are written. Raises SinkError that names the row."""
+        """The columns that are written. Raises RowRefused that names the row."""
         first = self.sum.rows
         names = [name for name in KINDS if name in batch.schema.names]
         if self._topic is not None:
@@ -84,7 +84,7 @@ class LaneRows:
     def _refuse_null_topics(self, topics: Any, first: int) -> None:
         if topics.null_count:
             row = first + pc.index(pc.is_null(topics), True).as_py()
-            raise SinkError(f"row {row} has a null topic: fill the column topic, or set the option topic")
+            raise RowRefused(f"row {row} has a null topic: fill the column topic, or set the option topic")
 
     def _refuse_large(self, rows: pa.RecordBatch, first: int) -> None:
         if not rows.num_rows:
@@ -95,10 +95,10 @@ class LaneRows:
         self.largest = max(self.largest, (size, first + at), key=lambda each: each[0])
         if size > self._max_row_bytes:
             topic = self._topic or rows.column("topic")[at].as_py()
-            raise SinkError(
+            raise RowRefused(
                 f"row {first + at} for topic {topic!r} has {size} bytes, above "
-                f"kafka.max.request.size={self._max_row_bytes}: set that higher (and the topic's max.message.bytes),"
-                " or make the row smaller"
+                f"kafka.max.request.size={self._max_row_bytes}: set that higher (and the topic's "
+                "max.message.bytes), or make the row smaller"
             )
 
 
@@ -118,9 +118,7 @@ def _sizes(rows: pa.RecordBatch) -> Any:
     return total
 
 
-def _groups(
-    rows: pa.RecordBatch, topic: str | None, first: int
-) -> Iterator[tuple[str, int | None, Any]]:
+def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tuple[str, int | None, Any]]:
     if topic is None:
         encoded = rows.column("topic").dictionary_encode()
         topics = encoded.dictionary.to_pylist()
@@ -137,8 +135,8 @@ def _groups(
     for code, partition in np.unique(both, axis=1).T.tolist():
         at = np.flatnonzero((codes == code) & (partitions == partition))
         if partition < -1:
-            raise SinkError(
-                f"row {first + int(at[0])} for topic {topics[code]!r} asks for partition {partition + 1}: partitions "
-                "count from 0; null lets the key decide"
+            raise RowRefused(
+                f"row {first + int(at[0])} for topic {topics[code]!r} asks for partition {partition + 1}: "
+                "partitions count from 0; null lets the key decide"
             )
         yield topics[code], None if partition == -1 else partition, at
