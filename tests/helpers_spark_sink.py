@@ -1,7 +1,7 @@
 """A streaming query into the sink that meets its faults, as a program of its own so that it can be killed.
 
-python helpers_spark_sink.py '{"master": ..., "bootstrap": ..., "source": ..., "topic": ..., "checkpoint": ...,
-"faults": DIR, "plan": {"0/1": "raise"}, "kill_after_commit": 3}'
+python helpers_spark_sink.py '{"master": ..., "bootstrap": ..., "source": ..., "topic": ...,
+"checkpoint": ..., "faults": DIR, "plan": {"0/1": "raise"}, "kill_after_commit": 3}'
 
 A fault happens once, in the middle of the batch/lane named: raise, worker, executor or driver (killed).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -56,7 +57,9 @@ def test_a_batch_that_comes_again_is_compared_and_not_written(bootstrap: str, to
     again = write_lane(sink, 0, 0, [batch("c", "a"), batch("b")])  # another order, other Arrow batches
     assert (first.sum, again.sum, first.was_there, again.was_there) == (first.sum, first.sum, False, True)
     for other in (["a", "b"], ["a", "b", "x"], ["a", "b", "c", "c"]):
-        with pytest.raises(SinkError, match="lane 0 of batch 0.*committed with 3 rows in this lane, and now"):
+        with pytest.raises(
+            SinkError, match=r"lane 0 of batch 0.*committed with 3 rows in this lane, and now"
+        ):
             write_lane(sink, 0, 0, [batch(*other)])
     with pytest.raises(SinkError, match="and now it has 0"):
         write_lane(sink, 0, 0, [])
@@ -302,4 +305,6 @@ def test_columns_of_sparks_own_sink() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    assert len({option.name for option in SINK_OPTIONS}) == len(SINK_OPTIONS)
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    told = {option.name: f"| `{option.name}` |" in page and option.meaning in page for option in SINK_OPTIONS}
+    assert all(told.values()), told

@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
     create_topic(bootstrap, topic)
     frame = numbers(spark, 4, 1)
     null_topic = frame.selectExpr("value", f"IF(key = 'k2', NULL, '{topic}') AS topic")
-    with pytest.raises(Exception, match="RowRefused: lane 0 of batch 0.*row 2 has a null topic"):
+    with pytest.raises(Exception, match=r"RowRefused: lane 0 of batch 0.*row 2 has a null topic"):
         write(null_topic, bootstrap, markerTopic=topic)
     no_partition = frame.selectExpr("value", "CAST(1 AS INT) AS partition")
     with pytest.raises(Exception, match=rf"row 0 .*topic '{topic}' has partitions 0 to 0"):
