@@ -47,6 +47,18 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
     )
 
 
+def take_back(checkpoint: str, *logs: str) -> None:
+    """The checkpoint forgets the newest entry of these logs (offsets, commits)."""
+    for log in logs:
+        newest = max((each for each in Path(checkpoint, log).iterdir() if each.name.isdigit()), key=entry)
+        newest.unlink()
+        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def entry(path: Path) -> int:
+    return int(path.name)
+
+
 def test_a_batch_write_and_one_that_is_repeated(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
@@ -97,7 +109,7 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
     assert pairs(spark, bootstrap, topic) == []
 
 
-@pytest.mark.behaviour("P2")
+@pytest.mark.behaviour("P2", "P3")
 def test_a_stream_through_failed_tasks_killed_workers_executors_and_drivers(
     spark: Any, shared_broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -132,6 +144,29 @@ def test_a_stream_through_failed_tasks_killed_workers_executors_and_drivers(
     assert len(everything) > 1000
 
 
+@pytest.mark.behaviour("T12")
+def test_a_checkpoint_taken_back_reads_again_and_processes_once(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, "rewound.in")
+    create_topic(bootstrap, topic)
+    fill(bootstrap, "rewound.in", 0, 60)
+    source = {"subscribe": "rewound.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 20}
+    frame = read_stream(spark, bootstrap, **source).select("key", "value")
+    write_stream(frame, bootstrap, checkpoint, topic=topic)
+    take_back(checkpoint, "commits")
+    write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found written
+    assert pairs(spark, bootstrap, topic) == expected(range(60))
+    take_back(checkpoint, "commits", "offsets")
+    take_back(checkpoint, "commits")
+    with pytest.raises(Exception, match="batch 1 was asked for, and batch 2 has been committed since"):
+        write_stream(frame, bootstrap, checkpoint, topic=topic)
+    assert pairs(spark, bootstrap, topic) == expected(range(60))
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    assert "### Reading again, and processing once" in page
+
+
 @pytest.mark.behaviour("P3")
 def test_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str, checkpoint: str) -> None:
     bootstrap = apache_kafka.bootstrap_servers
@@ -142,10 +177,6 @@ def test_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str, checkpo
     source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 60}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    last = max(
-        (path for path in Path(checkpoint, "commits").iterdir() if path.name.isdigit()), key=lambda p: p
-    )
-    last.unlink()  # the last micro-batch is asked for again
-    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    take_back(checkpoint, "commits")  # the last micro-batch is asked for again
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     assert pairs(spark, bootstrap, topic) == expected(range(100))

@@ -155,6 +155,13 @@ def _agree(batch_id: int, lane: int, expected: RowSum, now: RowSum) -> None:
 def finish(sink: Sink, batch_id: int, reports: Iterable[LaneReport]) -> None:
     """Note on the driver that every lane of the batch is committed. May be repeated. Raises SinkError."""
     lanes = [report.lane for report in reports]
+    try:
+        _finish(sink, batch_id, lanes)
+    except OncelogError as error:
+        raise SinkError(failure_text(error, f"batch {batch_id}", sink.settings, None)) from error
+
+
+def _finish(sink: Sink, batch_id: int, lanes: list[int]) -> None:
     with Admin(sink.settings.admin) as admin:
         before = sink.finished(admin)
         beyond = range(len(lanes), before.lanes) if before else ()

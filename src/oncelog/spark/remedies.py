@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oncelog.errors import (
+    GroupAuthorizationFailed,
     InvalidProducerEpoch,
     InvalidTransactionTimeout,
     MessageTooLarge,
@@ -34,6 +35,7 @@ _REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
     (RecordListTooLarge, "the largest row up to there is {row}: raise the broker's log.segment.bytes"),
     (UnknownTopicOrPartition, "create the topic first"),
     (TopicAuthorizationFailed, "allow WRITE on the topic, and READ on {marker_topic!r} for the markers"),
+    (GroupAuthorizationFailed, "allow READ on groups that begin with {prefix!r}"),
     (TransactionalIdAuthorizationFailed, "allow WRITE on transactional ids that begin with {prefix!r}"),
     (TimedOut, "is the cluster reachable from the executors, and does the topic exist?"),
 )

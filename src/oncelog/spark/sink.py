@@ -75,7 +75,9 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return Written(write_lane(self._sink, _ONLY_BATCH, _task().partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
-        finish(self._sink, _ONLY_BATCH, [_of(message).report for message in messages])
+        reports = [_of(message).report for message in messages]
+        if self._sink.settings.write_id is not None:  # nobody asks for another name again
+            finish(self._sink, _ONLY_BATCH, reports)
 
     def abort(self, messages: Sequence[Written | None]) -> None:
         """Lanes that are committed stay so, and a repetition with the same writeId finds them."""
