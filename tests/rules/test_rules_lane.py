@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers_rules_append import rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,32 +27,7 @@ from oncelog.types import OffsetAndMetadata
 
 SUM = RowSum(3, 0xABC)
 
-# batch, lane, marker's batch, finished (batch, lanes), first batch -> verdict; - is nothing
-LANES = """
-0 0 -  -     0  write
-5 0 -  -     5  write
-4 0 -  -     5  write
-0 0 0  -     0  compare
-5 0 -  -     0  UNKNOWN
-5 0 4  -     0  LOST
-5 0 4  4/2   0  write
-5 3 -  4/2   0  write
-5 0 2  3/2   0  write
-5 0 5  4/2   0  compare
-5 0 5  5/2   0  compare
-5 0 6  5/2   0  REWOUND
-5 0 6  6/2   0  REWOUND
-5 0 4  6/2   0  REWOUND
-5 0 -  6/2   0  REWOUND
-5 1 4  5/2   0  LOST
-5 1 -  5/2   0  LOST
-5 2 4  5/2   0  LANES
-5 2 -  5/2   0  LANES
-"""
-
-
-def rows(table: str) -> list[list[str]]:
-    return [line.split() for line in table.strip().splitlines()]
+CASES = list(rows("lane.txt"))
 
 
 def told(verdict: object) -> str:
@@ -66,7 +42,11 @@ def told(verdict: object) -> str:
     raise AssertionError(verdict)
 
 
-@pytest.mark.parametrize(("batch", "lane", "marker", "finished", "first", "verdict"), rows(LANES))
+@pytest.mark.parametrize(
+    ("batch", "lane", "marker", "finished", "first", "verdict"),
+    [row[1:] for row in CASES],
+    ids=[row[0] for row in CASES],
+)
 def test_lanes(batch: str, lane: str, marker: str, finished: str, first: str, verdict: str) -> None:
     kept = None if marker == "-" else LaneMarker(int(marker), SUM)
     noted = None if finished == "-" else Finished(*map(int, finished.split("/")))
@@ -79,7 +59,15 @@ def test_lanes(batch: str, lane: str, marker: str, finished: str, first: str, ve
 
 @pytest.mark.parametrize(
     ("batch", "marker", "first", "verdict"),
-    rows("0 - 0 write\n5 - 5 write\n5 - 0 UNKNOWN\n5 4 0 write\n5 2 0 write\n5 5 0 compare\n5 6 0 REWOUND"),
+    [
+        ("0", "-", "0", "write"),
+        ("5", "-", "5", "write"),
+        ("5", "-", "0", "UNKNOWN"),
+        ("5", "4", "0", "write"),
+        ("5", "2", "0", "write"),
+        ("5", "5", "0", "compare"),
+        ("5", "6", "0", "REWOUND"),
+    ],
 )
 def test_batches_of_one_transaction(batch: str, marker: str, first: str, verdict: str) -> None:
     kept = None if marker == "-" else LaneMarker(int(marker), SUM)
