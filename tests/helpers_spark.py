@@ -19,7 +19,8 @@ START_MS = 1_700_000_000_000
 
 def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: object) -> None:
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        settings = {key.replace("_", "."): value for key, value in configs.items()}
+        # The records' times are years ago: retention would take them from a broker that runs for minutes.
+        settings = {"retention.ms": -1} | {key.replace("_", "."): value for key, value in configs.items()}
         admin.create_topics([NewTopic(name, num_partitions=partitions, configs=settings)])
 
 

@@ -124,3 +124,12 @@ class ConsumerGroupMetadata(NamedTuple):
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+
+
+class TransactionShare(NamedTuple):
+    """An open transaction, for producers in other processes. `raises_epoch`: as the coordinator ends it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    raises_epoch: bool

@@ -1,5 +1,5 @@
 """Spark looks for installed packages named pyspark_* and registers their DefaultSource by itself."""
 
-from oncelog.spark.source import OncelogSource as DefaultSource
+from oncelog.spark.sink import OncelogFormat as DefaultSource
 
 __all__ = ["DefaultSource"]

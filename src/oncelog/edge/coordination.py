@@ -24,6 +24,7 @@ from oncelog.client.group import (
     commit_error,
     commit_request,
     committed_from,
+    committed_request,
 )
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
@@ -187,13 +188,23 @@ class AsyncCoordination:
 
         await self._at_coordinator(GROUP, group_id, once)
 
-    async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Everything a group has committed; nothing for one that is not there."""
+    async def group_offsets(
+        self, group_id: str, stable: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Everything a group has committed; nothing for one that is not there.
+
+        `stable`: only these partitions, and wait for transactions that may yet commit to them (KIP-447).
+        """
         every = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
         request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[every])
+        min_version = 2
+        if stable is not None:
+            request, min_version = committed_request(group_id, stable, is_stable=True), 7
 
         async def once(cluster: ClusterConnection, node_id: int) -> dict[TopicPartition, OffsetAndMetadata]:
-            answer = await cluster.request(node_id, request, min_version=2, max_version=MAX_FETCH_VERSION)
+            answer = await cluster.request(
+                node_id, request, min_version=min_version, max_version=MAX_FETCH_VERSION
+            )
             error, found = committed_from(answer)
             if error is not None:
                 raise error
@@ -283,9 +294,13 @@ class Coordination:
         """Forget a group and its offsets."""
         self._run(self._async.delete_group(group_id))
 
-    def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Everything a group has committed."""
-        found: dict[TopicPartition, OffsetAndMetadata] = self._run(self._async.group_offsets(group_id))
+    def group_offsets(
+        self, group_id: str, stable: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Everything a group has committed, or what it has for `stable`."""
+        found: dict[TopicPartition, OffsetAndMetadata] = self._run(
+            self._async.group_offsets(group_id, stable)
+        )
         return found
 
     def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -17,7 +17,7 @@ from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.rules.txn_session import State
-from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
@@ -62,6 +62,17 @@ class TransactionalCalls:
         abort (IllegalGeneration, UnknownMemberId, ...), TimedOut.
         """
         self._thread.run(_required(self._transactions).send_offsets(offsets, group, timeout))
+
+    def share_transaction(self) -> TransactionShare:
+        """What other producers, in other processes, need to write into this transaction too."""
+        return _required(self._transactions).share()
+
+    def join_transaction(self, share: TransactionShare) -> None:
+        """Instead of `init_transactions`: write into the transaction of another producer, which will end it.
+
+        Only `send` and `flush` may follow. Each partition must have one writer: their numbers would collide.
+        """
+        self._thread.run(_required(self._transactions).join(share))
 
     def commit_transaction(self, timeout: float | None = None) -> None:
         """Send the rest and make everything visible at once.

@@ -37,7 +37,7 @@ from oncelog.rules.txn_session import (
     may_be_done,
     reaction_to,
 )
-from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -82,6 +82,22 @@ class Transactions:
         """A transaction begins; nothing is sent."""
         with self._driver.lock:
             self.core.begin(raises_epoch=self._raises_epoch())
+
+    def share(self) -> TransactionShare:
+        """What other producers need to write into this transaction."""
+        self.session.check(Call.SEND)
+        identity = self.core.identity
+        assert identity is not None
+        return TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
+
+    async def join(self, share: TransactionShare) -> None:
+        """Write into a transaction that another producer has begun and will end."""
+        self.session.check(Call.INIT)
+        await self._cluster.start()
+        with self._driver.lock:
+            self.core.give_identity(share.producer_id, share.producer_epoch)
+            self.session.enter(State.READY)
+            self.core.begin(raises_epoch=share.raises_epoch)
 
     async def send_offsets(
         self,

@@ -1,1 +1,18 @@
-"""Spark reads and audits Kafka-protocol clusters through this room: options, offsets, source, audit."""
+"""Spark reads, writes and audits Kafka-protocol clusters through this room: source, sink, audit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oncelog.spark.atomic import write_atomic
+
+__all__ = ["write_atomic"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "write_atomic":  # loaded when first used: it needs PySpark
+        from oncelog.spark.atomic import write_atomic
+
+        return write_atomic
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

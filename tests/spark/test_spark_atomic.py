@@ -1,0 +1,119 @@
+"""`write_atomic`: a micro-batch is one transaction, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_spark import create_topic, fill, read, read_stream
+from pyspark import cloudpickle
+
+import oncelog
+from oncelog.errors import ConfigError
+from oncelog.rules.lane import SinkError
+from oncelog.spark import atomic, atomic_task, write_atomic
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+
+def values(spark: Any, bootstrap: str, topic: str, **options: object) -> list[int]:
+    rows = read(spark, bootstrap, subscribe=topic, **options).select("value").collect()
+    return sorted(int(row.value[1:]) for row in rows)
+
+
+def options_of(bootstrap: str, topic: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+
+
+def numbers(spark: Any, *span: int) -> Any:
+    return spark.range(*span, 1, 2).selectExpr("CONCAT('k', id) AS key", "CONCAT('v', id) AS value")
+
+
+def test_a_stream_in_transactions(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, f"{topic}.in", partitions=2)
+    create_topic(bootstrap, topic, partitions=3)
+    for partition in range(2):
+        fill(bootstrap, f"{topic}.in", partition * 50, 50, partition)
+    stream = read_stream(
+        spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest", maxOffsetsPerTrigger=60
+    )
+    outcomes: list[atomic.AtomicWrite] = []
+
+    def take(frame: Any, batch_id: int) -> None:
+        for _ in range(2):  # as if the driver had died behind the commit
+            outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
+
+    query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert [tuple(each) for each in outcomes] == [
+        (0, 60, False),
+        (0, 60, True),
+        (1, 40, False),
+        (1, 40, True),
+    ]
+    assert values(spark, bootstrap, topic) == list(range(100))
+
+
+def dies_once(batches: Iterator[Any], *, flag: str, **rest: Any) -> Iterator[Any]:
+    """The task's work, all of it acknowledged, and then a SIGKILL before it can say so."""
+    reports = list(atomic_task.write_share(batches, **rest))
+    if reports:
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield from reports
+
+
+def test_a_worker_killed_after_it_wrote(
+    spark: Any,
+    shared_broker: oncelog.Broker,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+    flag = str(tmp_path / "died")
+    monkeypatch.setattr(atomic, "write_share", partial(dies_once, flag=flag))
+    done = write_atomic(numbers(spark, 0, 40), 0, options_of(bootstrap, topic), name=topic)
+    assert tuple(done) == (0, 40, False) and Path(flag).exists()
+    assert values(spark, bootstrap, topic) == list(range(40))
+    everything = values(spark, bootstrap, topic, kafka_isolation_level="read_uncommitted")
+    assert len(everything) > 40
+
+
+def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    options = options_of(bootstrap, topic)
+    bad = numbers(spark, 0, 10).selectExpr("*", "IF(key = 'k7', 2, 0) AS partition")
+    with pytest.raises(Exception, match=r"RowRefused: row 2 asks for partition 2 .* has partitions 0 to 1"):
+        write_atomic(bad, 0, options, name=topic)
+    assert values(spark, bootstrap, topic) == []
+    with pytest.raises(SinkError, match=r"batch 3, topic .*set the option firstBatchId=3"):
+        write_atomic(numbers(spark, 0, 10), 3, options, name=topic)
+    write_atomic(numbers(spark, 0, 10), 3, {**options, "firstBatchId": 3}, name=topic)
+    with pytest.raises(SinkError, match="batch 2 was asked for, and batch 3 has been committed since"):
+        write_atomic(numbers(spark, 0, 10), 2, options, name=topic)
+    with pytest.raises(ConfigError, match="needs a name"):
+        write_atomic(numbers(spark, 0, 10), 0, options)
+    assert values(spark, bootstrap, topic) == list(range(10))
+
+
+def test_a_partition_with_two_writers_is_noticed() -> None:
+    assert atomic.check_reports([("t", 0, 3), ("t", 1, 4)]) == 7
+    with pytest.raises(SinkError, match="t-0 was written by two tasks; nothing of this batch was committed"):
+        atomic.check_reports([("t", 0, 3), ("t", 0, 4)])
