@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN, CONSUMER
 from oncelog.edge.admin import Admin, ConfigResource
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, UnknownTopicOrPartition
 from oncelog.spark.offsets import Available, Offsets, OffsetsSpec
 from oncelog.spark.options import SourceOptions
 from oncelog.types import Isolation, TopicPartition
@@ -37,7 +37,7 @@ class Lookup:
         self.close()
 
     def available(self, *, may_miss: bool = False) -> Available:
-        """What the subscription holds now.
+        """What the subscription holds now, by asking for offsets only: no record is read.
 
         Raises UnknownTopicOrPartition for a topic named by the user that does not exist, unless
         `may_miss`: a running stream tells its loss itself.
@@ -56,6 +56,10 @@ class Lookup:
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
         described = self._admin.describe_topics(names, raise_errors=not may_miss)
+        # A broker that cannot be reached must not look like a topic that is gone.
+        for topic in described.values():
+            if topic.error is not None and not isinstance(topic.error, UnknownTopicOrPartition):
+                raise topic.error
         found = {name: topic for name, topic in described.items() if topic.error is None}
         ids = {name: topic.topic_id for name, topic in found.items() if topic.topic_id}
         there = [TopicPartition(name, p.partition) for name, t in found.items() for p in t.partitions]
@@ -75,21 +79,26 @@ class Lookup:
         found = self._admin.list_offsets(specs, isolation)
         return {tp: at.offset for tp, at in found.items() if at.offset is not None}
 
-    def resolve(self, name: str, spec: OffsetsSpec, now: Available) -> Offsets:
-        """The offsets `spec` means; `name` is the option to blame. Raises ConfigError."""
+    def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
+        """The offsets `spec` means. Raises ConfigError."""
         times = spec.times(now.earliest)
         if times is None:
             return spec.resolve(now.earliest, now.latest)
-        found = self._admin.list_offsets(times)
-        offsets = {}
-        for tp, at in found.items():
-            if at.offset is None and name.startswith("starting") and not self._options.latest_without_record:
-                raise ConfigError(
-                    f"{name}: {tp} has no record at or after {times[tp]}; set "
-                    "startingOffsetsByTimestampStrategy to latest to begin at its end"
-                )
-            offsets[tp] = now.latest[tp] if at.offset is None else min(at.offset, now.latest[tp])
-        return offsets
+        found = self.first_at(times)
+        is_start = spec.option.startswith("starting")
+        if is_start and not self._options.latest_without_record and (missing := times.keys() - found.keys()):
+            tp = min(missing)
+            raise ConfigError(
+                f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
+                "startingOffsetsByTimestampStrategy to latest to begin at its end"
+            )
+        return {tp: min(found.get(tp, now.latest[tp]), now.latest[tp]) for tp in times}
+
+    def first_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """The first offset at or after a time (ms since the epoch); partitions without one are left out."""
+        specs: dict[TopicPartition, OffsetSpec] = dict(times)
+        found = self._admin.list_offsets(specs)
+        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
         """Whether the cleaner may remove batches from the middle of the log, per topic."""
