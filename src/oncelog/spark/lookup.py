@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN, CONSUMER
-from oncelog.edge.admin import Admin, ConfigResource
+from oncelog.edge.admin import Admin, ConfigResource, TopicDescription
+from oncelog.edge.cluster import UNKNOWN_TOPIC_PATIENCE_MS
 from oncelog.errors import ConfigError, UnknownTopicOrPartition
 from oncelog.spark.offsets import Available, Offsets, OffsetsSpec
 from oncelog.spark.options import SourceOptions
 from oncelog.types import Isolation, TopicPartition
+
+_PAUSE_S = 0.1
+
+
+def describe_patiently(
+    admin: Admin, names: Collection[str], expected: Collection[str]
+) -> dict[str, TopicDescription]:
+    """The topics; one that does not exist has its error, any other error is raised.
+
+    So a broker that cannot be reached does not look like a topic that is gone. About `expected` ones it asks
+    a little longer: brokers of a cluster hear of a new topic one after another.
+    """
+    deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
+    while True:
+        described = admin.describe_topics(names, raise_errors=False)
+        missing = {name for name, t in described.items() if isinstance(t.error, UnknownTopicOrPartition)}
+        for name, topic in described.items():
+            if topic.error is not None and name not in missing:
+                raise topic.error
+        if missing.isdisjoint(expected) or time.monotonic() > deadline:
+            return described
+        time.sleep(_PAUSE_S)
 
 
 class Lookup:
@@ -24,6 +48,7 @@ class Lookup:
         isolation = CONSUMER.parse(options.client)["isolation.level"]
         self._isolation = Isolation[isolation.upper()]
         self._admin = Admin(settings)
+        self._seen: set[str] = set()
 
     def close(self) -> None:
         self._admin.close()
@@ -55,12 +80,11 @@ class Lookup:
             names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
-        described = self._admin.describe_topics(names, raise_errors=not may_miss)
-        # A broker that cannot be reached must not look like a topic that is gone.
-        for topic in described.values():
-            if topic.error is not None and not isinstance(topic.error, UnknownTopicOrPartition):
-                raise topic.error
+        described = describe_patiently(self._admin, names, self._seen if may_miss else names)
+        if not may_miss and (errors := [topic.error for topic in described.values() if topic.error]):
+            raise errors[0]
         found = {name: topic for name, topic in described.items() if topic.error is None}
+        self._seen = set(found)
         ids = {name: topic.topic_id for name, topic in found.items() if topic.topic_id}
         there = [TopicPartition(name, p.partition) for name, t in found.items() for p in t.partitions]
         if not subscription.partitions:

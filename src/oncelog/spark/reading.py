@@ -12,6 +12,7 @@ from oncelog.config import ADMIN
 from oncelog.edge.admin import Admin
 from oncelog.edge.consumer import Consumer
 from oncelog.errors import OffsetOutOfRange, TimedOut, UnknownTopicOrPartition
+from oncelog.spark.lookup import describe_patiently
 from oncelog.spark.offsets import DataLossError, Loss, OffsetRange, loss_text
 
 SMALL_BATCH_BYTES = 1 << 20
@@ -64,13 +65,12 @@ class _TopicCheck:
     def loss(self) -> Loss | None:
         """What happened to the topic, None if nothing."""
         tp, start, end = self._wanted
-        try:
-            found = self._admin.describe_topics([tp.topic])[tp.topic].topic_id
-        except UnknownTopicOrPartition:
-            return Loss(tp, None, f"{tp}: offsets {start} to {end - 1} were wanted, and the topic is gone")
-        if self._topic_id is None or found == self._topic_id:
-            return None
         wanted = f"{tp}: offsets {start} to {end - 1} were wanted"
+        found = describe_patiently(self._admin, [tp.topic], [tp.topic])[tp.topic]
+        if found.error is not None:
+            return Loss(tp, None, f"{wanted}, and the topic is gone")
+        if self._topic_id in (None, found.topic_id):
+            return None
         return Loss(
             tp, None, f"{wanted}, and the topic was deleted and created again since they were planned"
         )
