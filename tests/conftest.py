@@ -10,8 +10,11 @@ import pytest
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
-QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-"""So that a transaction past its timeout is aborted while a test waits."""
+QUICK_SCANS = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+    "log.cleaner.backoff.ms": 200,
+}
+"""So that a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
 
 
 def pytest_configure() -> None:

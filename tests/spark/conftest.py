@@ -42,8 +42,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def shared_broker() -> Iterator[oncelog.Broker]:
-    """For tests that only add topics; topic names are the tests' own."""
-    with oncelog.Broker() as broker:
+    """For tests that only add topics; topic names are the tests' own. It compacts without a pause."""
+    with oncelog.Broker(config={"log.cleaner.backoff.ms": 20}) as broker:
         yield broker
 
 

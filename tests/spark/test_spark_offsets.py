@@ -77,7 +77,40 @@ def test_offsets_must_name_every_partition() -> None:
         ({**NEEDED, "includeHeaders": "yes"}, None, "expected true or false"),
         ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, None, "not a regular expression"),
         ({"kafka.bootstrap.servers": "h:1", "assign": '{"a": 0}'}, None, "expected JSON like"),
-        ({**NEEDED, "startingOffsetsByTimestampStrategy": "guess"}, None, "expected error or latest"),
+        (
+            {**NEEDED, "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "guess"},
+            None,
+            "expected error or latest",
+        ),
+        (
+            {**NEEDED, "startingOffsetsByTimestampStrategy": "latest"},
+            None,
+            "no effect without startingTimestamp",
+        ),
+        (
+            {**NEEDED, "startingTimestamp": "5", "startingOffsets": "earliest"},
+            None,
+            "each says where to begin",
+        ),
+        (
+            {**NEEDED, "endingTimestamp": "5", "endingOffsetsByTimestamp": "{}"},
+            None,
+            "each says where to end",
+        ),
+        ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "behind its end at 4"),
+        (
+            {**NEEDED, "startingOffsets": '{"a": {"0": 5}}', "endingOffsets": '{"a": {"0": 4}}'},
+            None,
+            "startingOffsets begins a-0 at 5, behind its end at 4 by endingOffsets",
+        ),
+        ({**NEEDED, "maxOffsetsPerTrigger": "5"}, "batch", "has no meaning in a batch"),
+        (
+            {**NEEDED, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"},
+            None,
+            "is above maxOffsetsPer",
+        ),
+        ({**NEEDED, "maxTriggerDelay": "5s"}, None, "no effect without minOffsetsPerTrigger: set that"),
+        ({**NEEDED, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, None, "like 500ms, 30s, 15m"),
     ],
 )
 def test_wrong_options_say_what_to_do(options: dict[str, str], mode: str | None, said: str) -> None:
@@ -97,6 +130,15 @@ def test_options_are_told_apart_without_case_and_have_sparks_defaults() -> None:
     assert (batch.starting.special, stream.starting.special) == (EARLIEST, LATEST)
     assert batch.fail_on_data_loss and not batch.include_headers
     assert batch.client["isolation.level"] == "read_uncommitted"
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"),
+    [(None, 900_000), ("250", 250), ("250ms", 250), ("3 s", 3000), ("15M", 900_000), ("2h", 7_200_000)],
+)
+def test_durations(text: str | None, delay_ms: int) -> None:
+    given = {**NEEDED, "minOffsetsPerTrigger": "5"} | ({} if text is None else {"maxTriggerDelay": text})
+    assert parse_options(given, "stream").max_trigger_delay_ms == delay_ms
 
 
 def test_the_documentation_lists_every_option_with_its_meaning() -> None:

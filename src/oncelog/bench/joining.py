@@ -20,13 +20,13 @@ from oncelog.bench.raw_wire import CLIENT_ID, ask, connect, receive_frame
 from oncelog.client.group import (
     NOBODY,
     Joined,
-    decode_share,
     heartbeat_request,
     join_request,
     joined_from,
     leave_request,
     sync_request,
 )
+from oncelog.client.subscription import Holding, decode_share
 from oncelog.config import CONSUMER, Settings
 from oncelog.errors import OncelogError, raise_for_code
 from oncelog.types import ConsumerGroupMetadata, TopicPartition
@@ -105,7 +105,8 @@ class Member:
         self._member = ConsumerGroupMetadata("", member_id=answer.member_id)
 
     def send_join(self) -> None:
-        self.send(join_request(self._settings, self._member.member_id, [self._topic]), JOIN_VERSION)
+        request = join_request(self._settings, self._member.member_id, [self._topic], Holding())
+        self.send(request, JOIN_VERSION)
 
     def send_heartbeat(self) -> None:
         self.send(heartbeat_request(self._member), HEARTBEAT_VERSION)

@@ -25,9 +25,8 @@ from oncelog.errors import OncelogError, TimedOut
 VERSION = "4.3.0"
 READY_TIMEOUT_S = 60.0
 
-_CACHE = (
-    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog" / f"apache-kafka-{VERSION}"
-)
+CACHE_ROOT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
+_CACHE = CACHE_ROOT / f"apache-kafka-{VERSION}"
 _LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -45,23 +44,28 @@ class PartMissing(OncelogError):
 
 def fetch_jars() -> str:
     """The class path of Apache Kafka's server and tools. Raises PartMissing."""
+    return str(fetch_pom(_POM, _CACHE, "Apache Kafka as referee") / "*")
+
+
+def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
+    """The directory with the jars of a Maven project, fetched into `cache` once. Raises PartMissing."""
     for tool in ("java", "mvn"):
         if not shutil.which(tool):
-            raise PartMissing(f"Apache Kafka as referee needs {tool}, which is not installed")
-    complete = _CACHE / "complete"
-    if not complete.exists() or complete.read_text() != _POM:
-        _CACHE.mkdir(parents=True, exist_ok=True)
-        (_CACHE / "pom.xml").write_text(_POM)
+            raise PartMissing(f"{purpose} needs {tool}, which is not installed")
+    complete = cache / "complete"
+    if not complete.exists() or complete.read_text() != pom:
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "pom.xml").write_text(pom)
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
         command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
         try:
-            done = subprocess.run(command, cwd=_CACHE, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=300)
         except subprocess.TimeoutExpired:
-            raise PartMissing("Apache Kafka's jars could not be fetched within 300 s") from None
+            raise PartMissing(f"{purpose}: its jars could not be fetched within 300 s") from None
         if done.returncode:
-            raise PartMissing(f"Apache Kafka's jars could not be fetched: {done.stdout[-300:]}")
-        complete.write_text(_POM)
-    return str(_CACHE / "jars" / "*")
+            raise PartMissing(f"{purpose}: its jars could not be fetched: {done.stdout[-300:]}")
+        complete.write_text(pom)
+    return cache / "jars"
 
 
 def free_ports(count: int) -> list[int]:

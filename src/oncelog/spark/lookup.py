@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN, CONSUMER
-from oncelog.edge.admin import Admin, ConfigResource
-from oncelog.errors import ConfigError
+from oncelog.edge.admin import Admin, ConfigResource, TopicDescription
+from oncelog.edge.cluster import UNKNOWN_TOPIC_PATIENCE_MS
+from oncelog.errors import ConfigError, UnknownTopicOrPartition
 from oncelog.spark.offsets import Available, Offsets, OffsetsSpec
 from oncelog.spark.options import SourceOptions
 from oncelog.types import Isolation, TopicPartition
+
+_PAUSE_S = 0.1
+
+
+def describe_patiently(
+    admin: Admin, names: Collection[str], expected: Collection[str]
+) -> dict[str, TopicDescription]:
+    """The topics; one that does not exist has its error, any other error is raised.
+
+    So a broker that cannot be reached does not look like a topic that is gone. About `expected` ones it asks
+    a little longer: brokers of a cluster hear of a new topic one after another.
+    """
+    deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
+    while True:
+        described = admin.describe_topics(names, raise_errors=False)
+        missing = {name for name, t in described.items() if isinstance(t.error, UnknownTopicOrPartition)}
+        for name, topic in described.items():
+            if topic.error is not None and name not in missing:
+                raise topic.error
+        if missing.isdisjoint(expected) or time.monotonic() > deadline:
+            return described
+        time.sleep(_PAUSE_S)
 
 
 class Lookup:
@@ -24,6 +48,7 @@ class Lookup:
         isolation = CONSUMER.parse(options.client)["isolation.level"]
         self._isolation = Isolation[isolation.upper()]
         self._admin = Admin(settings)
+        self._seen: set[str] = set()
 
     def close(self) -> None:
         self._admin.close()
@@ -37,7 +62,7 @@ class Lookup:
         self.close()
 
     def available(self, *, may_miss: bool = False) -> Available:
-        """What the subscription holds now.
+        """What the subscription holds now, by asking for offsets only: no record is read.
 
         Raises UnknownTopicOrPartition for a topic named by the user that does not exist, unless
         `may_miss`: a running stream tells its loss itself.
@@ -55,8 +80,11 @@ class Lookup:
             names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
-        described = self._admin.describe_topics(names, raise_errors=not may_miss)
+        described = describe_patiently(self._admin, names, self._seen if may_miss else names)
+        if not may_miss and (errors := [topic.error for topic in described.values() if topic.error]):
+            raise errors[0]
         found = {name: topic for name, topic in described.items() if topic.error is None}
+        self._seen = set(found)
         ids = {name: topic.topic_id for name, topic in found.items() if topic.topic_id}
         there = [TopicPartition(name, p.partition) for name, t in found.items() for p in t.partitions]
         if not subscription.partitions:
@@ -75,21 +103,26 @@ class Lookup:
         found = self._admin.list_offsets(specs, isolation)
         return {tp: at.offset for tp, at in found.items() if at.offset is not None}
 
-    def resolve(self, name: str, spec: OffsetsSpec, now: Available) -> Offsets:
-        """The offsets `spec` means; `name` is the option to blame. Raises ConfigError."""
+    def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
+        """The offsets `spec` means. Raises ConfigError."""
         times = spec.times(now.earliest)
         if times is None:
             return spec.resolve(now.earliest, now.latest)
-        found = self._admin.list_offsets(times)
-        offsets = {}
-        for tp, at in found.items():
-            if at.offset is None and name.startswith("starting") and not self._options.latest_without_record:
-                raise ConfigError(
-                    f"{name}: {tp} has no record at or after {times[tp]}; set "
-                    "startingOffsetsByTimestampStrategy to latest to begin at its end"
-                )
-            offsets[tp] = now.latest[tp] if at.offset is None else min(at.offset, now.latest[tp])
-        return offsets
+        found = self.first_at(times)
+        is_start = spec.option.startswith("starting")
+        if is_start and not self._options.latest_without_record and (missing := times.keys() - found.keys()):
+            tp = min(missing)
+            raise ConfigError(
+                f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
+                "startingOffsetsByTimestampStrategy to latest to begin at its end"
+            )
+        return {tp: min(found.get(tp, now.latest[tp]), now.latest[tp]) for tp in times}
+
+    def first_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """The first offset at or after a time (ms since the epoch); partitions without one are left out."""
+        specs: dict[TopicPartition, OffsetSpec] = dict(times)
+        found = self._admin.list_offsets(specs)
+        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
         """Whether the cleaner may remove batches from the middle of the log, per topic."""

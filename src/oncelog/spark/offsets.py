@@ -34,12 +34,13 @@ class DataLossError(OncelogError):
 
 @dataclass(frozen=True, slots=True)
 class OffsetsSpec:
-    """Where a range begins or ends; exactly one field is set.
+    """Where a range begins or ends, as `option` says; exactly one further field is set.
 
     `special`: EARLIEST or LATEST for all. `offsets`: per partition, with the special numbers.
     `timestamp_ms` for all, `timestamps_ms` per partition: the first record at or after.
     """
 
+    option: str
     special: int | None = None
     offsets: Mapping[TopicPartition, int] | None = None
     timestamp_ms: int | None = None
@@ -55,25 +56,43 @@ class OffsetsSpec:
             return dict.fromkeys(partitions, self.timestamp_ms)
         if self.timestamps_ms is None:
             return None
-        _check_same_partitions(self.timestamps_ms, partitions)
-        return {tp: self.timestamps_ms[tp] for tp in partitions}
+        _check_same_partitions(self.option, self.timestamps_ms, partitions)
+        return dict(self.timestamps_ms)
 
     def resolve(self, earliest: Offsets, latest: Offsets) -> Offsets:
         """Offsets for the partitions of `earliest`. Raises ConfigError when the user's do not name all."""
         if self.offsets is None:
             return dict(earliest if self.special == EARLIEST else latest)
-        _check_same_partitions(self.offsets, earliest)
+        _check_same_partitions(self.option, self.offsets, earliest)
         special = {EARLIEST: earliest, LATEST: latest}
         return {tp: special[at][tp] if at in special else at for tp, at in self.offsets.items()}
 
 
-def _check_same_partitions(given: Iterable[TopicPartition], partitions: Iterable[TopicPartition]) -> None:
+def check_order(starting: OffsetsSpec, ending: OffsetsSpec) -> None:
+    """Raise ConfigError when what the user wrote ends before it begins."""
+    wrong: dict[object, tuple[int, int]] = {}
+    if starting.timestamp_ms is not None and ending.timestamp_ms is not None:
+        wrong["the topic"] = starting.timestamp_ms, ending.timestamp_ms
+    pairs = (starting.offsets, ending.offsets), (starting.timestamps_ms, ending.timestamps_ms)
+    for starts, ends in pairs:
+        wrong |= {tp: (at, ends[tp]) for tp, at in (starts or {}).items() if ends and tp in ends}
+    for what, (start, end) in wrong.items():
+        if 0 <= end < start:
+            raise ConfigError(
+                f"{starting.option} begins {what} at {start}, behind its end at {end} by {ending.option}: "
+                "swap or correct them"
+            )
+
+
+def _check_same_partitions(
+    option: str, given: Iterable[TopicPartition], partitions: Iterable[TopicPartition]
+) -> None:
     given, wanted = set(given), set(partitions)
     if given != wanted:
         missing = ", ".join(map(str, sorted(wanted - given))) or "none"
         foreign = ", ".join(map(str, sorted(given - wanted))) or "none"
         raise ConfigError(
-            "offsets in JSON must name exactly the partitions that are read; "
+            f"{option} must name exactly the partitions that are read; "
             f"left out: {missing}; not read: {foreign} (-2 means earliest, -1 latest)"
         )
 
@@ -85,8 +104,8 @@ def parse_offsets(option: str, text: str) -> OffsetsSpec:
     """`earliest`, `latest` or JSON {topic: {partition: offset}}. Raises ConfigError naming `option`."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
-        return OffsetsSpec(special=EARLIEST if word == "earliest" else LATEST)
-    return OffsetsSpec(offsets=_parse_by_partition(option, text, low=EARLIEST))
+        return OffsetsSpec(option, special=EARLIEST if word == "earliest" else LATEST)
+    return OffsetsSpec(option, offsets=_parse_by_partition(option, text, low=EARLIEST))
 
 
 def parse_timestamps(option: str, text: str) -> Offsets:
@@ -280,14 +299,28 @@ def next_position(
     The position is `start` itself when there is nothing to read.
     """
     losses = find_losses(start, now)
-    begin = {tp: start.offsets.get(tp, 0) for tp in now.latest if target is None or tp in target}
-    begin |= {loss.tp: loss.resume for loss in losses if loss.resume is not None and loss.tp in begin}
-    bound = now.latest if target is None else {tp: min(now.latest[tp], target[tp]) for tp in begin}
-    end = limit_end(begin, {tp: max(bound[tp], begin[tp]) for tp in begin}, limit)
+    begin, bound = _window(start, now, losses, target)
+    end = limit_end(begin, bound, limit)
     if end == start.offsets and not losses:
         return start, losses
     noted = begin if start.is_initial else {tp: at for tp, at in begin.items() if start.offsets.get(tp) != at}
     return Position(end, now.topic_ids, noted), losses
+
+
+def count_waiting(start: Position, now: Available) -> int:
+    """How many offsets a micro-batch without a limit would take."""
+    begin, bound = _window(start, now, find_losses(start, now), None)
+    return sum(bound[tp] - begin[tp] for tp in begin)
+
+
+def _window(
+    start: Position, now: Available, losses: Sequence[Loss], target: Offsets | None
+) -> tuple[Offsets, Offsets]:
+    """From where to where a micro-batch could go; never backwards."""
+    begin = {tp: start.offsets.get(tp, 0) for tp in now.latest if target is None or tp in target}
+    begin |= {loss.tp: loss.resume for loss in losses if loss.resume is not None and loss.tp in begin}
+    bound = now.latest if target is None else {tp: min(now.latest[tp], target[tp]) for tp in begin}
+    return begin, {tp: max(bound[tp], begin[tp]) for tp in begin}
 
 
 def find_losses(start: Position, now: Available) -> list[Loss]:

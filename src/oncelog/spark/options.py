@@ -19,6 +19,7 @@ from oncelog.spark.offsets import (
     EARLIEST,
     LATEST,
     OffsetsSpec,
+    check_order,
     parse_offsets,
     parse_partitions,
     parse_timestamps,
@@ -50,12 +51,14 @@ OPTIONS = _rows(
     ("assign", None, "both", 'Partitions as JSON: {"flights": [0, 1]}.'),
     ("startingOffsets", None, "both", 'earliest, latest, or JSON {"flights": {"0": 23, "1": -2}} for every partition (-2 earliest, -1 latest). Default: earliest in a batch, latest in a stream. A stream begins there only without a checkpoint.'),
     ("endingOffsets", "latest", "batch", "latest, or JSON as startingOffsets (-1 latest). The end is exclusive."),
-    ("startingTimestamp", None, "both", "Milliseconds since the epoch: begin at the first record at or after. Goes before startingOffsets."),
+    ("startingTimestamp", None, "both", "Milliseconds since the epoch: begin at the first record at or after. Instead of startingOffsets."),
     ("endingTimestamp", None, "batch", "Milliseconds since the epoch: end before the first record at or after."),
     ("startingOffsetsByTimestamp", None, "both", 'Per partition, as JSON: {"flights": {"0": 1700000000000}}.'),
     ("endingOffsetsByTimestamp", None, "batch", "As startingOffsetsByTimestamp, for the end."),
     ("startingOffsetsByTimestampStrategy", "error", "both", "When no record is at or after the time: error, or latest (begin at the end)."),
     ("maxOffsetsPerTrigger", None, "stream", "At most this many offsets per micro-batch, shared among partitions by what waits in each."),
+    ("minOffsetsPerTrigger", None, "stream", "A micro-batch waits until this many offsets are there. Not the first one of a run, and none of Trigger.AvailableNow."),
+    ("maxTriggerDelay", "15m", "stream", "How long offsets wait for minOffsetsPerTrigger at most: a number with ms, s, m, h or d, without a unit ms."),
     ("minPartitions", None, "both", "At least this many Spark partitions: large ranges of offsets are split."),
     ("maxRecordsPerPartition", None, "both", "No Spark partition covers more offsets than this."),
     ("includeHeaders", "false", "both", "Add the column headers."),
@@ -70,6 +73,7 @@ OPTIONS = _rows(
 
 _NAMES = {option.name.lower(): option for option in OPTIONS}
 _CLIENT_PREFIX = "kafka."
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INSTEAD_OF = {
     "auto.offset.reset": "use startingOffsets",
     "enable.auto.commit": "offsets are kept in Spark's checkpoint",
@@ -101,6 +105,8 @@ class SourceOptions:
     ending: OffsetsSpec
     latest_without_record: bool
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
     min_partitions: int | None
     max_records_per_partition: int | None
     include_headers: bool
@@ -114,18 +120,27 @@ def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceO
     _refuse_unknown(options)
     if mode is not None:
         _check_mode(options, mode)
+    _check_companions(options)
     starting = _parse_edge(options, "starting", LATEST if mode == "stream" else EARLIEST)
     ending = _parse_edge(options, "ending", LATEST)
     if mode == "batch" and starting.uses(LATEST):
         raise ConfigError("startingOffsets: latest (-1) cannot begin a batch, which would always be empty")
     if ending.uses(EARLIEST):
         raise ConfigError("endingOffsets: earliest (-2) cannot end a batch, which would always be empty")
+    check_order(starting, ending)
+    most, least = _parse_count(options, "maxOffsetsPerTrigger"), _parse_count(options, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise ConfigError(
+            f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: lower the one or raise the other"
+        )
     return SourceOptions(
         subscription=_parse_subscription(options),
         starting=starting,
         ending=ending,
         latest_without_record=_parse_strategy(options),
-        max_offsets_per_trigger=_parse_count(options, "maxOffsetsPerTrigger"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=_parse_duration(options, "maxTriggerDelay"),
         min_partitions=_parse_count(options, "minPartitions"),
         max_records_per_partition=_parse_count(options, "maxRecordsPerPartition"),
         include_headers=_parse_bool(options, "includeHeaders"),
@@ -144,19 +159,42 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
 
 
 def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
+    why = {
+        "batch": "has no meaning in a batch, which reads what is there at once",
+        "stream": "has no meaning in a stream, which has no end",
+    }
     for name in options:
         option = _NAMES.get(name)
-        if option is not None and option.mode == "batch" and mode == "stream":
-            raise ConfigError(f"{option.name} has no meaning in a stream, which has no end; remove it")
+        if option is not None and option.mode not in ("both", mode):
+            raise ConfigError(f"{option.name} {why[mode]}; remove it")
+
+
+def _check_companions(options: Mapping[str, str]) -> None:
+    """Refuse options of which one would be ignored."""
+    for edge, what in (("starting", "begin"), ("ending", "end")):
+        if len(given := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
+            raise ConfigError(f"{' and '.join(given)}: each says where to {what}; keep one of them")
+    times = ("startingTimestamp", "startingOffsetsByTimestamp")
+    for name, needed in (
+        ("startingOffsetsByTimestampStrategy", times),
+        ("maxTriggerDelay", ("minOffsetsPerTrigger",)),
+    ):
+        if name.lower() in options and not any(other.lower() in options for other in needed):
+            raise ConfigError(f"{name} has no effect without {' or '.join(needed)}: set that, or remove it")
+
+
+def _edge_names(edge: str) -> tuple[str, str, str]:
+    return f"{edge}Timestamp", f"{edge}OffsetsByTimestamp", f"{edge}Offsets"
 
 
 def _parse_edge(options: Mapping[str, str], edge: Literal["starting", "ending"], default: int) -> OffsetsSpec:
-    if (text := options.get(f"{edge}timestamp")) is not None:
-        return OffsetsSpec(timestamp_ms=_whole(f"{edge}Timestamp", text, 0))
-    if (text := options.get(f"{edge}offsetsbytimestamp")) is not None:
-        return OffsetsSpec(timestamps_ms=parse_timestamps(f"{edge}OffsetsByTimestamp", text))
-    text = options.get(f"{edge}offsets")
-    return OffsetsSpec(special=default) if text is None else parse_offsets(f"{edge}Offsets", text)
+    timestamp, by_timestamp, offsets = _edge_names(edge)
+    if (text := options.get(timestamp.lower())) is not None:
+        return OffsetsSpec(timestamp, timestamp_ms=_whole(timestamp, text, 0))
+    if (text := options.get(by_timestamp.lower())) is not None:
+        return OffsetsSpec(by_timestamp, timestamps_ms=parse_timestamps(by_timestamp, text))
+    text = options.get(offsets.lower())
+    return OffsetsSpec(offsets, special=default) if text is None else parse_offsets(offsets, text)
 
 
 def _parse_subscription(options: Mapping[str, str]) -> Subscription:
@@ -207,6 +245,14 @@ def _parse_strategy(options: Mapping[str, str]) -> bool:
 def _parse_count(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name.lower())
     return None if text is None else _whole(name, text, 1)
+
+
+def _parse_duration(options: Mapping[str, str], name: str) -> int:
+    text = options.get(name.lower(), _NAMES[name.lower()].default or "0")
+    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS_MS:
+        raise ConfigError(f"{name}={text!r}: expected a duration like 500ms, 30s, 15m or 2h")
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _whole(name: str, text: str, low: int) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Self
 
 import pyarrow as pa
 
+from oncelog.config import ADMIN
+from oncelog.edge.admin import Admin
 from oncelog.edge.consumer import Consumer
-from oncelog.errors import OffsetOutOfRange, TimedOut
+from oncelog.errors import OffsetOutOfRange, TimedOut, UnknownTopicOrPartition
+from oncelog.spark.lookup import describe_patiently
 from oncelog.spark.offsets import DataLossError, Loss, OffsetRange, loss_text
 
 SMALL_BATCH_BYTES = 1 << 20
@@ -19,14 +23,63 @@ _log = logging.getLogger("oncelog.spark")
 
 
 def read_range(
-    client: Mapping[str, object], wanted: OffsetRange, *, include_headers: bool, fail_on_data_loss: bool
+    client: Mapping[str, object],
+    wanted: OffsetRange,
+    *,
+    topic_id: str | None,
+    include_headers: bool,
+    fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The visible records of a range, in order. Raises DataLossError when some of it is gone.
 
-    Offsets without a visible record (markers, aborted transactions, compaction) are no loss.
+    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
+    that of the planned topic: one of the same name created since is a loss; None: not checked.
     """
-    with Consumer(client) as consumer:
-        yield from regroup(_read(consumer, wanted, include_headers, fail_on_data_loss))
+    with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
+        if (loss := check.loss()) is None:
+            try:
+                yield from regroup(_read(consumer, wanted, include_headers, fail_on_data_loss))
+            except UnknownTopicOrPartition:
+                if (loss := check.loss()) is None:
+                    raise
+            else:
+                # Ids are never used twice, so what was there before and after was there all the time.
+                loss = check.loss()
+        if loss is not None:
+            _lose(loss, wanted.end, fail_on_data_loss)
+
+
+class _TopicCheck:
+    """Whether the topic is still the one that was planned, over one connection; a context manager."""
+
+    def __init__(self, client: Mapping[str, object], wanted: OffsetRange, topic_id: str | None) -> None:
+        self._wanted, self._topic_id = wanted, topic_id
+        self._admin = Admin({key: value for key, value in client.items() if ADMIN.get(key)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admin.close()
+
+    def loss(self) -> Loss | None:
+        """What happened to the topic, None if nothing."""
+        tp, start, end = self._wanted
+        wanted = f"{tp}: offsets {start} to {end - 1} were wanted"
+        found = describe_patiently(self._admin, [tp.topic], [tp.topic])[tp.topic]
+        if found.error is not None:
+            return Loss(tp, None, f"{wanted}, and the topic is gone")
+        if self._topic_id in (None, found.topic_id):
+            return None
+        return Loss(
+            tp, None, f"{wanted}, and the topic was deleted and created again since they were planned"
+        )
+
+
+def _lose(loss: Loss, resume: int, fail_on_data_loss: bool) -> None:
+    if fail_on_data_loss:
+        raise DataLossError(loss_text([loss]))
+    _log.warning("%s; going on at offset %d, since failOnDataLoss is false", loss.explanation, resume)
 
 
 def _read(
@@ -55,10 +108,8 @@ def _after_loss(
         f"{tp}: offsets {position} to {end - 1} were wanted, and it holds offsets {low} up to (not "
         f"including) {high}: retention, delete-records or a re-created topic removed the others"
     )
-    if fail_on_data_loss:
-        raise DataLossError(loss_text([Loss(tp, None, text)])) from error
     resume = min(low, end) if position < low else end
-    _log.warning("%s; going on at offset %d, since failOnDataLoss is false", text, resume)
+    _lose(Loss(tp, None, text), resume, fail_on_data_loss)
     return resume
 
 

@@ -7,14 +7,23 @@ need of the cluster they ask when a method is called. Planning is in offsets.py,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import (
@@ -29,6 +38,8 @@ from pyspark.sql.types import (
 )
 
 from oncelog.errors import ConfigError
+from oncelog.spark.admission import Admission
+from oncelog.spark.filters import Narrowing, narrowing_of
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.offsets import (
     Available,
@@ -37,6 +48,7 @@ from oncelog.spark.offsets import (
     OffsetRange,
     Offsets,
     Position,
+    count_waiting,
     loss_text,
     next_position,
     ranges_between,
@@ -45,6 +57,7 @@ from oncelog.spark.offsets import (
 )
 from oncelog.spark.options import SourceOptions, parse_options
 from oncelog.spark.reading import read_range
+from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,14 +77,17 @@ HEADERS_COLUMN = (
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
 )
 
+_PUSH_DOWN_PROCESS = "pyspark.sql.worker.data_source_pushdown_filters"
+
 _log = logging.getLogger("oncelog.spark")
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """The range one task reads."""
+    """The range one task reads, of the topic with this id (None: the broker knows no ids)."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: OffsetRange, topic_id: str | None) -> None:
         super().__init__(wanted)
+        self.topic_id = topic_id
 
 
 class OncelogSource(DataSource):  # type: ignore[misc]
@@ -87,7 +103,8 @@ class OncelogSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        return BatchReader(parse_options(self.options, "batch"))
+        options = parse_options(self.options, "batch")
+        return NarrowingReader(options) if _is_push_down_on() else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_schema(schema)
@@ -102,29 +119,39 @@ class OncelogSource(DataSource):  # type: ignore[misc]
             )
 
 
-def plan_batch(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
+def plan_batch(options: SourceOptions, lookup: Lookup, narrowing: Narrowing | None) -> list[RangePartition]:
     """The ranges of a batch read, by what the cluster holds now. Raises DataLossError, ConfigError."""
     now = lookup.available()
-    start = lookup.resolve("startingOffsets", options.starting, now)
-    end = lookup.resolve("endingOffsets", options.ending, now)
+    start, end = lookup.resolve(options.starting, now), lookup.resolve(options.ending, now)
     # Resolved ones are inside by construction; numbers that the user gave may not be.
-    losses = [loss for tp in sorted(now.earliest) for loss in _outside(tp, start[tp], end[tp], now)]
+    losses = [loss for tp in sorted(now.earliest) for loss in _outside(tp, start[tp], end[tp], now, options)]
     report_losses(losses, options)
     inside = {tp: min(max(at, now.earliest[tp]), now.written[tp]) for tp, at in start.items()}
-    return split_ranges(
-        ranges_between(inside, {tp: min(at, now.latest[tp]) for tp, at in end.items()}),
-        min_partitions=options.min_partitions,
-        max_records=options.max_records_per_partition,
+    ranges = ranges_between(inside, {tp: min(at, now.latest[tp]) for tp, at in end.items()})
+    if narrowing is not None:
+        times = {} if narrowing.since_ms is None else {r.tp: narrowing.since_ms for r in ranges}
+        ranges = narrowing.apply(ranges, lookup.first_at(times) if times else None)
+    return _tasks(ranges, now.topic_ids, options)
+
+
+def _tasks(
+    ranges: Sequence[OffsetRange], topic_ids: Mapping[str, str], options: SourceOptions
+) -> list[RangePartition]:
+    pieces = split_ranges(
+        ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
     )
+    return [RangePartition(piece, topic_ids.get(piece.tp.topic)) for piece in pieces]
 
 
-def _outside(tp: Any, start: int, end: int, now: Available) -> Iterator[Loss]:
+def _outside(
+    tp: TopicPartition, start: int, end: int, now: Available, options: SourceOptions
+) -> Iterator[Loss]:
     low, high = now.earliest[tp], now.written[tp]
     held = f"{tp} holds offsets {low} up to (not including) {high}"
     if not low <= start <= high:
-        yield Loss(tp, None, f"{held}, and startingOffsets asks for {start}")
+        yield Loss(tp, None, f"{held}, and {options.starting.option} asks for {start}")
     if end > high:
-        yield Loss(tp, None, f"{held}, and endingOffsets asks for offsets up to {end - 1}")
+        yield Loss(tp, None, f"{held}, and {options.ending.option} asks for offsets up to {end - 1}")
 
 
 def report_losses(losses: Sequence[Loss], options: SourceOptions) -> None:
@@ -140,25 +167,47 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._narrowing: Narrowing | None = None
 
     def partitions(self) -> list[InputPartition]:
         with Lookup(self._options) as lookup:
-            return [RangePartition(wanted) for wanted in plan_batch(self._options, lookup)]
+            return [*plan_batch(self._options, lookup, self._narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
 
 
+class NarrowingReader(BatchReader):
+    """Leaves out offsets by the conditions of the query. Spark refuses it while push-down is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowing = narrowing_of(filters)
+        return filters
+
+
+def _is_push_down_on() -> bool:
+    # Spark tells a reader nothing of spark.sql.python.filterPushdown.enabled, but then plans in a process
+    # of this module, and in one of another if it is off.
+    return _PUSH_DOWN_PROCESS in sys.modules or (
+        getattr(sys.modules["__main__"].__spec__, "name", None) == _PUSH_DOWN_PROCESS
+    )
+
+
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     # A batch without ranges: Spark still runs one task, with an empty partition of its own.
-    if partition.value is None:
+    if not isinstance(partition, RangePartition):
         return iter(())
     return read_range(
         options.client,
         partition.value,
+        topic_id=partition.topic_id,
         include_headers=options.include_headers,
         fail_on_data_loss=options.fail_on_data_loss,
     )
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -170,6 +219,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._initial: Position | None = None
         self._target: Offsets | None = None
         self._seen: Available | None = None
+        self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lookup": None}
@@ -185,35 +235,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if self._initial is None:
             now = self._available(may_miss=False)
             assert self._lookup is not None
-            start = self._lookup.resolve("startingOffsets", self._options.starting, now)
+            start = self._lookup.resolve(self._options.starting, now)
             self._initial = Position(start, now.topic_ids, is_initial=True)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        # Spark's Python API has no limit with two ends and a delay: latestOffset() has them of the options.
+        limit, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+        if limit is None:
+            return ReadAllAvailable() if least is None else ReadMinRows(least)
+        return ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = dict(self._available(may_miss=True).latest)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        count = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         before = Position.from_json(start)
         now = self._available(may_miss=True)
+        takes_all = isinstance(limit, ReadAllAvailable)
+        count = None if takes_all else self._options.max_offsets_per_trigger
         end, losses = next_position(before, now, limit=count, target=self._target)
         report_losses(losses, self._options)
+        may_wait = not (takes_all or losses or self._target is not None)
+        if may_wait and not self._admission.lets_begin(count_waiting(before, now), _now_ms()):
+            return start
         return start if end is before else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._seen is None else Position(self._seen.latest).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = split_ranges(
-            ranges_of_batch(Position.from_json(start), Position.from_json(end)),
-            min_partitions=self._options.min_partitions,
-            max_records=self._options.max_records_per_partition,
-        )
-        return [RangePartition(wanted) for wanted in ranges]
+        upto = Position.from_json(end)
+        return _tasks(ranges_of_batch(Position.from_json(start), upto), upto.topic_ids, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)

@@ -1,0 +1,90 @@
+"""Beside Spark's own Kafka connector: same rows, same columns, and its checkpoint taken over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers_spark import START_MS, Collected, create_topic, fill, records, store
+from helpers_spark_connector import add_connector
+from helpers_spark_txn import wait_for_stable_end, write_transactions
+
+from oncelog.dev.apache_kafka import PartMissing
+from oncelog.types import Compression
+from oncelog.wire.batch import build_batch
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["shared_broker", "apache_kafka"], ids=["ours", "apache"])
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param).bootstrap_servers)
+
+
+@pytest.fixture(scope="module")
+def both(spark: Any) -> Any:
+    """The session, with `format("kafka")` beside `format("oncelog")`."""
+    try:
+        add_connector(spark)
+    except PartMissing as error:
+        pytest.skip(str(error))
+    return spark
+
+
+def load(reader: Any, name: str, bootstrap: str, options: dict[str, object]) -> Any:
+    given = {"kafka.bootstrap.servers": bootstrap, "kafka.isolation.level": "read_committed", **options}
+    return reader.format(name).options(**given).load()
+
+
+def test_same_rows_same_columns(both: Any, bootstrap: str, topic: str) -> None:
+    create_topic(bootstrap, topic, partitions=3)
+    headers = (("trace", b"1"), ("trace", b"2"), ("empty", b""), ("null", None))
+    batches = [build_batch(records(n, 1, headers=headers), compression=c) for n, c in enumerate(Compression)]
+    store(bootstrap, topic, [*batches, build_batch([records(9, 1)[0]._replace(key=None, value=None)])], 1)
+    fill(bootstrap, topic, 0, 40, 2)
+    write_transactions(bootstrap, topic, "cacao")
+    wait_for_stable_end(bootstrap, topic, 44)
+    edges = {
+        "startingOffsets": f'{{"{topic}": {{"0": 5, "1": -2, "2": 7}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 30, "1": -1, "2": 11}}}}',
+    }
+    times = {"startingTimestamp": START_MS + 3, "endingTimestamp": START_MS + 31}
+    never_ms = 2**42
+    by_times = {
+        "startingOffsetsByTimestamp": f'{{"{topic}": {{"0": {START_MS + 22}, "1": 0, "2": {never_ms}}}}}',
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    several: list[dict[str, object]] = [
+        {"subscribe": topic},
+        {"subscribe": topic, "includeHeaders": "true", "minPartitions": 7},
+        {"subscribePattern": f".*{topic[10:]}"},
+        {"assign": f'{{"{topic}": [0, 2]}}'},
+        *({"subscribe": topic, **edge} for edge in (edges, times, by_times)),
+    ]
+    for options in several:
+        theirs, ours = (load(both.read, name, bootstrap, options) for name in ("kafka", "oncelog"))
+        assert ours.schema.simpleString() == theirs.schema.simpleString()
+        expected, found = (
+            sorted(map(tuple, frame.collect()), key=lambda row: row[2:5]) for frame in (theirs, ours)
+        )
+        assert found == expected and found, options
+
+
+def test_a_checkpoint_of_sparks_connector_is_taken_over(
+    both: Any, bootstrap: str, topic: str, checkpoint: str
+) -> None:
+    create_topic(bootstrap, topic, partitions=2)
+    for partition in range(2):
+        fill(bootstrap, topic, 0, 20, partition)
+    options: dict[str, object] = {
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": 15,
+    }
+    theirs, ours = Collected(), Collected()
+    theirs.run(load(both.readStream, "kafka", bootstrap, options), checkpoint)
+    assert theirs.offsets(0) == theirs.offsets(1) == list(range(20))
+    for partition in range(2):
+        fill(bootstrap, topic, 20, 5, partition)
+    ours.run(load(both.readStream, "oncelog", bootstrap, options), checkpoint)
+    assert ours.offsets(0) == ours.offsets(1) == list(range(20, 25))

@@ -1,0 +1,175 @@
+"""Running queries of the source: what is added or made anew under them, and how long they wait for more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_spark import Collected, create_topic, fill, read, read_stream
+
+import oncelog
+from oncelog.edge.admin import Admin
+from oncelog.errors import OncelogError
+from oncelog.spark.lookup import Lookup
+from oncelog.spark.options import parse_options
+from oncelog.types import TopicPartition
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
+CREATED_AGAIN = "the topic was deleted and created again since they were planned"
+
+
+@contextmanager
+def running(frame: Any, checkpoint: str) -> Iterator[tuple[Collected, Callable[[Callable[[], bool]], None]]]:
+    """A query, with a function that waits for a condition and raises what the query raised."""
+    collected = Collected()
+    query = frame.writeStream.foreachBatch(collected.take).option("checkpointLocation", checkpoint).start()
+
+    def until(is_done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 100
+        while not is_done():
+            assert time.monotonic() < deadline, "the query did not get there"
+            query.awaitTermination(0.1)
+
+    try:
+        yield collected, until
+    finally:
+        query.stop()
+
+
+def test_partitions_and_topics_added_under_a_running_query(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, f"{topic}.a")
+    fill(bootstrap, f"{topic}.a", 0, 3)
+    stream = read_stream(spark, bootstrap, subscribePattern=rf"{topic}\..", startingOffsets="earliest")
+    with running(stream, checkpoint) as (collected, until):
+        until(lambda: len(collected.rows) == 3)
+        with Admin({"bootstrap.servers": bootstrap}) as admin:
+            admin.create_partitions({f"{topic}.a": 2})
+        fill(bootstrap, f"{topic}.a", 0, 4, partition=1)
+        create_topic(bootstrap, f"{topic}.b")
+        fill(bootstrap, f"{topic}.b", 0, 5)
+        create_topic(bootstrap, f"{topic}-other")
+        fill(bootstrap, f"{topic}-other", 0, 6)
+        fill(bootstrap, f"{topic}.a", 3, 1)
+        until(lambda: len(collected.rows) == 13)
+    assert collected.offsets(1) == [0, 1, 2, 3]
+    assert sorted(row.topic[-1] for row in collected.rows if row.partition == 0) == [*"aaaabbbbb"]
+
+
+def test_a_micro_batch_waits_for_more_but_not_for_ever(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 5)
+    options = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": 20}
+    patient = read_stream(spark, bootstrap, **options, maxOffsetsPerTrigger=25, maxTriggerDelay="1h")
+    with running(patient, checkpoint) as (collected, until):
+        until(lambda: len(collected.rows) == 5)
+        for first in range(5, 35, 10):
+            fill(bootstrap, topic, first, 10)
+        until(lambda: len(collected.rows) >= 25)
+    assert [len(batch) for batch in collected.batches] in ([5, 20], [5, 25])
+    end = 5 + len(collected.batches[1])
+
+    hasty = read_stream(spark, bootstrap, **options, maxTriggerDelay="200ms")
+    with running(hasty, checkpoint) as (collected, until):
+        until(lambda: len(collected.rows) == 35 - end)
+        fill(bootstrap, topic, 35, 2)
+        until(lambda: len(collected.rows) == 37 - end)
+
+    # A bound that was never reached: AvailableNow reads what is there and stops.
+    fill(bootstrap, topic, 37, 1)
+    rest = Collected()
+    rest.run(read_stream(spark, bootstrap, **options, maxTriggerDelay="1h"), checkpoint)
+    assert rest.offsets() == [37]
+
+
+def test_a_topic_created_again_between_planning_and_reading(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    strict = read(spark, bootstrap, subscribe=topic)
+    lenient = read(spark, bootstrap, subscribe=topic, failOnDataLoss="false")
+    assert strict.count() == lenient.count() == 10  # planned now, and read again below
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([topic])
+        with pytest.raises(Exception, match="offsets 0 to 9 were wanted, and the topic is gone"):
+            strict.collect()
+        assert lenient.count() == 0
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    with pytest.raises(Exception, match=CREATED_AGAIN):
+        strict.collect()
+    assert lenient.count() == 0
+
+
+def test_a_micro_batch_is_not_repeated_from_another_topic(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    stream = read_stream(spark, bootstrap, subscribe=topic, startingOffsets="earliest")
+
+    class Fails(Collected):
+        def take(self, frame: Any, batch_id: int) -> None:
+            raise RuntimeError("the sink is down")
+
+    with pytest.raises(Exception, match="the sink is down"):
+        Fails().run(stream, checkpoint)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([topic])
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 10)
+    with pytest.raises(Exception, match=CREATED_AGAIN):
+        Collected().run(stream, checkpoint)
+
+
+def test_a_broker_that_is_away_is_not_a_topic_that_is_gone(tmp_path: Path) -> None:
+    with oncelog.Broker(tmp_path / "data") as broker:
+        create_topic(broker.bootstrap_servers, "t")
+        given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "t"}
+        lookup = Lookup(parse_options({**given, "kafka.request.timeout.ms": "700"}, "stream"))
+        with lookup:
+            assert lookup.available(may_miss=True).latest == {TopicPartition("t", 0): 0}
+            broker.stop()
+            with pytest.raises(OncelogError):
+                lookup.available(may_miss=True)
+
+
+def test_conditions_of_a_query_narrow_what_is_read(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    for partition in range(2):
+        fill(bootstrap, topic, 0, 50, partition)
+    frame = read(spark, bootstrap, subscribe=topic, maxRecordsPerPartition=10)
+    conditions = {
+        "offset >= 35 AND offset < 45": 2,
+        "partition = 1 AND offset IN (3, 12)": 1,
+        "timestamp >= timestamp_millis(1700000000000 + 30)": 4,
+        "timestamp < timestamp_millis(1700000000000 + 5) AND partition = 0": 5,
+        f"topic = '{topic}' AND key = 'k7'": 10,
+        "topic = 'another'": 1,  # Spark runs a task though there is nothing to read
+    }
+    found = {}
+    for pushed in ("false", "true"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+        try:
+            answers = {text: frame.where(text) for text in conditions}
+            found[pushed] = {text: sorted(map(tuple, f.collect())) for text, f in answers.items()}
+            tasks = {text: f.rdd.getNumPartitions() for text, f in answers.items()}
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert found["true"] == found["false"] and tasks == conditions
+    assert [len(rows) for rows in found["true"].values()] == [20, 2, 40, 5, 2, 0]
