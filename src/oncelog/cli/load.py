@@ -28,7 +28,9 @@ _MAX_BATCH_BYTES = 256 << 20
     help="How the files are read (default: by their names).",
 )
 @click.option("--key", metavar="COLUMN", help="The record's key, and so its partition, is this column.")
-@click.option("--delimiter", metavar="C", help="Between CSV columns (default: comma; tab in .tsv files).")
+@click.option(
+    "--delimiter", metavar="C", help=r"Between CSV columns; \t is a tab (default: comma, in .tsv files tab)."
+)
 @click.option("--null", "nulls", multiple=True, metavar="TEXT", help="CSV text that means null.")
 @click.option("--text", is_flag=True, help="Take every CSV column as text, numbers as well.")
 @click.option(
@@ -70,7 +72,7 @@ def command(
       oncelog load events.jsonl.gz --topic events --id events-17 -X compression.type=zstd
     Killed or failed at any moment, the same command goes on where it was; once complete, it does nothing
     and says so. What was read is stored in the transactions that store the records (topic oncelog-loads).
-    A file that changed since it was read is refused; so are other options. More files may be added at the
+    A file that changed since it was read is refused, and so is another key. More files may be added at the
     end of a load. A second loader with the same id takes over, and the first one ends with an error.
 
     \b
@@ -83,6 +85,8 @@ def command(
     from oncelog.load.loader import Load, run_load
     from oncelog.load.parsing import Options
 
+    if delimiter == "\\t":
+        delimiter = "\t"
     if delimiter is not None and len(delimiter.encode()) != 1:
         raise click.BadParameter("one character", param_hint="--delimiter")
     load = Load(

@@ -99,8 +99,8 @@ def run_load(
             producer.init_transactions()
             marks = read_marks(config, load.load_id)
             report.records_before = sum(mark.records for mark in marks)
-            how = load.options.describe()
-            verdict = decide_start(marks, sources, topic=load.topic, how=how)
+            hows = [_how(load, layout) for layout in layouts]
+            verdict = decide_start(marks, sources, topic=load.topic, hows=hows)
             match verdict:
                 case Refused(why):
                     raise LoadRefused(why)
@@ -149,7 +149,6 @@ def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
 
 def _steps(load: Load, layouts: Sequence[Layout], start: GoOn) -> Iterator[_Step]:
     """Every piece that is left. The part of a file that was read before is checked first."""
-    how = load.options.describe()
     for index in range(start.file, len(load.files)):
         mark = start.mark if index == start.file else None
         records = 0 if mark is None else mark.records
@@ -158,11 +157,16 @@ def _steps(load: Load, layouts: Sequence[Layout], start: GoOn) -> Iterator[_Step
                 _check_digest(load.files[index], reader, mark)
             for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
                 records += piece.records
-                yield _Step(index, piece, _mark(load.topic, how, piece, records))
+                yield _Step(index, piece, _mark(load, layouts[index], piece, records))
 
 
-def _mark(topic: str, how: str, piece: Piece, records: int) -> Mark:
-    return Mark(topic, how, *piece.source, piece.position, records, piece.digest, piece.is_last)
+def _mark(load: Load, layout: Layout, piece: Piece, records: int) -> Mark:
+    how = _how(load, layout)
+    return Mark(load.topic, how, *piece.source, piece.position, records, piece.digest, piece.is_last)
+
+
+def _how(load: Load, layout: Layout) -> str:
+    return layout.format if load.options.key is None else f"{layout.format} with key {load.options.key}"
 
 
 def _send(

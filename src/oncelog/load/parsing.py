@@ -40,16 +40,6 @@ class Options:
     nulls: Sequence[str] = ()
     is_text: bool = False
 
-    def describe(self) -> str:
-        """For marks: equal options have equal text."""
-        given = {
-            "key": self.key,
-            "delimiter": self.delimiter,
-            "nulls": list(self.nulls),
-            "text": self.is_text,
-        }
-        return json.dumps({name: value for name, value in given.items() if value}, ensure_ascii=False)
-
 
 class TextRows(Protocol):
     """Parses pieces of one file. `header_bytes`: where its records begin."""

@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 def layout_of(name: str, asked: Format | None) -> Layout | None:
     """By the file's endings, or the format asked for; None: the endings do not tell."""
-    *_, before, last = ("", "", *name.lower().rsplit(".", 2))
+    before, last = ["", "", *name.lower().split(".")[1:]][-2:]
     codec = _CODEC_OF.get(last)
     found = asked or _FORMAT_OF.get(before if codec else last)
     if found is None or (found == "parquet" and codec is not None):
@@ -96,13 +96,13 @@ class Refused(NamedTuple):
 
 
 def decide_start(
-    marks: Sequence[Mark], sources: Sequence[Source], *, topic: str, how: str
+    marks: Sequence[Mark], sources: Sequence[Source], *, topic: str, hows: Sequence[str]
 ) -> GoOn | Complete | Refused:
     """What is left of a load. `marks` are those of the first files, in order; none for a new load.
 
-    `how`: the options that shape records, as text.
+    `hows`: format and key of each file, as text; the key chose the partitions of what is stored.
     """
-    for mark, source in zip(marks, sources, strict=False):
+    for mark, source, how in zip(marks, sources, hows, strict=False):
         why = _differs(mark, source, topic, how)
         if why:
             return Refused(why)
@@ -128,7 +128,7 @@ def _differs(mark: Mark, source: Source, topic: str, how: str) -> str | None:
     if mark.topic != topic:
         return f"the load goes into topic {mark.topic!r}, not {topic!r}"
     if mark.how != how:
-        return f"the load began with other options: {mark.how}; now {how}"
+        return f"{source.name} was begun as {mark.how}; now it is {how}"
     if mark.size_bytes != source.size_bytes:
         return _changed(mark, source, f"it had {mark.size_bytes} bytes and has {source.size_bytes}")
     return None
@@ -174,6 +174,9 @@ def transactions(pieces: Iterable[P], *, max_records: int, max_bytes: int) -> It
         held.append(piece)
         records += piece.records
         size_bytes += piece.size_bytes
+        if records >= max_records or size_bytes >= max_bytes:
+            yield held
+            held, records, size_bytes = [], 0, 0
     if held:
         yield held
 
