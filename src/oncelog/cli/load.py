@@ -15,6 +15,12 @@ from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output
 _MAX_BATCH_BYTES = 256 << 20
 
 
+def _one_character(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and len((value := value.replace("\\t", "\t")).encode()) != 1:
+        raise click.BadParameter("one character")
+    return value
+
+
 @click.command("load")
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -85,34 +91,27 @@ def command(
     from oncelog.load.loader import Load, run_load
     from oncelog.load.parsing import Options
 
-    if delimiter == "\\t":
-        delimiter = "\t"
-    if delimiter is not None and len(delimiter.encode()) != 1:
-        raise click.BadParameter("one character", param_hint="--delimiter")
-    load = Load(
-        files,
-        topic,
-        load_id,
-        Options(key, delimiter, nulls, text),
-        layout,
-        batch_records,
-        batch_bytes,
-    )
+    options = Options(key, delimiter, nulls, text)
+    load = Load(files, topic, load_id, options, layout, batch_records, batch_bytes)
     with _progress() as show:
         report = run_load(load, only_settings_of(PRODUCER, client_config), show)
-    total = report.records + report.records_before
     if report.was_complete:
-        click.echo(f"load {load_id} is complete: its {total:,} records were loaded before", err=True)
-    row = {
-        "id": load_id,
-        "topic": topic,
-        "files": len(files),
+        click.echo(
+            f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True
+        )
+    emit([_row(load, report)], output)
+
+
+def _row(load: Any, report: Any) -> dict[str, Any]:
+    return {
+        "id": load.load_id,
+        "topic": load.topic,
+        "files": len(load.files),
         "records": report.records,
         "records_before": report.records_before,
         "transactions": report.transactions,
         "seconds": round(report.seconds, 3),
     }
-    emit([row], output)
 
 
 def _progress() -> AbstractContextManager[Callable[[Any], object]]:
