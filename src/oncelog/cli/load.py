@@ -35,7 +35,10 @@ def _one_character(context: click.Context, option: click.Parameter, value: str |
 )
 @click.option("--key", metavar="COLUMN", help="The record's key, and so its partition, is this column.")
 @click.option(
-    "--delimiter", metavar="C", help=r"Between CSV columns; \t is a tab (default: comma, in .tsv files tab)."
+    "--delimiter",
+    metavar="C",
+    callback=_one_character,
+    help=r"Between CSV columns; \t is a tab (default: comma, in .tsv files tab).",
 )
 @click.option("--null", "nulls", multiple=True, metavar="TEXT", help="CSV text that means null.")
 @click.option("--text", is_flag=True, help="Take every CSV column as text, numbers as well.")
