@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +24,9 @@ from oncelog import Admin, Broker, Producer
 from oncelog.edge.admin import ConfigResource, NewTopic
 from oncelog.errors import PeerError
 from oncelog.load import marks
+from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.marks import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
+from oncelog.load.parsing import Options
 from oncelog.rules.loading import Mark
 
 ROWS = 500
@@ -136,10 +142,62 @@ def test_misuse(
 def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "a.csv", 0, 5)
     assert load(broker, topic, "a/b", file).code == 2
-    missing = load(broker, "nowhere", "nowhere", file, "-X", "max.block.ms=300")
-    assert missing.code in (1, 4)
-    assert "nowhere" in missing.err
+    missing = load(broker, "nowhere", "nowhere", file)
+    assert missing.code == 1
+    assert re.search("UNKNOWN_TOPIC_OR_PARTITION.*nowhere", missing.err)
     assert row(load(broker, topic, "nowhere", file, "-o", "json"))["records"] == 5
+
+
+def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, 5)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic("anew", 1)])
+        assert load(broker, "anew", "anew", file).code == 0
+        admin.delete_topics(["anew"])
+        admin.create_topics([NewTopic("anew", 1)])
+    refused = load(broker, "anew", "anew", file)
+    assert (refused.code, "was deleted and made anew" in refused.err) == (1, True)
+
+
+@pytest.mark.behaviour("P4")
+def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_path: Path) -> None:
+    """A load's marks behind the open transaction of another one are waited for."""
+    servers = broker.bootstrap_servers
+    file = write_csv(tmp_path / "a.csv", 0, ROWS)
+    loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)
+    at = marks_partition(loaded.load_id)
+    with Producer({"bootstrap.servers": servers, "transactional.id": "other"}) as other:
+        other.init_transactions()
+
+        def open_another(report: Report) -> None:
+            if report.transactions == 1:
+                other.begin_transaction()
+                other.send(at.topic, b"{}", b"other/0", partition=at.partition)
+                other.flush()
+
+        run_load(loaded, {"bootstrap.servers": servers}, open_another)
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(run_load, loaded, {"bootstrap.servers": servers})
+            with pytest.raises(TimeoutError):
+                again.result(1)
+            other.commit_transaction()
+            assert again.result(30).was_complete
+    assert content(servers, topic) == expected(ROWS)
+
+
+def test_the_bar_on_a_terminal(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, ROWS)
+    terminal, its_end = pty.openpty()
+    command = [sys.executable, "-m", "oncelog.cli.main", "load", str(file), "--topic", topic, "--id", "bar"]
+    with subprocess.Popen(
+        [*command, "-b", broker.bootstrap_servers, "-o", "json"], stdout=subprocess.PIPE, stderr=its_end
+    ) as process:
+        out, _ = process.communicate(timeout=60)
+    os.close(its_end)
+    drawn = os.read(terminal, 100_000)
+    os.close(terminal)
+    assert json.loads(out)[0]["records"] == ROWS
+    assert re.search(rb"loading.*100%.*500 records, [0-9,]+/s", drawn)
 
 
 def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) -> None:
@@ -160,7 +218,7 @@ def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) ->
 
 
 def test_marks_are_json() -> None:
-    mark = Mark("t", "{}", "a", 1, 2, 3, 4, "d", True)
+    mark = Mark("t", None, "csv", "a", 1, 2, 3, 4, "d", True)
     key, value = encode_mark("load-1", 7, mark)
     assert key == b"load-1/7"
     assert decode_mark(value) == mark

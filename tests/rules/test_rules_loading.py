@@ -24,7 +24,7 @@ HOW = "csv with key id"
 
 
 def mark(name: str, *, size: int = 100, time: int = 1, position: int = 100, done: bool = True) -> Mark:
-    return Mark("t", HOW, name, size, time, position, 10, f"digest of {name}", done)
+    return Mark("t", "T1", HOW, name, size, time, position, 10, f"digest of {name}", done)
 
 
 A, B, C = Source("a", 100, 1), Source("b", 100, 1), Source("c", 100, 1)
@@ -47,28 +47,54 @@ PART_OF_B = mark("b", position=40, done=False)
         ([mark("a", time=9)], [A, B], GoOn(1, None, (0,))),
         # The part that was read of an unfinished file is always checked, so it needs no recheck.
         ([PART_OF_B._replace(modified_ns=9)], [B], GoOn(0, PART_OF_B._replace(modified_ns=9))),
+        # A cluster without topic ids, now or then.
+        ([mark("a")._replace(topic_id=None)], [A], Complete()),
         # The same content under another name is the same file.
         ([mark("a")], [A._replace(name="moved/a")], Complete()),
     ],
 )
 def test_start(marks: list[Mark], sources: list[Source], verdict: GoOn | Complete) -> None:
-    assert decide_start(marks, sources, topic="t", hows=[HOW] * 3) == verdict
+    assert decide_start(marks, sources, topic="t", topic_id="T1", hows=[HOW] * 3) == verdict
 
 
 @pytest.mark.behaviour("P4")
 @pytest.mark.parametrize(
-    ("marks", "sources", "topic", "how", "why"),
+    ("marks", "sources", "topic", "topic_id", "how", "why"),
     [
-        ([mark("a", size=99)], [A], "t", HOW, "a changed since it was read: it had 99 bytes and has 100"),
-        ([mark("x", size=99)], [A], "t", HOW, "a (begun as x) changed since"),
-        ([mark("a"), PART_OF_B._replace(size_bytes=99)], [A, B], "t", HOW, "b changed since it was read"),
-        ([mark("a")], [A], "u", HOW, "the load goes into topic 't', not 'u'"),
-        ([mark("a")], [A], "t", "lines", "a was begun as csv with key id; now it is lines"),
-        ([mark("a"), mark("b")], [A], "t", HOW, "began with 2 files, of which 1 are given; b is missing"),
+        (
+            [mark("a", size=99)],
+            [A],
+            "t",
+            "T1",
+            HOW,
+            "a changed since it was read: it had 99 bytes and has 100",
+        ),
+        ([mark("x", size=99)], [A], "t", "T1", HOW, "a (begun as x) changed since"),
+        (
+            [mark("a"), PART_OF_B._replace(size_bytes=99)],
+            [A, B],
+            "t",
+            "T1",
+            HOW,
+            "b changed since it was read",
+        ),
+        ([mark("a")], [A], "t", "T2", HOW, "topic 't' was deleted and made anew since"),
+        ([mark("a")], [A], "u", "T2", HOW, "the load goes into topic 't', not 'u'"),
+        ([mark("a")], [A], "t", "T1", "lines", "a was begun as csv with key id; now it is lines"),
+        (
+            [mark("a"), mark("b")],
+            [A],
+            "t",
+            "T1",
+            HOW,
+            "began with 2 files, of which 1 are given; b is missing",
+        ),
     ],
 )
-def test_refused(marks: list[Mark], sources: list[Source], topic: str, how: str, why: str) -> None:
-    verdict = decide_start(marks, sources, topic=topic, hows=[how] * 3)
+def test_refused(
+    marks: list[Mark], sources: list[Source], topic: str, topic_id: str, how: str, why: str
+) -> None:
+    verdict = decide_start(marks, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
     assert isinstance(verdict, Refused)
     assert why in verdict.why
 

@@ -87,8 +87,9 @@ def run_load(
 ) -> Report:
     """Load what is left of a load. Older loaders with its id are fenced before anything else.
 
-    Raises LoadRefused (files, topic or options differ from what it began with), MisuseError, StorageError (a
-    file), BrokerError, TimedOut. After any of them, and after any kill, the same load goes on where it was.
+    The topic must exist. Raises LoadRefused (files, topic, format or key are not those it began with),
+    MisuseError, StorageError (a file), BrokerError, TimedOut. After any of them, and after any kill, the
+    same load goes on where it was.
     """
     layouts = _checked(load, config)
     sources = [source_of(path) for path in load.files]
@@ -97,10 +98,10 @@ def run_load(
     try:
         with Producer({**config, "transactional.id": f"oncelog-load-{load.load_id}"}) as producer:
             producer.init_transactions()
-            marks = read_marks(config, load.load_id)
+            marks, topic_id = read_marks(config, load.load_id, load.topic)
             report.records_before = sum(mark.records for mark in marks)
             hows = [_how(load, layout) for layout in layouts]
-            verdict = decide_start(marks, sources, topic=load.topic, hows=hows)
+            verdict = decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
             match verdict:
                 case Refused(why):
                     raise LoadRefused(why)
@@ -109,7 +110,9 @@ def run_load(
                     report.was_complete, report.done_bytes = True, report.total_bytes
                 case GoOn():
                     _recheck(load, layouts, marks, verdict.recheck)
-                    _send(load, producer, ahead(_steps(load, layouts, verdict)), report, on_progress)
+                    _send(
+                        load, producer, ahead(_steps(load, layouts, topic_id, verdict)), report, on_progress
+                    )
                 case _:
                     assert_never(verdict)
     except (ProducerFenced, InvalidProducerEpoch) as error:
@@ -147,22 +150,27 @@ def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
         raise LoadRefused(why)
 
 
-def _steps(load: Load, layouts: Sequence[Layout], start: GoOn) -> Iterator[_Step]:
+def _steps(load: Load, layouts: Sequence[Layout], topic_id: str | None, start: GoOn) -> Iterator[_Step]:
     """Every piece that is left. The part of a file that was read before is checked first."""
     for index in range(start.file, len(load.files)):
         mark = start.mark if index == start.file else None
-        records = 0 if mark is None else mark.records
+        records, how = 0 if mark is None else mark.records, _how(load, layouts[index])
         with closing(open_reader(load.files[index], layouts[index], load.options)) as reader:
             if mark is not None:
                 _check_digest(load.files[index], reader, mark)
             for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
                 records += piece.records
-                yield _Step(index, piece, _mark(load, layouts[index], piece, records))
-
-
-def _mark(load: Load, layout: Layout, piece: Piece, records: int) -> Mark:
-    how = _how(load, layout)
-    return Mark(load.topic, how, *piece.source, piece.position, records, piece.digest, piece.is_last)
+                mark = Mark(
+                    load.topic,
+                    topic_id,
+                    how,
+                    *piece.source,
+                    position=piece.position,
+                    records=records,
+                    digest=piece.digest,
+                    is_done=piece.is_last,
+                )
+                yield _Step(index, piece, mark)
 
 
 def _how(load: Load, layout: Layout) -> str:

@@ -45,19 +45,24 @@ def decode_mark(value: bytes) -> Mark:
     return Mark(**fields)
 
 
-def read_marks(config: Mapping[str, Any], load_id: str) -> list[Mark]:
-    """The marks of the files of a load, in order. Call it when its older loaders are fenced.
+def read_marks(config: Mapping[str, Any], load_id: str, topic: str) -> tuple[list[Mark], str | None]:
+    """The marks of the files of a load, in order, and the id that its topic has now (None: no such ids).
 
-    Waits for transactions of others that were begun before. Raises TimedOut, MisuseError (the topic loses
-    records).
+    Call it when older loaders are fenced. Waits for transactions of others that were begun before. Raises
+    TimedOut, UnknownTopicOrPartition (`topic`), MisuseError (the marks' topic loses records).
     """
     at = marks_partition(load_id)
     with Admin(_settings_of(ADMIN, config)) as admin:
+        topic_id = admin.describe_topics([topic])[topic].topic_id
         _ensure_topic(admin)
         end = admin.list_offsets({at: "latest"})[at].offset or 0
+    return _newest(config, load_id, at, end), topic_id
+
+
+def _newest(config: Mapping[str, Any], load_id: str, at: TopicPartition, end: int) -> list[Mark]:
     newest: dict[int, Mark] = {}
-    settings = {**_settings_of(CONSUMER, config), "isolation.level": "read_committed"}
-    with Consumer(settings, request_timeout_ms=_PATIENCE_MS) as consumer:
+    settings = {"isolation.level": "read_committed", "request.timeout.ms": _PATIENCE_MS}
+    with Consumer({**_settings_of(CONSUMER, config), **settings}) as consumer:
         start = consumer.beginning_offsets([at])[at]
         for batch in consumer.fetch_range(at, start, end) if start < end else ():
             for key, value in zip(

@@ -61,7 +61,9 @@ def _table(value: Any, key: Any | None) -> Any:
     return pa.table({"value": value} if key is None else {"key": key, "value": value})
 
 
-def _check_key(key: str | None, names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], key: str | None) -> None:
+    if len(set(names)) < len(names):
+        raise MisuseError(f"two columns have the same name: {', '.join(names)}")
     if key is not None and key not in names:
         raise MisuseError(f"there is no column {key!r} for the key; there are {', '.join(names)}")
 
@@ -145,9 +147,7 @@ class CsvRows:
         self._delimiter = options.delimiter or ","
         self._nulls, self._key = tuple(options.nulls), options.key
         self._names = self._read(head[: self.header_bytes], None).column_names
-        if len(set(self._names)) < len(self._names):
-            raise MisuseError(f"two columns have the same name: {', '.join(self._names)}")
-        _check_key(options.key, self._names)
+        _check_names(self._names, options.key)
         sample = self._columns(head[self.header_bytes : int(ends[-1])])
         self._kinds = {
             name: "text" if options.is_text else kind_of_text(column, self._nulls)
@@ -200,7 +200,7 @@ class ParquetRows:
         self._file = pa.parquet.ParquetFile(path)
         self.count = int(self._file.metadata.num_rows)
         self._key = options.key
-        _check_key(options.key, self._file.schema_arrow.names)
+        _check_names(self._file.schema_arrow.names, options.key)
 
     def close(self) -> None:
         self._file.close()

@@ -57,11 +57,13 @@ class Source(NamedTuple):
 class Mark(NamedTuple):
     """What is stored of one file.
 
+    `topic_id`: of the topic then; None where the cluster has no such ids. `how`: format and key, as text.
     `position`: where the next record begins, in bytes after decompression, in rows of a Parquet file.
     `records`: how many are stored. `digest`: SHA-256 of what is before `position`, of a Parquet file whole.
     """
 
     topic: str
+    topic_id: str | None
     how: str
     name: str
     size_bytes: int
@@ -96,14 +98,19 @@ class Refused(NamedTuple):
 
 
 def decide_start(
-    marks: Sequence[Mark], sources: Sequence[Source], *, topic: str, hows: Sequence[str]
+    marks: Sequence[Mark],
+    sources: Sequence[Source],
+    *,
+    topic: str,
+    topic_id: str | None,
+    hows: Sequence[str],
 ) -> GoOn | Complete | Refused:
     """What is left of a load. `marks` are those of the first files, in order; none for a new load.
 
-    `hows`: format and key of each file, as text; the key chose the partitions of what is stored.
+    `hows`: format and key of each file now; the key chose the partitions of what is stored.
     """
     for mark, source, how in zip(marks, sources, hows, strict=False):
-        why = _differs(mark, source, topic, how)
+        why = _goes_elsewhere(mark, topic, topic_id) or _differs(mark, source, how)
         if why:
             return Refused(why)
     if len(sources) < len(marks):
@@ -124,9 +131,15 @@ def decide_start(
     return GoOn(len(marks), None, recheck)
 
 
-def _differs(mark: Mark, source: Source, topic: str, how: str) -> str | None:
+def _goes_elsewhere(mark: Mark, topic: str, topic_id: str | None) -> str | None:
     if mark.topic != topic:
         return f"the load goes into topic {mark.topic!r}, not {topic!r}"
+    if None not in (mark.topic_id, topic_id) and mark.topic_id != topic_id:
+        return f"topic {topic!r} was deleted and made anew since; load into it under another id"
+    return None
+
+
+def _differs(mark: Mark, source: Source, how: str) -> str | None:
     if mark.how != how:
         return f"{source.name} was begun as {mark.how}; now it is {how}"
     if mark.size_bytes != source.size_bytes:
