@@ -7,6 +7,7 @@ StorageError  the disk: which file, position or offset
 TimedOut      an operation of ours did not finish in its time
 OutcomeUnknown  a record was given up, and whether it is stored is not known
 TransactionAborted  a record's transaction was aborted before it was stored
+LoadRefused   a load cannot go on with other files or options than it began with
 BrokerError   the broker answered with an error code; one class per code
 """
 
@@ -67,6 +68,10 @@ class DeliveryUnknown(OutcomeUnknown, TimedOut):
 
 class TransactionAborted(OncelogError):
     """The record was surely not stored: its transaction was aborted first."""
+
+
+class LoadRefused(OncelogError):
+    """The files, the topic or the options are not those that the load began with; nothing was written."""
 
 
 class BrokerError(OncelogError):

@@ -13,6 +13,7 @@ COMMANDS = {
     "serve": "Run the broker.",
     "topics": "List, describe, create, alter and delete topics.",
     "produce": "Send lines or files as records.",
+    "load": "Load files, exactly once over any number of runs.",
     "consume": "Print records.",
     "producers": "Show the producer ids a partition remembers.",
     "groups": "List, describe, reset and delete consumer groups.",

@@ -1,0 +1,152 @@
+"""`oncelog load`: files into a topic, exactly once however often it is killed and started again (row P4)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+
+_MAX_BATCH_BYTES = 256 << 20
+
+
+def _one_character(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and len((value := value.replace("\\t", "\t")).encode()) != 1:
+        raise click.BadParameter("one character")
+    return value
+
+
+@click.command("load")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--topic", required=True, help="Where the records go; it must exist.")
+@click.option("--id", "load_id", required=True, help="Names the load: the same again goes on with it.")
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["csv", "jsonl", "parquet", "lines"]),
+    help="How the files are read (default: by their names).",
+)
+@click.option("--key", metavar="COLUMN", help="The record's key, and so its partition, is this column.")
+@click.option(
+    "--delimiter",
+    metavar="C",
+    callback=_one_character,
+    help=r"Between CSV columns; \t is a tab (default: comma, in .tsv files tab).",
+)
+@click.option("--null", "nulls", multiple=True, metavar="TEXT", help="CSV text that means null.")
+@click.option("--text", is_flag=True, help="Take every CSV column as text, numbers as well.")
+@click.option(
+    "--batch-records",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="Most records of a transaction.",
+)
+@click.option(
+    "--batch-bytes",
+    type=click.IntRange(min=1, max=_MAX_BATCH_BYTES),
+    default=8 << 20,
+    show_default=True,
+    help="Bytes of the files at which a transaction is closed.",
+)
+@output_option
+@bootstrap_options
+def command(
+    files: tuple[Path, ...],
+    topic: str,
+    load_id: str,
+    layout: Any,
+    key: str | None,
+    delimiter: str | None,
+    nulls: tuple[str, ...],
+    text: bool,
+    batch_records: int,
+    batch_bytes: int,
+    output: str,
+    client_config: dict[str, Any],
+) -> None:
+    """Load FILES into a topic, each record exactly once over any number of runs.
+
+    \b
+    Examples:
+      oncelog load flights.csv --topic flights --id flights-2013 --key tailnum --null NA
+      oncelog load part-*.parquet --topic trips --id trips-2024-01 --key trip_id
+      oncelog load events.jsonl.gz --topic events --id events-17 -X compression.type=zstd
+    Killed or failed at any moment, the same command goes on where it was; once complete, it does nothing
+    and says so. What was read is stored in the transactions that store the records (topic oncelog-loads).
+    A file that changed since it was read is refused, and so is another key. More files may be added at the
+    end of a load. A second loader with the same id takes over, and the first one ends with an error.
+
+    \b
+    csv, parquet  the value is a JSON object per row
+    jsonl, lines  the value is the line
+    .gz and .zst are decompressed. Keys choose partitions as Kafka's own clients do.
+    Exit codes: 0 complete, 1 error (a changed file, another loader), 2 usage, 4 time-out.
+    """
+    from oncelog.config import PRODUCER
+    from oncelog.load.loader import Load, run_load
+    from oncelog.load.parsing import Options
+
+    options = Options(key, delimiter, nulls, text)
+    load = Load(files, topic, load_id, options, layout, batch_records, batch_bytes)
+    with _progress() as show:
+        report = run_load(load, only_settings_of(PRODUCER, client_config), show)
+    if report.was_complete:
+        click.echo(
+            f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True
+        )
+    emit([_row(load, report)], output)
+
+
+def _row(load: Any, report: Any) -> dict[str, Any]:
+    return {
+        "id": load.load_id,
+        "topic": load.topic,
+        "files": len(load.files),
+        "records": report.records,
+        "records_before": report.records_before,
+        "transactions": report.transactions,
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _progress() -> AbstractContextManager[Callable[[Any], object]]:
+    """A bar on standard error when that is a terminal."""
+    return _Bar() if sys.stderr.isatty() else nullcontext(lambda report: None)
+
+
+class _Bar(AbstractContextManager[Callable[[Any], object]]):
+    """click's progress bar over the bytes of the files, with records per second."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._began = 0.0
+
+    def __enter__(self) -> Callable[[Any], object]:
+        import time
+
+        self._began = time.monotonic()
+        return self._show
+
+    def _show(self, report: Any) -> None:
+        import time
+
+        rate = report.records / max(time.monotonic() - self._began, 1e-3)
+        if self._bar is None:
+            self._bar = click.progressbar(
+                length=report.total_bytes, label="loading", file=sys.stderr, item_show_func=lambda item: item
+            )
+            self._bar.__enter__()
+        said = f"{report.records:,} records, {rate:,.0f}/s"
+        self._bar.update(report.done_bytes - self._bar.pos, said)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""Files into a topic, exactly once over any number of runs (row P4)."""

@@ -1,0 +1,208 @@
+"""Files to pieces: Arrow tables of records, each with the position and the digest behind it.
+
+Text (csv, jsonl, lines) is cut into pieces by `load.cutting` and its digest grows with the bytes; a Parquet
+file is read by rows and its digest is that of the whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from oncelog.errors import LoadRefused, MisuseError, StorageError
+from oncelog.load.cutting import cuts
+from oncelog.load.parsing import Options, ParquetRows, TextRows, text_rows
+from oncelog.rules.loading import Layout, Source
+
+_HEAD_BYTES = 1 << 20
+"""What a CSV file's names and kinds of columns are taken from."""
+_LONGEST_RECORD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some records of a file. `table`: column value, and key if wanted.
+
+    `position`, `digest`: as in a Mark, behind this piece. `consumed_bytes`: of the file on the disk, so far.
+    """
+
+    source: Source
+    table: Any
+    size_bytes: int
+    position: int
+    digest: str
+    consumed_bytes: int
+    is_last: bool
+
+    @property
+    def records(self) -> int:
+        return int(self.table.num_rows)
+
+
+class Reader(Protocol):
+    """One file. Raises StorageError when it cannot be read or parsed."""
+
+    def digest_at(self, position: int) -> str | None:
+        """The digest of what is before `position`, and go there; None: the file ends before."""
+
+    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
+        """From the present position on; at least one, the last one says so."""
+
+    def close(self) -> None: ...
+
+
+def source_of(path: Path) -> Source:
+    """The file as it is now. Raises MisuseError for what is no regular file, StorageError."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise MisuseError(f"{path} is no regular file, so a load could not go on in its middle")
+    return Source(str(path), found.st_size, found.st_mtime_ns)
+
+
+def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
+    """Raises StorageError, MisuseError (no such column)."""
+    source = source_of(path)
+    if options.delimiter is None and ".tsv" in path.suffixes:
+        options = replace(options, delimiter="\t")
+    try:
+        if layout.format == "parquet":
+            return _ParquetReader(source, options)
+        return _TextReader(source, layout, options)
+    except MisuseError as error:
+        raise MisuseError(f"{path}: {error}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{path}: {error}") from error
+
+
+def _check_unchanged(source: Source) -> None:
+    if source_of(Path(source.name)) != source:
+        raise LoadRefused(f"{source.name} was changed while it was being read")
+
+
+class _TextReader:
+    """`_held` from `_at` on: bytes after decompression that are not in a piece yet."""
+
+    def __init__(self, source: Source, layout: Layout, options: Options) -> None:
+        self._source = source
+        self._raw = pa.OSFile(source.name, "rb")
+        self._stream = pa.CompressedInputStream(self._raw, layout.codec) if layout.codec else self._raw
+        self._hash = hashlib.sha256()
+        self._position = self._at = 0
+        self._held = b""
+        self._is_end = False
+        self._is_quoted = layout.format == "csv"
+        self._fill(_HEAD_BYTES)
+        head = self._held[:_HEAD_BYTES]
+        is_whole = self._is_end and len(head) == len(self._held)
+        self._rows: TextRows = text_rows(layout.format, head, is_whole, options)
+
+    def close(self) -> None:
+        self._raw.close()
+
+    def digest_at(self, position: int) -> str | None:
+        while self._position < position:
+            self._fill(1)
+            if self._at == len(self._held):
+                return None
+            self._take(min(len(self._held) - self._at, position - self._position))
+        return self._hash.hexdigest()
+
+    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
+        self.digest_at(self._rows.header_bytes)
+        wanted, is_last = max_bytes, False
+        while not is_last:
+            self._fill(wanted)
+            held = memoryview(self._held)[self._at :]
+            ends = cuts(held, is_quoted=self._is_quoted, max_records=max_records, is_end=self._is_end)
+            if not ends and not self._is_end:
+                wanted = self._more_than(len(held))
+                continue
+            wanted, start = max_bytes, 0
+            for end in ends or [0]:
+                is_last = self._is_end and end == len(held)
+                yield self._piece(held[start:end], is_last)
+                start = end
+
+    def _more_than(self, size_bytes: int) -> int:
+        if size_bytes > _LONGEST_RECORD_BYTES:
+            raise StorageError(f"{self._where()}: no end of a record in {size_bytes} bytes")
+        return 2 * size_bytes
+
+    def _piece(self, data: memoryview, is_last: bool) -> Piece:
+        try:
+            table = self._rows.parse(data)
+        except (ValueError, pa.ArrowException) as error:
+            raise StorageError(f"{self._where()}: {error}") from error
+        self._take(len(data))
+        if is_last:
+            _check_unchanged(self._source)
+        digest = self._hash.hexdigest()
+        consumed = self._source.size_bytes if is_last else self._raw.tell()
+        return Piece(self._source, table, len(data), self._position, digest, consumed, is_last)
+
+    def _fill(self, count: int) -> None:
+        """Hold at least so many bytes, or all that are left."""
+        parts = [self._held[self._at :]]
+        size = len(parts[0])
+        while size < count and not self._is_end:
+            try:
+                part = self._stream.read(max(count - size, _HEAD_BYTES))
+            except OSError as error:
+                raise StorageError(f"{self._source.name}: {error}") from error
+            self._is_end = not part
+            parts.append(part)
+            size += len(part)
+        self._held, self._at = b"".join(parts), 0
+
+    def _take(self, count: int) -> None:
+        self._hash.update(memoryview(self._held)[self._at : self._at + count])
+        self._at += count
+        self._position += count
+
+    def _where(self) -> str:
+        return f"{self._source.name}, in the records from byte {self._position} on"
+
+
+class _ParquetReader:
+    def __init__(self, source: Source, options: Options) -> None:
+        self._source, self._row = source, 0
+        with Path(source.name).open("rb") as file:
+            self._digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._rows = ParquetRows(source.name, options)
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def digest_at(self, position: int) -> str | None:
+        self._row = position
+        return self._digest if position <= self._rows.count else None
+
+    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
+        limit = self._rows.records_within(max_bytes)
+        for table, size_bytes in self._tables(min(limit, max_records)):
+            self._row += table.num_rows
+            yield self._piece(table, size_bytes)
+        if not self._rows.count:
+            yield self._piece(self._rows.nothing(), 0)
+
+    def _tables(self, max_records: int) -> Iterator[tuple[Any, int]]:
+        try:
+            yield from self._rows.tables(self._row, max_records)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise StorageError(f"{self._source.name}, from row {self._row} on: {error}") from error
+
+    def _piece(self, table: Any, size_bytes: int) -> Piece:
+        is_last = self._row >= self._rows.count
+        if is_last:
+            _check_unchanged(self._source)
+        consumed = self._source.size_bytes * self._row // max(self._rows.count, 1)
+        return Piece(self._source, table, size_bytes, self._row, self._digest, consumed, is_last)

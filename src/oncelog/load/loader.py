@@ -1,0 +1,213 @@
+"""Loads files into a topic: piece after piece, each transaction with the marks of what it read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, assert_never
+
+from oncelog.edge.producer import Producer
+from oncelog.errors import InvalidProducerEpoch, LoadRefused, MisuseError, OncelogError, ProducerFenced
+from oncelog.load.files import Piece, open_reader, source_of
+from oncelog.load.marks import encode_mark, marks_partition, read_marks
+from oncelog.load.parsing import Options
+from oncelog.rules.loading import (
+    Complete,
+    Format,
+    GoOn,
+    Layout,
+    Mark,
+    Refused,
+    decide_start,
+    is_load_id,
+    layout_of,
+    transactions,
+    why_changed,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked for. `load_id` names the load over all its runs. `format` None: by the files' names.
+
+    A transaction has at most `max_records` records and about `max_bytes` bytes.
+    """
+
+    files: Sequence[Path]
+    topic: str
+    load_id: str
+    options: Options = field(default_factory=Options)
+    format: Format | None = None
+    max_records: int = 100_000
+    max_bytes: int = 8 << 20
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done. `records`, `transactions`: by this run; `records_before`: by earlier ones.
+
+    `done_bytes` of `total_bytes` on the disk are read, by this run or before. `was_complete`: there was
+    nothing to do.
+    """
+
+    total_bytes: int
+    records: int = 0
+    records_before: int = 0
+    transactions: int = 0
+    done_bytes: int = 0
+    seconds: float = 0.0
+    was_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A piece of file number `index`, and the mark behind it."""
+
+    index: int
+    piece: Piece
+    mark: Mark
+
+    @property
+    def records(self) -> int:
+        return self.piece.records
+
+    @property
+    def size_bytes(self) -> int:
+        return self.piece.size_bytes
+
+
+def run_load(
+    load: Load, config: Mapping[str, Any], on_progress: Callable[[Report], object] = lambda report: None
+) -> Report:
+    """Load what is left of a load. Older loaders with its id are fenced before anything else.
+
+    The topic must exist. Raises LoadRefused (files, topic, format or key are not those it began with),
+    MisuseError, StorageError (a file), BrokerError, TimedOut. After any of them, and after any kill, the
+    same load goes on where it was.
+    """
+    layouts = _checked(load, config)
+    sources = [source_of(path) for path in load.files]
+    report = Report(sum(source.size_bytes for source in sources))
+    began = time.monotonic()
+    try:
+        with Producer({**config, "transactional.id": f"oncelog-load-{load.load_id}"}) as producer:
+            producer.init_transactions()
+            marks, topic_id = read_marks(config, load.load_id, load.topic)
+            report.records_before = sum(mark.records for mark in marks)
+            hows = [_how(load, layout) for layout in layouts]
+            verdict = decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
+            match verdict:
+                case Refused(why):
+                    raise LoadRefused(why)
+                case Complete():
+                    _recheck(load, layouts, marks, verdict.recheck)
+                    report.was_complete, report.done_bytes = True, report.total_bytes
+                case GoOn():
+                    _recheck(load, layouts, marks, verdict.recheck)
+                    _send(
+                        load, producer, ahead(_steps(load, layouts, topic_id, verdict)), report, on_progress
+                    )
+                case _:
+                    assert_never(verdict)
+    except (ProducerFenced, InvalidProducerEpoch) as error:
+        raise OncelogError(
+            f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
+            f"longer than transaction.timeout.ms ({error})"
+        ) from error
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _checked(load: Load, config: Mapping[str, Any]) -> list[Layout]:
+    if not is_load_id(load.load_id):
+        raise MisuseError(f"{load.load_id!r}: an id is of letters, digits, dot, _ and -, at most 200")
+    if "transactional.id" in config:
+        raise MisuseError("transactional.id is made of the load's id; leave it out")
+    layouts = []
+    for path in load.files:
+        layout = layout_of(path.name, load.format)
+        if layout is None:
+            raise MisuseError(f"{path}: its name does not tell how it is to be read; give the format")
+        layouts.append(layout)
+    return layouts
+
+
+def _recheck(load: Load, layouts: Sequence[Layout], marks: Sequence[Mark], indexes: Iterable[int]) -> None:
+    for index in indexes:
+        with closing(open_reader(load.files[index], layouts[index], load.options)) as reader:
+            _check_digest(load.files[index], reader, marks[index])
+
+
+def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
+    why = why_changed(mark, source_of(path), reader.digest_at(mark.position))
+    if why is not None:
+        raise LoadRefused(why)
+
+
+def _steps(load: Load, layouts: Sequence[Layout], topic_id: str | None, start: GoOn) -> Iterator[_Step]:
+    """Every piece that is left. The part of a file that was read before is checked first."""
+    for index in range(start.file, len(load.files)):
+        mark = start.mark if index == start.file else None
+        records, how = 0 if mark is None else mark.records, _how(load, layouts[index])
+        with closing(open_reader(load.files[index], layouts[index], load.options)) as reader:
+            if mark is not None:
+                _check_digest(load.files[index], reader, mark)
+            for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
+                records += piece.records
+                mark = Mark(
+                    load.topic,
+                    topic_id,
+                    how,
+                    *piece.source,
+                    position=piece.position,
+                    records=records,
+                    digest=piece.digest,
+                    is_done=piece.is_last,
+                )
+                yield _Step(index, piece, mark)
+
+
+def _how(load: Load, layout: Layout) -> str:
+    return layout.format if load.options.key is None else f"{layout.format} with key {load.options.key}"
+
+
+def _send(
+    load: Load,
+    producer: Producer,
+    steps: Iterable[_Step],
+    report: Report,
+    on_progress: Callable[[Report], object],
+) -> None:
+    at = marks_partition(load.load_id)
+    sizes = [source_of(path).size_bytes for path in load.files]
+    for group in transactions(steps, max_records=load.max_records, max_bytes=load.max_bytes):
+        with producer.transaction():
+            for step in group:
+                if step.records:
+                    producer.send_table(load.topic, step.piece.table)
+            for index, mark in {step.index: step.mark for step in group}.items():
+                key, value = encode_mark(load.load_id, index, mark)
+                producer.send(at.topic, value, key, partition=at.partition)
+        report.records += sum(step.records for step in group)
+        report.transactions += 1
+        report.done_bytes = sum(sizes[: group[-1].index]) + group[-1].piece.consumed_bytes
+        on_progress(report)
+
+
+_END = object()
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """The same items; the next one is made while one is worked on."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(1, "oncelog-load") as pool:
+        following: Any = pool.submit(next, iterator, _END)
+        while (item := following.result()) is not _END:
+            following = pool.submit(next, iterator, _END)
+            yield item

@@ -1,0 +1,237 @@
+"""Bytes of whole records to Arrow tables with the columns value and, if wanted, key.
+
+csv      value: a JSON object per row; a column is numbers, booleans or text, as the head of the file says;
+         digits stay as they stand in the file
+jsonl    value: the line as it stands; key: the member's text, of anything else its JSON
+lines    value: the line without its end
+parquet  value: a JSON object per row
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from oncelog.errors import MisuseError
+from oncelog.load.cutting import Buffer, record_ends
+from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_json, typed_key, typed_to_json
+from oncelog.rules.loading import Format
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What shapes records. `key`: a column, or a member of a JSON line. The rest is for CSV files.
+
+    `delimiter` None: a comma, in files named .tsv a tab. `nulls`: text that means null. `is_text`: every
+    column is text.
+    """
+
+    key: str | None = None
+    delimiter: str | None = None
+    nulls: Sequence[str] = ()
+    is_text: bool = False
+
+
+class TextRows(Protocol):
+    """Parses pieces of one file. `header_bytes`: where its records begin."""
+
+    header_bytes: int
+
+    def parse(self, data: Buffer) -> Any:
+        """The records of whole lines as a table. Raises ValueError, pyarrow's errors."""
+
+
+def text_rows(format: Format, head: bytes, is_whole: bool, options: Options) -> TextRows:
+    """`head`: the first bytes of the file; `is_whole`: there are no more. Raises MisuseError."""
+    if format == "csv":
+        return CsvRows(head, is_whole, options)
+    return JsonLines(options) if format == "jsonl" else Lines(options)
+
+
+def _table(value: Any, key: Any | None) -> Any:
+    return pa.table({"value": value} if key is None else {"key": key, "value": value})
+
+
+def _check_names(names: Sequence[str], key: str | None) -> None:
+    if len(set(names)) < len(names):
+        raise MisuseError(f"two columns have the same name: {', '.join(names)}")
+    if key is not None and key not in names:
+        raise MisuseError(f"there is no column {key!r} for the key; there are {', '.join(names)}")
+
+
+class Lines:
+    """Every line is a value; an empty one, too."""
+
+    header_bytes = 0
+
+    def __init__(self, options: Options) -> None:
+        if options.key is not None:
+            raise MisuseError("plain lines have no columns to take a key from; leave --key out")
+
+    def parse(self, data: Buffer) -> Any:
+        return _table(split_lines(data), None)
+
+
+def split_lines(data: Buffer) -> Any:
+    """Lines without their ends, as a binary array."""
+    text = bytes(data)
+    if not text:
+        return pa.array([], pa.binary())
+    lines = pc.split_pattern(pa.array([text.removesuffix(b"\n")], pa.binary()), pattern=b"\n").flatten()
+    if b"\r" in text:
+        lines = pc.replace_substring_regex(lines, pattern=rb"\r\z", replacement=b"")
+    return lines
+
+
+class JsonLines:
+    """Every line that is not blank is a value."""
+
+    header_bytes = 0
+
+    def __init__(self, options: Options) -> None:
+        self._key = options.key
+
+    def parse(self, data: Buffer) -> Any:
+        lines = split_lines(data)
+        lines = lines.filter(pc.invert(pc.match_substring_regex(lines, rb"\A[ \t]*\z")))
+        if self._key is None or not len(lines):
+            return _table(lines, None if self._key is None else pa.array([], pa.binary()))
+        keys = self._column(data, pa.string(), len(lines))
+        if keys is None:
+            keys = self._column(data, pa.int64(), len(lines))
+        if keys is None:
+            keys = pa.array([self._key_of(line) for line in lines.to_pylist()], pa.string())
+        return _table(lines, keys.cast(pa.string()).cast(pa.binary()))
+
+    def _column(self, data: Buffer, kind: Any, count: int) -> Any | None:
+        """The member of all lines; None if it is not of this kind in all of them."""
+        parse = pa.json.ParseOptions(
+            explicit_schema=pa.schema([(self._key, kind)]), unexpected_field_behavior="ignore"
+        )
+        read = pa.json.ReadOptions(block_size=len(data) + 1)
+        try:
+            table = pa.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse)
+        except pa.ArrowException:
+            return None
+        return table.column(self._key).combine_chunks() if len(table) == count else None
+
+    def _key_of(self, line: bytes) -> str | None:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"expected a JSON object, not {line[:80]!r}")
+        found = row.get(self._key)
+        if found is None or isinstance(found, str):
+            return found
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+class CsvRows:
+    """Names and kinds of the columns come from the head of the file."""
+
+    def __init__(self, head: bytes, is_whole: bool, options: Options) -> None:
+        ends = record_ends(head, is_quoted=True)
+        if is_whole and (not len(ends) or ends[-1] < len(head)):
+            ends = [*ends, len(head)]
+        if not len(ends) or not head:
+            raise MisuseError("no header line with the names of the columns was found")
+        self.header_bytes = int(ends[0])
+        self._delimiter = options.delimiter or ","
+        self._nulls, self._key = tuple(options.nulls), options.key
+        self._names = self._read(head[: self.header_bytes], None).column_names
+        _check_names(self._names, options.key)
+        sample = self._columns(head[self.header_bytes : int(ends[-1])])
+        self._kinds = {
+            name: "text" if options.is_text else kind_of_text(column, self._nulls)
+            for name, column in sample.items()
+        }
+
+    def parse(self, data: Buffer) -> Any:
+        columns = self._columns(data)
+        for name, column in columns.items():
+            nulls = self._nulls if self._kinds[name] == "text" else ("", *self._nulls)
+            if nulls:
+                columns[name] = pc.if_else(is_null_text(column, nulls), pa.scalar(None, pa.string()), column)
+        to_json = {name: partial(self._to_json, name) for name in columns}
+        key = None if self._key is None else columns[self._key].cast(pa.binary())
+        return _table(json_rows(columns, to_json), key)
+
+    def _to_json(self, name: str, column: Any) -> Any:
+        try:
+            return text_to_json(column, self._kinds[name])
+        except ValueError as error:
+            raise ValueError(f"column {name!r}: {error}; --text takes all columns as text") from None
+
+    def _columns(self, data: Buffer) -> dict[str, Any]:
+        if not bytes(data).strip():
+            return {name: pa.array([], pa.string()) for name in self._names}
+        table = self._read(data, self._names).combine_chunks()
+        return {name: _single(table.column(name)) for name in self._names}
+
+    def _read(self, data: Buffer, names: Sequence[str] | None) -> Any:
+        convert: dict[str, Any] = {"strings_can_be_null": False}
+        if names is not None:
+            convert["column_types"] = dict.fromkeys(names, pa.string())
+        return pa.csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pa.csv.ReadOptions(column_names=names, block_size=len(data) + 1),
+            parse_options=pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(**convert),
+        )
+
+
+def _single(column: Any) -> Any:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+class ParquetRows:
+    """`count`: rows in the file."""
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._file = pa.parquet.ParquetFile(path)
+        self.count = int(self._file.metadata.num_rows)
+        self._key = options.key
+        _check_names(self._file.schema_arrow.names, options.key)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def records_within(self, max_bytes: int) -> int:
+        """How many rows are about so many bytes."""
+        meta = self._file.metadata
+        size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
+        return max(1, max_bytes * self.count // max(int(size), 1))
+
+    def nothing(self) -> Any:
+        """A table without records."""
+        return _table(pa.array([], pa.binary()), None if self._key is None else pa.array([], pa.binary()))
+
+    def tables(self, row: int, max_records: int) -> Iterator[tuple[Any, int]]:
+        """Records from `row` on, with the bytes they take in memory; row groups before are not read."""
+        groups: list[int] = []
+        for index in range(self._file.metadata.num_row_groups):
+            rows = self._file.metadata.row_group(index).num_rows
+            if row >= rows and not groups:
+                row -= rows
+            else:
+                groups.append(index)
+        for batch in self._file.iter_batches(batch_size=max_records, row_groups=groups):
+            skipped = min(row, batch.num_rows)
+            row -= skipped
+            if skipped < batch.num_rows:
+                rest = batch.slice(skipped)
+                yield self._parse(rest), rest.nbytes
+
+    def _parse(self, batch: Any) -> Any:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        key = None if self._key is None else typed_key(columns[self._key])
+        return _table(json_rows(columns, dict.fromkeys(columns, typed_to_json)), key)

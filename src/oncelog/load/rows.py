@@ -1,0 +1,141 @@
+"""Columns to JSON text and to keys, whole columns at a time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NUMBER = r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?\z"
+"""What JSON takes for a number: text that is one keeps its digits as they stand in the file."""
+BOOLEAN = r"\A(true|false)\z"
+
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+_NULL = "null"
+
+ToJson = Callable[[Any], Any]
+"""A column to its JSON text, null where the column is."""
+
+
+def json_rows(columns: Mapping[str, Any], to_json: Mapping[str, ToJson]) -> Any:
+    """One JSON object per row, members in the order of `columns`, as a binary array."""
+    if not columns:
+        raise ValueError("there are no columns")
+    parts: list[Any] = []
+    for number, (name, column) in enumerate(columns.items()):
+        parts.append(pa.scalar(f"{',' if number else '{'}{json.dumps(name)}:", pa.string()))
+        parts.append(pc.fill_null(to_json[name](column), _NULL))
+    joined = pc.binary_join_element_wise(*parts, pa.scalar("}", pa.string()), pa.scalar("", pa.string()))
+    return joined.cast(pa.binary())
+
+
+def quoted(column: Any) -> Any:
+    """Text as JSON strings."""
+    if pc.any(pc.match_substring_regex(column, _TO_ESCAPE)).as_py():
+        column = _escaped(column)
+    quote = pa.scalar('"', pa.string())
+    return pc.binary_join_element_wise(quote, column, quote, pa.scalar("", pa.string()))
+
+
+def _escaped(column: Any) -> Any:
+    for character in ("\\", '"', *map(chr, range(32))):
+        if pc.any(pc.match_substring(column, character)).as_py():
+            column = pc.replace_substring(column, character, json.dumps(character)[1:-1])
+    return column
+
+
+# Text columns: of a CSV file
+
+
+def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
+    """number, boolean or text: what all of these values are, empty ones and `nulls` left out."""
+    given = column.filter(pc.invert(is_null_text(column, ("", *nulls))))
+    for kind, pattern in (("number", NUMBER), ("boolean", BOOLEAN)):
+        if len(given) and pc.all(pc.match_substring_regex(given, pattern)).as_py():
+            return kind
+    return "text"
+
+
+def is_null_text(column: Any, nulls: Sequence[str]) -> Any:
+    """Which values mean null."""
+    return pc.is_in(column, pa.array(list(nulls), pa.string()))
+
+
+def text_to_json(column: Any, kind: str) -> Any:
+    """Values of a text column as JSON of its kind, null where null. Raises ValueError for a misfit."""
+    if kind == "text":
+        return quoted(column)
+    misfits = pc.invert(pc.match_substring_regex(column, NUMBER if kind == "number" else BOOLEAN))
+    if pc.any(misfits).as_py():
+        example = column.filter(misfits)[0].as_py()
+        raise ValueError(f"{example!r} is no {kind}, as all values before were")
+    return column
+
+
+# Typed columns: of a Parquet file
+
+
+def typed_to_json(column: Any) -> Any:
+    """Values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return typed_to_json(column.cast(kind.value_type))
+    if pa.types.is_floating(kind):
+        column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+        column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+        return column.cast(pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    text = _plain_text(column)
+    if text is not None:
+        return quoted(text)
+    return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
+
+
+def _plain_text(column: Any) -> Any | None:
+    """Columns whose JSON is a string; None for all others."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            column = column.cast(pa.timestamp(kind.unit, "UTC"))
+        return pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
+        return column.cast(pa.string())
+    return None
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """What json.dumps takes."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def typed_key(column: Any) -> Any:
+    """Keys of any Arrow type: text and bytes as they are, all else as its JSON without quotes."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return typed_key(column.cast(kind.value_type))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    text = _plain_text(column)
+    return (typed_to_json(column) if text is None else text).cast(pa.binary())

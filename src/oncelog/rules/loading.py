@@ -1,0 +1,202 @@
+"""Loading files into a topic once: where a load goes on, and when it must not.
+
+Every transaction of a load stores, along with its records, a mark for each file it read from. What was
+committed is therefore what the marks say, whenever the loader was killed. One load is one list of files; more
+may be put at its end later.
+Source: row P4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
+
+Format = Literal["csv", "jsonl", "parquet", "lines"]
+Codec = Literal["gzip", "zstd"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+_FORMAT_OF: dict[str, Format] = {
+    "csv": "csv",
+    "tsv": "csv",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "parquet": "parquet",
+    "pq": "parquet",
+    "txt": "lines",
+    "log": "lines",
+}
+_CODEC_OF: dict[str, Codec] = {"gz": "gzip", "zst": "zstd"}
+
+
+class Layout(NamedTuple):
+    """How a file is read. `codec` None: as it stands."""
+
+    format: Format
+    codec: Codec | None
+
+
+def layout_of(name: str, asked: Format | None) -> Layout | None:
+    """By the file's endings, or the format asked for; None: the endings do not tell."""
+    before, last = ["", "", *name.lower().split(".")[1:]][-2:]
+    codec = _CODEC_OF.get(last)
+    found = asked or _FORMAT_OF.get(before if codec else last)
+    if found is None or (found == "parquet" and codec is not None):
+        return None
+    return Layout(found, codec)
+
+
+class Source(NamedTuple):
+    """A file as it is now. `modified_ns`: nanoseconds since the epoch."""
+
+    name: str
+    size_bytes: int
+    modified_ns: int
+
+
+class Mark(NamedTuple):
+    """What is stored of one file.
+
+    `topic_id`: of the topic then; None where the cluster has no such ids. `how`: format and key, as text.
+    `position`: where the next record begins, in bytes after decompression, in rows of a Parquet file.
+    `records`: how many are stored. `digest`: SHA-256 of what is before `position`, of a Parquet file whole.
+    """
+
+    topic: str
+    topic_id: str | None
+    how: str
+    name: str
+    size_bytes: int
+    modified_ns: int
+    position: int
+    records: int
+    digest: str
+    is_done: bool
+
+
+class GoOn(NamedTuple):
+    """Read from this `file` (a number) on, from its `mark` (None: from its beginning).
+
+    `recheck`: files that are done, but were touched since; their digests must be what the marks say.
+    """
+
+    file: int
+    mark: Mark | None
+    recheck: tuple[int, ...] = ()
+
+
+class Complete(NamedTuple):
+    """Nothing is left to do; `recheck` as in GoOn."""
+
+    recheck: tuple[int, ...] = ()
+
+
+class Refused(NamedTuple):
+    """The load must not go on; `why` says what differs and what to do."""
+
+    why: str
+
+
+def decide_start(
+    marks: Sequence[Mark],
+    sources: Sequence[Source],
+    *,
+    topic: str,
+    topic_id: str | None,
+    hows: Sequence[str],
+) -> GoOn | Complete | Refused:
+    """What is left of a load. `marks` are those of the first files, in order; none for a new load.
+
+    `hows`: format and key of each file now; the key chose the partitions of what is stored.
+    """
+    for mark, source, how in zip(marks, sources, hows, strict=False):
+        why = _goes_elsewhere(mark, topic, topic_id) or _differs(mark, source, how)
+        if why:
+            return Refused(why)
+    if len(sources) < len(marks):
+        return Refused(
+            f"the load began with {len(marks)} files, of which {len(sources)} are given; "
+            f"{marks[len(sources)].name} is missing"
+        )
+    last = len(marks) - 1
+    recheck = tuple(
+        index
+        for index, (mark, source) in enumerate(zip(marks, sources, strict=False))
+        if mark.is_done and mark.modified_ns != source.modified_ns
+    )
+    if marks and not marks[last].is_done:
+        return GoOn(last, marks[last], recheck)
+    if len(marks) == len(sources):
+        return Complete(recheck)
+    return GoOn(len(marks), None, recheck)
+
+
+def _goes_elsewhere(mark: Mark, topic: str, topic_id: str | None) -> str | None:
+    if mark.topic != topic:
+        return f"the load goes into topic {mark.topic!r}, not {topic!r}"
+    if None not in (mark.topic_id, topic_id) and mark.topic_id != topic_id:
+        return f"topic {topic!r} was deleted and made anew since; load into it under another id"
+    return None
+
+
+def _differs(mark: Mark, source: Source, how: str) -> str | None:
+    if mark.how != how:
+        return f"{source.name} was begun as {mark.how}; now it is {how}"
+    if mark.size_bytes != source.size_bytes:
+        return _changed(mark, source, f"it had {mark.size_bytes} bytes and has {source.size_bytes}")
+    return None
+
+
+def why_changed(mark: Mark, source: Source, digest: str | None) -> str | None:
+    """None if the part that was read is the same. `digest` None: the file ends before `mark.position`."""
+    if digest == mark.digest:
+        return None
+    if digest is None:
+        return _changed(mark, source, f"it ends before position {mark.position}, up to which it was read")
+    return _changed(mark, source, f"what was read up to position {mark.position} is not the same any more")
+
+
+def _changed(mark: Mark, source: Source, what: str) -> str:
+    begun = "" if mark.name == source.name else f" (begun as {mark.name})"
+    return (
+        f"{source.name}{begun} changed since it was read: {what}. "
+        "Bring the old file back, or load the new one under another id"
+    )
+
+
+class Sized(Protocol):
+    """A piece of a file, as far as transactions are measured by it."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+P = TypeVar("P", bound=Sized)
+
+
+def transactions(pieces: Iterable[P], *, max_records: int, max_bytes: int) -> Iterator[list[P]]:
+    """Consecutive pieces in lists of at most so many records and bytes, but of at least one piece."""
+    held: list[P] = []
+    records = size_bytes = 0
+    for piece in pieces:
+        if held and (records + piece.records > max_records or size_bytes + piece.size_bytes > max_bytes):
+            yield held
+            held, records, size_bytes = [], 0, 0
+        held.append(piece)
+        records += piece.records
+        size_bytes += piece.size_bytes
+        if records >= max_records or size_bytes >= max_bytes:
+            yield held
+            held, records, size_bytes = [], 0, 0
+    if held:
+        yield held
+
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def is_load_id(text: str) -> bool:
+    """Letters, digits, dot, underscore and hyphen, at most 200."""
+    return _ID.fullmatch(text) is not None

@@ -1,0 +1,227 @@
+"""`oncelog load` against our broker."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from helpers_cli import Outcome, oncelog
+from helpers_load import PARTITIONS, content, expected, write_csv
+from helpers_producer import new_topic, values
+
+from oncelog import Admin, Broker, Producer
+from oncelog.edge.admin import ConfigResource, NewTopic
+from oncelog.errors import PeerError
+from oncelog.load import marks
+from oncelog.load.loader import Load, Report, run_load
+from oncelog.load.marks import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
+from oncelog.load.parsing import Options
+from oncelog.rules.loading import Mark
+
+ROWS = 500
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(config={"auto.create.topics.enable": "false"}) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    return new_topic(broker.bootstrap_servers, PARTITIONS)
+
+
+def load(broker: Broker, topic: str, load_id: str, *arguments: str | Path) -> Outcome:
+    given = map(str, arguments)
+    return oncelog("load", *given, "--topic", topic, "--id", load_id, servers=broker.bootstrap_servers)
+
+
+def row(outcome: Outcome) -> dict[str, object]:
+    assert outcome.code == 0, outcome.err
+    (found,) = json.loads(outcome.out)
+    return {key: found[key] for key in ("records", "records_before", "transactions")}
+
+
+@pytest.mark.behaviour("P4")
+def test_once_however_often(broker: Broker, topic: str, tmp_path: Path) -> None:
+    servers = broker.bootstrap_servers
+    first, second = write_csv(tmp_path / "1.csv", 0, ROWS), write_csv(tmp_path / "2.csv", ROWS, ROWS)
+    options = ("--key", "k", "--batch-records", "200", "-o", "json")
+    got = load(broker, topic, "once", first, *options)
+    assert (row(got), got.err) == ({"records": ROWS, "records_before": 0, "transactions": 3}, "")
+    assert content(servers, topic) == expected(ROWS)
+    again = load(broker, topic, "once", first, *options)
+    assert row(again) == {"records": 0, "records_before": ROWS, "transactions": 0}
+    assert again.err == "load once is complete: its 500 records were loaded before\n"
+    more = load(broker, topic, "once", first, second, *options)
+    assert row(more) == {"records": ROWS, "records_before": ROWS, "transactions": 3}
+    assert content(servers, topic) == expected(2 * ROWS)
+    fewer = load(broker, topic, "once", first, *options)
+    assert (fewer.code, "2 files, of which 1 are given" in fewer.err) == (1, True)
+
+
+@pytest.mark.behaviour("P4")
+def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "rows.csv", 0, ROWS)
+    was = file.stat()
+    assert load(broker, topic, "changed", file, "--key", "k").code == 0
+    text = file.read_text()
+    file.write_text(text + "key-0,500\n")
+    longer = load(broker, topic, "changed", file, "--key", "k")
+    assert longer.code == 1
+    assert re.search(r"rows.csv changed since it was read: it had \d+ bytes and has \d+", longer.err)
+    file.write_text(text.replace(",77\n", ",78\n"))
+    os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+    other = load(broker, topic, "changed", file, "--key", "k")
+    assert (other.code, "is not the same any more" in other.err) == (1, True)
+    file.write_text(text)  # the old content, touched
+    assert "is complete" in load(broker, topic, "changed", file, "--key", "k").err
+    keyless = load(broker, topic, "changed", file)
+    assert (keyless.code, "begun as csv with key k; now it is csv" in keyless.err) == (1, True)
+    assert content(broker.bootstrap_servers, topic) == expected(ROWS)
+
+
+def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = "".join(f'{{"n":{n}}}\n' for n in range(100))
+    file.write_text(good + '{"n":}\n')
+    options = ("--key", "n", "--batch-records", "10")
+    bad = load(broker, topic, "part", file, *options)
+    assert (bad.code, "rows.jsonl, in the records from byte 890 on: " in bad.err) == (1, True)
+    assert len(values(broker.bootstrap_servers, topic)) == 100
+    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # mended, but more than that
+    refused = load(broker, topic, "part", file, *options)
+    assert refused.code == 1
+    assert "rows.jsonl changed since it was read" in refused.err
+
+
+def test_all_formats(broker: Broker, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\n\nb")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
+    pa.parquet.write_table(pa.table({"a": [1.5, None]}), tmp_path / "c.parquet")
+    (tmp_path / "d.tsv").write_text("a\tb\n1\tNA\n")
+    (tmp_path / "e").write_text("a;b\n1;2\n")
+    files = sorted(tmp_path.iterdir())
+    assert load(broker, topic, "all", *files[:4], "--null", "NA").code == 0
+    assert load(broker, topic, "more", files[4], "--format", "csv", "--delimiter", ";", "--text").code == 0
+    assert sorted(value or b"" for value in values(broker.bootstrap_servers, topic)) == sorted(
+        [b"a", b"", b"b", b'{"a": 1}', b'{"a":1.5}', b'{"a":null}', b'{"a":1,"b":null}', b'{"a":"1","b":"2"}']
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code", "what"),
+    [
+        ("a.csv", ("--key", "none"), 2, "a.csv: there is no column 'none' for the key; there are k, n"),
+        ("a.dat", (), 2, "its name does not tell how it is to be read"),
+        ("a.csv", ("--delimiter", "ab"), 2, "one character"),
+        ("a.csv", ("-X", "transactional.id=x"), 2, "transactional.id is made of the load's id"),
+        ("a.csv", ("-X", "acks=1"), 2, "contradicts acks=1"),
+        ("a.txt", ("--key", "k"), 2, "plain lines have no columns"),
+    ],
+)
+def test_misuse(
+    broker: Broker, topic: str, tmp_path: Path, name: str, options: tuple[str, ...], code: int, what: str
+) -> None:
+    got = load(broker, topic, "misuse", write_csv(tmp_path / name, 0, 5), *options)
+    assert (got.code, what in got.err) == (code, True), got.err
+
+
+def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, 5)
+    assert load(broker, topic, "a/b", file).code == 2
+    missing = load(broker, "nowhere", "nowhere", file)
+    assert missing.code == 1
+    assert re.search("UNKNOWN_TOPIC_OR_PARTITION.*nowhere", missing.err)
+    assert row(load(broker, topic, "nowhere", file, "-o", "json"))["records"] == 5
+
+
+def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, 5)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic("anew", 1)])
+        assert load(broker, "anew", "anew", file).code == 0
+        admin.delete_topics(["anew"])
+        admin.create_topics([NewTopic("anew", 1)])
+    refused = load(broker, "anew", "anew", file)
+    assert (refused.code, "was deleted and made anew" in refused.err) == (1, True)
+
+
+@pytest.mark.behaviour("P4")
+def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_path: Path) -> None:
+    """A load's marks behind the open transaction of another one are waited for."""
+    servers = broker.bootstrap_servers
+    file = write_csv(tmp_path / "a.csv", 0, ROWS)
+    loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)
+    at = marks_partition(loaded.load_id)
+    with Producer({"bootstrap.servers": servers, "transactional.id": "other"}) as other:
+        other.init_transactions()
+
+        def open_another(report: Report) -> None:
+            if report.transactions == 1:
+                other.begin_transaction()
+                other.send(at.topic, b"{}", b"other/0", partition=at.partition)
+                other.flush()
+
+        run_load(loaded, {"bootstrap.servers": servers}, open_another)
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(run_load, loaded, {"bootstrap.servers": servers})
+            with pytest.raises(TimeoutError):
+                again.result(1)
+            other.commit_transaction()
+            assert again.result(30).was_complete
+    assert content(servers, topic) == expected(ROWS)
+
+
+def test_the_bar_on_a_terminal(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, ROWS)
+    terminal, its_end = pty.openpty()
+    command = [sys.executable, "-m", "oncelog.cli.main", "load", str(file), "--topic", topic, "--id", "bar"]
+    with subprocess.Popen(
+        [*command, "-b", broker.bootstrap_servers, "-o", "json"], stdout=subprocess.PIPE, stderr=its_end
+    ) as process:
+        out, _ = process.communicate(timeout=60)
+    os.close(its_end)
+    drawn = os.read(terminal, 100_000)
+    os.close(terminal)
+    assert json.loads(out)[0]["records"] == ROWS
+    assert re.search(rb"loading.*100%.*500 records, [0-9,]+/s", drawn)
+
+
+def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", 0, 5)
+    with Broker() as other:
+        servers = other.bootstrap_servers
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topics([NewTopic(MARKS_TOPIC, 16), NewTopic("t", 1)])
+            got = load(other, "t", "x", file)
+            assert (got.code, "cleanup.policy=delete, which loses the marks" in got.err) == (2, True)
+            resource = ConfigResource("topic", MARKS_TOPIC)
+            admin.alter_configs({resource: {"cleanup.policy": "compact"}})
+        at = marks_partition("x")
+        with Producer({"bootstrap.servers": servers}) as producer:
+            producer.send(at.topic, b'{"version": 2}', b"x/0", partition=at.partition).result(10)
+        got = load(other, "t", "x", file)
+        assert (got.code, "written by another version" in got.err) == (1, True)
+
+
+def test_marks_are_json() -> None:
+    mark = Mark("t", None, "csv", "a", 1, 2, 3, 4, "d", True)
+    key, value = encode_mark("load-1", 7, mark)
+    assert key == b"load-1/7"
+    assert decode_mark(value) == mark
+    with pytest.raises(PeerError):
+        decode_mark(b"{}")
+    assert len({marks.marks_partition(f"load-{n}") for n in range(100)}) == 16

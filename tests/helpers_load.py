@@ -1,0 +1,83 @@
+"""What the loader's tests share: files of rows, what their topic must hold, a loader that can be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers_producer import read
+
+from oncelog.client.partitioner import positive_murmur2
+
+PARTITIONS = 3
+BATCH_RECORDS = 100
+
+_CHILD = """
+import sys
+from pathlib import Path
+from oncelog.load.loader import Load, run_load
+from oncelog.load.parsing import Options
+servers, topic, load_id, batch_records, *files = sys.argv[1:]
+load = Load([Path(file) for file in files], topic, load_id, Options(key="k"), max_records=int(batch_records))
+config = {"bootstrap.servers": servers, "retry.backoff.ms": 10, "retry.backoff.max.ms": 50, "linger.ms": 0,
+          "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50}
+run_load(load, config, lambda report: print(report.records, flush=True))
+"""
+
+Content = dict[int, list[tuple[bytes | None, bytes | None]]]
+"""Partition -> key and value of its records, in order."""
+
+
+def write_csv(path: Path, first: int, count: int) -> Path:
+    """Rows k,n: a key that comes again and again, and a number that comes once."""
+    path.write_text("k,n\n" + "".join(f"key-{n % 17},{n}\n" for n in range(first, first + count)))
+    return path
+
+
+def expected(count: int) -> Content:
+    """What a topic of PARTITIONS partitions holds of rows 0 to `count`."""
+    content: Content = {}
+    for n in range(count):
+        key = f"key-{n % 17}".encode()
+        value = json.dumps({"k": key.decode(), "n": n}, separators=(",", ":")).encode()
+        content.setdefault(positive_murmur2(key) % PARTITIONS, []).append((key, value))
+    return content
+
+
+def content(servers: str, topic: str) -> Content:
+    """What a read_committed reader sees."""
+    found: Content = {}
+    for record in read(servers, topic):
+        found.setdefault(record.partition, []).append((record.key, record.value))
+    return found
+
+
+class Loader:
+    """A loader as a process of its own."""
+
+    def __init__(self, servers: str, topic: str, load_id: str, files: Sequence[Path]) -> None:
+        arguments = [servers, topic, load_id, str(BATCH_RECORDS), *map(str, files)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_transaction(self) -> str:
+        """Until one more is committed; the records of this run so far, "" when it ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.end()
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and standard error."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors

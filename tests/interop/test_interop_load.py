@@ -1,0 +1,34 @@
+"""Loads into Apache Kafka: killed, continued, repeated, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers_cli import oncelog
+from helpers_load import PARTITIONS, Loader, content, expected, write_csv
+from helpers_producer import new_topic
+
+from oncelog.dev.apache_kafka import ApacheKafka
+
+ROWS = 2_000
+
+
+@pytest.mark.behaviour("P4")
+def test_killed_and_continued(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    servers = apache_kafka.bootstrap_servers
+    topic = new_topic(servers, PARTITIONS)
+    file = write_csv(tmp_path / "rows.csv", 0, ROWS)
+    for _ in range(2):
+        loader = Loader(servers, topic, topic, [file])
+        assert loader.wait_for_transaction()
+        loader.kill()
+    command = ("load", str(file), "--topic", topic, "--id", topic, "--key", "k")
+    assert oncelog(*command, servers=servers).code == 0
+    assert content(servers, topic) == expected(ROWS)
+    again = oncelog(*command, servers=servers)
+    assert (again.code, "is complete" in again.err) == (0, True)
+    write_csv(file, 1, ROWS)
+    refused = oncelog(*command, servers=servers)
+    assert (refused.code, "changed since it was read" in refused.err) == (1, True)
+    assert content(servers, topic) == expected(ROWS)

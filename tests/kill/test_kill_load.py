@@ -1,0 +1,128 @@
+"""Loader or broker killed with SIGKILL: in the end the topic holds the files, each record once, in order."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_load import BATCH_RECORDS, PARTITIONS, Loader, content, expected, write_csv
+from helpers_producer import new_topic
+
+from oncelog.dev.served import ServedBroker
+from oncelog.edge.broker import Broker
+from oncelog.faults import Proxy, Rule, WireEvent
+from oncelog.load.loader import Load, Report, run_load
+from oncelog.load.parsing import Options
+
+ROWS = 1_500
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+def finish(servers: str, topic: str, load_id: str, files: list[Path]) -> Report:
+    load = Load(files, topic, load_id, Options(key="k"), max_records=BATCH_RECORDS)
+    return run_load(load, {"bootstrap.servers": servers})
+
+
+@pytest.mark.behaviour("P4")
+def test_killed_again_and_again(broker: Broker, tmp_path: Path) -> None:
+    servers = broker.bootstrap_servers
+    topic = new_topic(servers, PARTITIONS)
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
+    chance = random.Random(4)
+    for _ in range(4):
+        loader = Loader(servers, topic, "again", files)
+        for _ in range(chance.randint(1, 9)):
+            loader.wait_for_transaction()
+        time.sleep(chance.uniform(0, 0.01))
+        loader.kill()
+    report = finish(servers, topic, "again", files)
+    assert 0 < report.records < 3 * ROWS
+    assert report.records + report.records_before == 3 * ROWS
+    assert content(servers, topic) == expected(3 * ROWS)
+    assert finish(servers, topic, "again", files).was_complete
+    assert content(servers, topic) == expected(3 * ROWS)
+
+
+MOMENTS = [
+    ("InitProducerId", "response", 1, 0),
+    ("Produce", "request", 4, None),
+    ("Produce", "response", 4, None),
+    ("EndTxn", "request", 1, 0),
+    ("EndTxn", "response", 1, BATCH_RECORDS),
+    ("EndTxn", "response", 10, ROWS - 500),
+]
+
+
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize(("api", "direction", "nth", "before"), MOMENTS)
+def test_killed_at(
+    broker: Broker, tmp_path: Path, api: str, direction: str, nth: int, before: int | None
+) -> None:
+    """The message is the last thing of the loader: lost with a request, handled with a response."""
+    servers = broker.bootstrap_servers
+    topic = new_topic(servers, PARTITIONS)
+    files = [write_csv(tmp_path / "rows.csv", 0, ROWS // 3)]
+    is_struck = threading.Event()
+
+    def strike(event: WireEvent) -> None:
+        if event.fate == "dropped":
+            is_struck.set()
+
+    rule = Rule(action="drop", direction=direction, api=api, nth=nth)
+    with Proxy(servers, rules=[rule], on_event=strike) as proxy:
+        loader = Loader(proxy.bootstrap_servers, topic, topic, files)
+        assert is_struck.wait(30)
+        loader.kill()
+    report = finish(servers, topic, topic, files)
+    assert before is None or report.records_before == before
+    assert report.records + report.records_before == ROWS // 3
+    assert content(servers, topic) == expected(ROWS // 3)
+
+
+@pytest.mark.behaviour("P4")
+def test_the_broker_is_killed_and_then_both(tmp_path: Path) -> None:
+    files = [write_csv(tmp_path / "rows.csv", 0, 3 * ROWS)]
+    with ServedBroker(tmp_path / "data") as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers, PARTITIONS)
+        loader = Loader(servers, topic, "both", files)
+        chance = random.Random(5)
+        for number in range(4):
+            for _ in range(chance.randint(1, 4)):
+                assert loader.wait_for_transaction()
+            broker.kill()
+            if number == 2:
+                loader.kill()
+            broker.start()
+            if number == 2:
+                loader = Loader(servers, topic, "both", files)
+        assert loader.end() == (0, "")
+        assert finish(servers, topic, "both", files).was_complete
+        assert content(servers, topic) == expected(3 * ROWS)
+
+
+@pytest.mark.behaviour("P4")
+def test_the_older_of_two_loaders_is_fenced(broker: Broker, tmp_path: Path) -> None:
+    servers = broker.bootstrap_servers
+    topic = new_topic(servers, PARTITIONS)
+    files = [write_csv(tmp_path / "rows.csv", 0, ROWS)]
+    older = Loader(servers, topic, "two", files)
+    assert older.wait_for_transaction()
+    older.process.send_signal(signal.SIGSTOP)
+    report = finish(servers, topic, "two", files)
+    older.process.send_signal(signal.SIGCONT)
+    code, errors = older.end()
+    assert code == 1
+    assert "load 'two': another loader with this id has taken over" in errors
+    assert report.records_before >= BATCH_RECORDS
+    assert content(servers, topic) == expected(ROWS)

@@ -1,0 +1,153 @@
+"""Files in pieces: all of it, from any position on, with the digest of what is before."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from oncelog.errors import LoadRefused, MisuseError, OncelogError, StorageError
+from oncelog.load import files
+from oncelog.load.files import Piece, open_reader
+from oncelog.load.parsing import Options
+from oncelog.rules.loading import layout_of
+
+LINES = [f"line {number}" * (number % 7) for number in range(200)]
+
+
+def write(directory: Path, name: str) -> tuple[Path, list[bytes]]:
+    """A file of that name, and the values of its records."""
+    path = directory / name
+    rows = [{"n": number, "s": line} for number, line in enumerate(LINES)]
+    values = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
+    if ".parquet" in name:
+        table = pa.table({"n": [row["n"] for row in rows], "s": LINES})
+        pa.parquet.write_table(table, path, row_group_size=70)
+        return path, values
+    if ".csv" in name:
+        data = b"n,s\n" + "".join(f'{row["n"]},"{row["s"]}"\n' for row in rows).encode()
+    elif ".jsonl" in name:
+        data = b"\n".join(values)
+    else:
+        values = [line.encode() for line in LINES]
+        data = b"\n".join(values) + b"\n"
+    half = len(data) // 2
+    if name.endswith(".gz"):  # two members, as `cat a.gz b.gz` makes them
+        data = gzip.compress(data[:half]) + gzip.compress(data[half:])
+    elif name.endswith(".zst"):
+        data = zstandard.compress(data[:half]) + zstandard.compress(data[half:])
+    path.write_bytes(data)
+    return path, values
+
+
+def pieces_of(path: Path, position: int = 0, records: int = 30) -> tuple[str | None, list[Piece]]:
+    layout = layout_of(path.name, None)
+    assert layout is not None
+    with closing(open_reader(path, layout, Options())) as reader:
+        digest = reader.digest_at(position)
+        return digest, [] if digest is None else list(reader.pieces(max_records=records, max_bytes=1_000))
+
+
+def values_of(pieces: list[Piece]) -> list[bytes]:
+    return [value for piece in pieces for value in piece.table["value"].to_pylist()]
+
+
+NAMES = ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.zst", "a.txt", "a.log.gz", "a.parquet"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_from_every_position_on(tmp_path: Path, name: str) -> None:
+    path, values = write(tmp_path, name)
+    digest, pieces = pieces_of(path)
+    assert values_of(pieces) == values
+    assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert max(piece.records for piece in pieces) <= 30
+    assert pieces[-1].consumed_bytes == path.stat().st_size
+    assert len(pieces) > 6
+    done = 0
+    for piece in pieces[:-1]:
+        done += piece.records
+        digest, rest = pieces_of(path, piece.position, records=9)
+        assert digest == piece.digest
+        assert values_of(rest) == values[done:]
+        assert rest[-1].position == pieces[-1].position
+        assert rest[-1].digest == pieces[-1].digest
+
+
+def test_the_digest_is_that_of_the_bytes_before(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "a.csv.gz")
+    data = gzip.decompress(path.read_bytes())
+    for piece in pieces_of(path)[1]:
+        assert piece.digest == hashlib.sha256(data[: piece.position]).hexdigest()
+    parquet, _ = write(tmp_path, "a.parquet")
+    whole = hashlib.sha256(parquet.read_bytes()).hexdigest()
+    assert {piece.digest for piece in pieces_of(parquet)[1]} == {whole}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet"])
+def test_a_position_behind_the_end(tmp_path: Path, name: str) -> None:
+    path, _ = write(tmp_path, name)
+    assert pieces_of(path, 1_000_000) == (None, [])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt", "a.parquet"])
+def test_no_records(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "a.parquet":
+        pa.parquet.write_table(pa.table({"n": pa.array([], pa.int64())}), path)
+    else:
+        path.write_bytes(b"a,b\n" if name == "a.csv" else b"")
+    _, (piece,) = pieces_of(path)
+    assert (piece.records, piece.is_last) == (0, True)
+
+
+def test_more_records_than_one_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_HEAD_BYTES", 64)
+    path, values = write(tmp_path, "a.csv")
+    assert values_of(pieces_of(path)[1]) == values
+    long = tmp_path / "long.txt"
+    long.write_bytes(b"x" * 5_000 + b"\n" + b"y" * 3_000)
+    assert [len(value) for value in values_of(pieces_of(long)[1])] == [5_000, 3_000]
+    monkeypatch.setattr(files, "_LONGEST_RECORD_BYTES", 2_000)
+    with pytest.raises(StorageError, match=r"long.txt, in the records from byte 0 on: no end of a record"):
+        pieces_of(long)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    whole, _ = write(tmp_path, "a.txt.gz")
+    cut = tmp_path / "cut.txt.gz"
+    cut.write_bytes(whole.read_bytes()[:-30])
+    with pytest.raises(StorageError, match=r"cut.txt.gz: .*[Tt]runcated"):
+        pieces_of(cut)
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes(b"no parquet")
+    with pytest.raises(StorageError, match=r"bad.parquet: "):
+        pieces_of(bad)
+    ragged = tmp_path / "ragged.csv"
+    ragged.write_bytes(b"a,b\n1,2\n3\n")
+    with pytest.raises(OncelogError, match=r"ragged.csv.*Expected 2 columns"):
+        pieces_of(ragged)
+    with pytest.raises(StorageError, match=r"No such file"):
+        pieces_of(tmp_path / "none.txt")
+    with pytest.raises(MisuseError, match=r"no regular file"):
+        files.source_of(tmp_path)
+
+
+def test_changed_while_it_is_read(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "a.txt")
+    layout = layout_of(path.name, None)
+    assert layout is not None
+    with closing(open_reader(path, layout, Options())) as reader:
+        pieces = reader.pieces(max_records=10, max_bytes=1_000)
+        next(pieces)
+        with path.open("ab") as file:
+            file.write(b"more\n")
+        with pytest.raises(LoadRefused, match=r"changed while it was being read"):
+            list(pieces)

@@ -1,0 +1,165 @@
+"""Where a load goes on, when it must not, and how pieces become transactions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from oncelog.rules.loading import (
+    Complete,
+    GoOn,
+    Layout,
+    Mark,
+    Refused,
+    Source,
+    decide_start,
+    is_load_id,
+    layout_of,
+    transactions,
+    why_changed,
+)
+
+HOW = "csv with key id"
+
+
+def mark(name: str, *, size: int = 100, time: int = 1, position: int = 100, done: bool = True) -> Mark:
+    return Mark("t", "T1", HOW, name, size, time, position, 10, f"digest of {name}", done)
+
+
+A, B, C = Source("a", 100, 1), Source("b", 100, 1), Source("c", 100, 1)
+PART_OF_B = mark("b", position=40, done=False)
+
+
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize(
+    ("marks", "sources", "verdict"),
+    [
+        ([], [A], GoOn(0, None)),
+        ([mark("a", position=7, done=False)], [A], GoOn(0, mark("a", position=7, done=False))),
+        ([mark("a")], [A], Complete()),
+        ([mark("a")], [A, B], GoOn(1, None)),
+        ([mark("a"), PART_OF_B], [A, B, C], GoOn(1, PART_OF_B)),
+        ([mark("a"), mark("b")], [A, B], Complete()),
+        # Touched, but of the old size: the digest must tell.
+        ([mark("a", time=9), mark("b")], [A, B], Complete((0,))),
+        ([mark("a", time=9), PART_OF_B], [A, B], GoOn(1, PART_OF_B, (0,))),
+        ([mark("a", time=9)], [A, B], GoOn(1, None, (0,))),
+        # The part that was read of an unfinished file is always checked, so it needs no recheck.
+        ([PART_OF_B._replace(modified_ns=9)], [B], GoOn(0, PART_OF_B._replace(modified_ns=9))),
+        # A cluster without topic ids, now or then.
+        ([mark("a")._replace(topic_id=None)], [A], Complete()),
+        # The same content under another name is the same file.
+        ([mark("a")], [A._replace(name="moved/a")], Complete()),
+    ],
+)
+def test_start(marks: list[Mark], sources: list[Source], verdict: GoOn | Complete) -> None:
+    assert decide_start(marks, sources, topic="t", topic_id="T1", hows=[HOW] * 3) == verdict
+
+
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize(
+    ("marks", "sources", "topic", "topic_id", "how", "why"),
+    [
+        (
+            [mark("a", size=99)],
+            [A],
+            "t",
+            "T1",
+            HOW,
+            "a changed since it was read: it had 99 bytes and has 100",
+        ),
+        ([mark("x", size=99)], [A], "t", "T1", HOW, "a (begun as x) changed since"),
+        (
+            [mark("a"), PART_OF_B._replace(size_bytes=99)],
+            [A, B],
+            "t",
+            "T1",
+            HOW,
+            "b changed since it was read",
+        ),
+        ([mark("a")], [A], "t", "T2", HOW, "topic 't' was deleted and made anew since"),
+        ([mark("a")], [A], "u", "T2", HOW, "the load goes into topic 't', not 'u'"),
+        ([mark("a")], [A], "t", "T1", "lines", "a was begun as csv with key id; now it is lines"),
+        (
+            [mark("a"), mark("b")],
+            [A],
+            "t",
+            "T1",
+            HOW,
+            "began with 2 files, of which 1 are given; b is missing",
+        ),
+    ],
+)
+def test_refused(
+    marks: list[Mark], sources: list[Source], topic: str, topic_id: str, how: str, why: str
+) -> None:
+    verdict = decide_start(marks, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
+    assert isinstance(verdict, Refused)
+    assert why in verdict.why
+
+
+def test_why_changed() -> None:
+    assert why_changed(PART_OF_B, B, "digest of b") is None
+    assert "position 40 is not the same any more" in (why_changed(PART_OF_B, B, "another") or "")
+    assert "it ends before position 40" in (why_changed(PART_OF_B, B, None) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("a.csv", Layout("csv", None)),
+        ("A.CSV.GZ", Layout("csv", "gzip")),
+        ("a.tsv", Layout("csv", None)),
+        ("a.b.jsonl.zst", Layout("jsonl", "zstd")),
+        ("a.ndjson", Layout("jsonl", None)),
+        ("a.parquet", Layout("parquet", None)),
+        ("a.log.gz", Layout("lines", "gzip")),
+        ("a.parquet.gz", None),
+        ("a.gz", None),
+        ("csv", None),
+        ("a.json", None),
+        ("a", None),
+    ],
+)
+def test_layout_by_name(name: str, layout: Layout | None) -> None:
+    assert layout_of(name, None) == layout
+
+
+def test_layout_asked_for() -> None:
+    assert layout_of("a", "csv") == Layout("csv", None)
+    assert layout_of("a.gz", "lines") == Layout("lines", "gzip")
+    assert layout_of("a.parquet.gz", "parquet") is None
+
+
+class Sized(NamedTuple):
+    records: int
+    size_bytes: int
+
+
+@pytest.mark.parametrize(
+    ("pieces", "groups"),
+    [
+        ([], []),
+        ([(0, 0)], [1]),
+        ([(9, 9)], [1]),
+        ([(2, 2), (2, 2)], [2]),
+        ([(3, 2), (2, 2)], [1, 1]),
+        ([(1, 1), (3, 1), (1, 1)], [2, 1]),
+        ([(1, 3), (1, 2), (1, 2)], [1, 2]),
+        ([(9, 9), (1, 1), (9, 9)], [1, 1, 1]),
+        ([(0, 0)] * 5, [5]),
+    ],
+)
+def test_transactions(pieces: list[tuple[int, int]], groups: list[int]) -> None:
+    sized = [Sized(*each) for each in pieces]
+    got = list(transactions(sized, max_records=4, max_bytes=4))
+    assert [len(group) for group in got] == groups
+    assert [each for group in got for each in group] == sized
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("a.B_1-2", True), ("", False), ("a/b", False), ("a" * 201, False)]
+)
+def test_load_id(text: str, is_one: bool) -> None:
+    assert is_load_id(text) is is_one
