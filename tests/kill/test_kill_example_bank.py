@@ -10,13 +10,14 @@ import pytest
 
 from oncelog.dev.apache_kafka import ApacheKafka
 
+pytestmark = pytest.mark.timeout(400)
 BANK = Path(__file__).parents[2] / "examples" / "bank.py"
 
 
 def run(*arguments: str) -> list[str]:
     """The lines it prints."""
     command = [sys.executable, str(BANK), "--kills", "3", "--transfers-per-kill", "100", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=350)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

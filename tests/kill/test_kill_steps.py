@@ -33,6 +33,7 @@ STEPS = {
 VERSIONS = pytest.mark.parametrize("version", [EPOCHS, CLASSIC], ids=["epochs", "classic"])
 RANDOM_KILLS = 300
 _SOAK = pytest.mark.soak
+pytestmark = pytest.mark.timeout(400)  # dozens of processes are started, on a machine that may be busy
 
 
 def reach(world: World, api: str, side: str) -> None:
