@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from helpers_broker import RawClient
+from helpers_broker import RawClient, wait_until
 
 from oncelog.edge.admin import Admin, NewTopic
+from oncelog.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from oncelog.types import Header
 from oncelog.wire.batch import build_batch
-from oncelog.wire.messages import ProduceRequest
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
 from oncelog.wire.records import NewRecord
 
 PRODUCE_VERSION = 9
+_NOT_YET = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code}
+"""What Apache Kafka answers, storing nothing, until a new partition is ready."""
 START_MS = 1_700_000_000_000
 
 
@@ -45,9 +48,16 @@ def _store_one(client: RawClient, topic: str, partition: int, batch: bytes | byt
     request = ProduceRequest(
         acks=-1, topic_data=[ProduceRequest.TopicProduceData(name=topic, partition_data=[data])]
     )
-    answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
-    assert answer.error_code == 0, f"produce to {topic}-{partition}: error {answer.error_code}"
-    return int(answer.base_offset)
+    answers: list[ProduceResponse.PartitionProduceResponse] = []
+
+    def is_answered() -> bool:
+        answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
+        answers.append(answer)
+        return answer.error_code not in _NOT_YET
+
+    wait_until(is_answered)
+    assert answers[-1].error_code == 0, f"produce to {topic}-{partition}: error {answers[-1].error_code}"
+    return int(answers[-1].base_offset)
 
 
 def fill(bootstrap: str, topic: str, first: int, count: int, partition: int = 0, **options: Any) -> None:

@@ -13,7 +13,7 @@ from oncelog.dev.apache_kafka import PartMissing
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch
 
-pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(params=["shared_broker", "apache_kafka"], ids=["ours", "apache"])
@@ -55,11 +55,10 @@ def test_same_rows_same_columns(both: Any, bootstrap: str, topic: str) -> None:
         "startingOffsetsByTimestampStrategy": "latest",
     }
     several: list[dict[str, object]] = [
-        {"subscribe": topic},
         {"subscribe": topic, "includeHeaders": "true", "minPartitions": 7},
-        {"subscribePattern": f".*{topic[10:]}"},
-        {"assign": f'{{"{topic}": [0, 2]}}'},
-        *({"subscribe": topic, **edge} for edge in (edges, times, by_times)),
+        {"subscribePattern": f".*{topic[10:]}", **edges},
+        {"assign": f'{{"{topic}": [0, 2]}}', **times},
+        {"subscribe": topic, **by_times},
     ]
     for options in several:
         theirs, ours = (load(both.read, name, bootstrap, options) for name in ("kafka", "oncelog"))

@@ -20,23 +20,26 @@ _PAUSE_S = 0.1
 
 
 def describe_patiently(
-    admin: Admin, names: Collection[str], expected: Collection[str]
+    admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
     """The topics; one that does not exist has its error, any other error is raised.
 
-    So a broker that cannot be reached does not look like a topic that is gone. About `expected` ones it asks
-    a little longer: brokers of a cluster hear of a new topic one after another.
+    So a broker that cannot be reached does not look like a topic that is gone. It asks a little longer while
+    an `expected` partition is missing: brokers of a cluster hear of new ones one after another.
     """
     deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
     while True:
         described = admin.describe_topics(names, raise_errors=False)
-        missing = {name for name, t in described.items() if isinstance(t.error, UnknownTopicOrPartition)}
-        for name, topic in described.items():
-            if topic.error is not None and name not in missing:
+        for topic in described.values():
+            if topic.error is not None and not isinstance(topic.error, UnknownTopicOrPartition):
                 raise topic.error
-        if missing.isdisjoint(expected) or time.monotonic() > deadline:
+        if set(expected) <= _partitions_of(described) or time.monotonic() > deadline:
             return described
         time.sleep(_PAUSE_S)
+
+
+def _partitions_of(described: Mapping[str, TopicDescription]) -> set[TopicPartition]:
+    return {TopicPartition(name, p.partition) for name, topic in described.items() for p in topic.partitions}
 
 
 class Lookup:
@@ -48,7 +51,7 @@ class Lookup:
         isolation = CONSUMER.parse(options.client)["isolation.level"]
         self._isolation = Isolation[isolation.upper()]
         self._admin = Admin(settings)
-        self._seen: set[str] = set()
+        self._seen: set[TopicPartition] = set()
 
     def close(self) -> None:
         self._admin.close()
@@ -80,18 +83,17 @@ class Lookup:
             names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
-        described = describe_patiently(self._admin, names, self._seen if may_miss else names)
-        if not may_miss and (errors := [topic.error for topic in described.values() if topic.error]):
-            raise errors[0]
-        found = {name: topic for name, topic in described.items() if topic.error is None}
-        self._seen = set(found)
-        ids = {name: topic.topic_id for name, topic in found.items() if topic.topic_id}
-        there = [TopicPartition(name, p.partition) for name, t in found.items() for p in t.partitions]
-        if not subscription.partitions:
-            return sorted(there), ids
-        if not may_miss and (missing := set(subscription.partitions) - set(there)):
-            raise ConfigError(f"assign: {', '.join(map(str, sorted(missing)))} does not exist")
-        return sorted(set(there) & set(subscription.partitions)), ids
+        must_be = set(subscription.partitions) or {TopicPartition(name, 0) for name in names}
+        described = describe_patiently(self._admin, names, self._seen if may_miss else must_be)
+        there = _partitions_of(described)
+        if subscription.partitions:
+            there &= set(subscription.partitions)
+        if not may_miss and subscription.pattern is None and (missing := must_be - there):
+            raise described[min(missing).topic].error or ConfigError(
+                f"assign: {', '.join(map(str, sorted(missing)))} does not exist"
+            )
+        self._seen = there
+        return sorted(there), {name: t.topic_id for name, t in described.items() if t.topic_id}
 
     def _offsets(
         self,

@@ -66,7 +66,7 @@ class _TopicCheck:
         """What happened to the topic, None if nothing."""
         tp, start, end = self._wanted
         wanted = f"{tp}: offsets {start} to {end - 1} were wanted"
-        found = describe_patiently(self._admin, [tp.topic], [tp.topic])[tp.topic]
+        found = describe_patiently(self._admin, [tp.topic], [tp])[tp.topic]
         if found.error is not None:
             return Loss(tp, None, f"{wanted}, and the topic is gone")
         if self._topic_id in (None, found.topic_id):
