@@ -67,10 +67,10 @@ class Loader:
             text=True,
         )
 
-    def wait_for_transaction(self) -> str:
-        """Until one more is committed; the records of this run so far, "" when it ended."""
+    def wait_for_transaction(self) -> None:
+        """Until one more is committed."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        assert self.process.stdout.readline(), self.end()
 
     def kill(self) -> None:
         """SIGKILL."""

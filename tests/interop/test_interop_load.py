@@ -21,13 +21,15 @@ def test_killed_and_continued(apache_kafka: ApacheKafka, tmp_path: Path) -> None
     file = write_csv(tmp_path / "rows.csv", 0, ROWS)
     for _ in range(2):
         loader = Loader(servers, topic, topic, [file])
-        assert loader.wait_for_transaction()
+        loader.wait_for_transaction()
         loader.kill()
     command = ("load", str(file), "--topic", topic, "--id", topic, "--key", "k")
-    assert oncelog(*command, servers=servers).code == 0
-    assert content(servers, topic) == expected(ROWS)
+    done = oncelog(*command, servers=servers)
+    assert (done.code, done.err) == (0, "")
     again = oncelog(*command, servers=servers)
     assert (again.code, "is complete" in again.err) == (0, True)
+    # Apache Kafka answers a commit before its markers are written, and a new producer when they are.
+    assert content(servers, topic) == expected(ROWS)
     write_csv(file, 1, ROWS)
     refused = oncelog(*command, servers=servers)
     assert (refused.code, "changed since it was read" in refused.err) == (1, True)
