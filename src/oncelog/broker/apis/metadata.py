@@ -89,7 +89,8 @@ def _look_up(
     node: Node, asked: MetadataRequest.MetadataRequestTopic, may_create: bool, now_ms: int
 ) -> _Topic:
     try:
-        if asked.name is None:
+        # An id counts whatever the name: the Java client leaves the name empty then, not null.
+        if asked.name is None or bytes(asked.topic_id) != NO_ID:
             topic = node.topics.by_id(asked.topic_id)
             if topic is None:
                 raise UnknownTopicId()
