@@ -12,6 +12,8 @@ from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
 QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 """So that a transaction past its timeout is aborted while a test waits."""
+PROMPT = {"group.consumer.assignment.interval.ms": 0, "group.consumer.assignor.offload.enable": "false"}
+"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours does."""
 
 
 def pytest_configure() -> None:
@@ -39,5 +41,5 @@ def kafka_class_path() -> str:
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
-    with ApacheKafka(properties=QUICK_SCANS) as kafka:
+    with ApacheKafka(properties=QUICK_SCANS | PROMPT) as kafka:
         yield kafka
