@@ -15,6 +15,8 @@ QUICK_SCANS = {
     "log.cleaner.backoff.ms": 200,
 }
 """So that a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
+PROMPT = {"group.consumer.assignment.interval.ms": 0, "group.consumer.assignor.offload.enable": "false"}
+"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours does."""
 
 
 def pytest_configure() -> None:
@@ -44,5 +46,5 @@ def kafka_class_path() -> str:
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
-    with ApacheKafka(properties=QUICK_SCANS) as kafka:
+    with ApacheKafka(properties=QUICK_SCANS | PROMPT) as kafka:
         yield kafka

@@ -9,8 +9,9 @@ from collections import defaultdict, deque
 from typing import Any, NamedTuple, Protocol
 
 from helpers_broker import RawClient
+from helpers_scenario_consumer_group import STEPS as CONSUMER_GROUP_STEPS
+from helpers_scenario_consumer_group import ConsumerGroupSteps
 from helpers_scenario_group import STEPS as GROUP_STEPS
-from helpers_scenario_group import GroupSteps
 from helpers_scenario_txn import STEPS as TRANSACTION_STEPS
 from helpers_scenario_values import (
     ANYTHING,
@@ -119,7 +120,7 @@ class _Asked(NamedTuple):
     frame: bytes | None
 
 
-class Run(GroupSteps):
+class Run(ConsumerGroupSteps):
     """One scenario under way on one broker."""
 
     def __init__(self, scenario: Scenario, version: int | None, broker: TestBed) -> None:
@@ -358,5 +359,6 @@ _STEPS = {
         "wait",
         *TRANSACTION_STEPS,
         *GROUP_STEPS,
+        *CONSUMER_GROUP_STEPS,
     )
 }

@@ -18,6 +18,7 @@ from oncelog.dev.served import ServedBroker
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 BROKERS = ("oncelog", "apache")
+PROMPT = {"group.consumer.assignment.interval.ms": 0, "group.consumer.assignor.offload.enable": "false"}
 QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 SCENARIOS = read_scenarios()
 CASES = [
@@ -87,7 +88,7 @@ def shared_apache(apache_kafka: ApacheKafka) -> Apache:
 
 @pytest.fixture(scope="module")
 def own_apache(kafka_class_path: str) -> Iterator[Apache]:
-    with ApacheKafka() as kafka:
+    with ApacheKafka(properties=PROMPT) as kafka:
         yield Apache(kafka)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
+from oncelog.broker.consumer_groups import ConsumerGroups
 from oncelog.broker.group_log import decode_group, encode_group, group_key
 from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, when_durable
@@ -18,10 +20,12 @@ from oncelog.errors import (
     BrokerError,
     GroupIdNotFound,
     IllegalGeneration,
+    InconsistentGroupProtocol,
     InvalidGroupId,
     KafkaStorageError,
     NonEmptyGroup,
     PeerError,
+    StaleMemberEpoch,
     StorageError,
     UnknownMemberId,
 )
@@ -52,6 +56,7 @@ class GroupCoordinator:
             {"segment.bytes": str(settings["offsets.topic.segment.bytes"])},
         )
         self.offsets = Offsets(node, self.topic)
+        self.consumers = ConsumerGroups(node, self.topic)
         self._groups: dict[str, ClassicGroup] = {}
         self._due: list[tuple[int, str]] = []
         self._scheduled_ms: dict[str, int] = {}
@@ -64,14 +69,19 @@ class GroupCoordinator:
 
     def group_ids(self) -> Iterable[str]:
         """Groups with members, and groups with offsets."""
-        return self._groups.keys() | self.offsets.groups()
+        return self.consumers.ids().union(self._groups, self.offsets.groups())
 
     def open(self, group_id: str, now_ms: int) -> ClassicGroup:
-        """The group, made if need be. Raises InvalidGroupId."""
+        """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, KafkaStorageError."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         group = self._groups.get(group_id)
         if group is None:
+            consumers = self.consumers.get(group_id)
+            if consumers is not None and consumers.members:
+                raise InconsistentGroupProtocol(f"group {group_id!r} has members of the consumer protocol")
+            if consumers is not None:
+                self.consumers.bury(group_id, now_ms)
             settings = self._node.settings
             group = self._groups[group_id] = ClassicGroup(
                 group_id,
@@ -80,6 +90,14 @@ class GroupCoordinator:
                 max_size=settings["group.max.size"],
             )
         return group
+
+    def make_room_for_consumers(self, group_id: str, now_ms: int) -> None:
+        """An empty classic group gives way. Raises GroupIdNotFound for one with members."""
+        group = self._groups.get(group_id)
+        if group is not None and group.state is not GroupState.EMPTY:
+            raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
+        if group is not None:
+            self._bury(group, now_ms)
 
     def joined(self, group_id: str) -> ClassicGroup:
         """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
@@ -133,13 +151,16 @@ class GroupCoordinator:
     def delete(self, group_id: str, now_ms: int) -> Written | None:
         """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, KafkaStorageError."""
         group = self._groups.get(group_id)
-        if group is None and group_id not in self.offsets.groups():
+        consumers = self.consumers.get(group_id)
+        if group_id not in self.group_ids():
             raise GroupIdNotFound(f"there is no group {group_id!r}")
-        if group is not None and group.state is not GroupState.EMPTY:
+        if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
             raise NonEmptyGroup(f"group {group_id!r} has members")
         written = self.offsets.delete(group_id, list(self.offsets.of(group_id)), now_ms)
         if group is not None:
             written = self._bury(group, now_ms)
+        if consumers is not None:
+            written = self.consumers.bury(group_id, now_ms)
         return written
 
     def _bury(self, group: ClassicGroup, now_ms: int) -> Written:
@@ -167,6 +188,15 @@ class GroupCoordinator:
         version: int = 0,
     ) -> None:
         """Raises what a commit by this member must be answered with (row T7)."""
+        consumers = self.consumers.get(group_id)
+        if consumers is not None:
+            try:
+                consumers.check_commit(
+                    member_id, generation_id, is_transactional=is_transactional, version=version
+                )
+            except StaleMemberEpoch as stale:
+                raise (IllegalGeneration(str(stale)) if is_transactional else stale) from stale
+            return
         group = self._groups.get(group_id)
         if group is None:
             if generation_id < 0:
@@ -182,6 +212,9 @@ class GroupCoordinator:
 
     def subscribed_topics(self, group_id: str) -> set[str]:
         """Topics that the group's members read, as far as they told it in the consumers' own protocol."""
+        consumers = self.consumers.get(group_id)
+        if consumers is not None:
+            return set(consumers.subscribed())
         group = self._groups.get(group_id)
         if group is None or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return set()
@@ -200,6 +233,7 @@ class GroupCoordinator:
         """Forget offsets past their retention, and empty groups that have none left."""
         for group_id in list(self.group_ids()):
             group = self._groups.get(group_id)
+            consumers = self.consumers.get(group_id)
             is_empty = group is None or group.state is GroupState.EMPTY
             since_ms = (
                 group.state_since_ms if group is not None and is_empty and group.protocol_type else None
@@ -208,6 +242,8 @@ class GroupCoordinator:
                 continue  # nobody can tell what its members read
             try:
                 self.offsets.forget_expired(group_id, self.subscribed_topics(group_id), since_ms, now_ms)
+                if consumers is not None and not consumers.members and not self.offsets.of(group_id):
+                    self.consumers.bury(group_id, now_ms)
                 if group is None or not is_empty or self.offsets.of(group_id):
                     continue
                 if group.next_deadline_ms() is None:
@@ -228,10 +264,13 @@ class GroupCoordinator:
                     raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
         for group in self._groups.values():
             self.settle(group, now_ms)
+        self.consumers.resume(now_ms)
 
     def _replay(self, batch: StoredBatch, now_ms: int) -> None:
         for record in batch.records:
             key = record.key or b""
+            if version_of(key) in CONSUMER_KEY_VERSIONS:
+                self.consumers.replay(key, record.value)
             if version_of(key) != GROUP_KEY_VERSION:
                 continue
             group_id = GroupMetadataKey.from_bytes(key).group

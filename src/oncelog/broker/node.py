@@ -66,7 +66,10 @@ class Node:
         self.settings = settings
         self.on_append = on_append
         self.offered = OFFERED
-        self.features = {"transaction.version": (settings["oncelog.transaction.version"], 2)}
+        self.features = {
+            "transaction.version": (settings["oncelog.transaction.version"], 2),
+            "group.version": (int("consumer" in settings["group.coordinator.rebalance.protocols"]), 1),
+        }
         """Feature -> level that holds (0: off), highest level there is."""
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
@@ -126,13 +129,20 @@ class Node:
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""
-        due_ms = (self._next_job_ms, self.fetch_waits.next_deadline_ms, self.groups.next_deadline_ms)
+        groups = self.groups
+        due_ms = (
+            self._next_job_ms,
+            self.fetch_waits.next_deadline_ms,
+            groups.next_deadline_ms,
+            groups.consumers.next_deadline_ms,
+        )
         return min(each for each in due_ms if each is not None)
 
     def tick(self, now_ms: int) -> None:
         """What is due: fetches at their max_wait_ms, retention, expiry, checkpoints."""
         self.fetch_waits.expire(now_ms)
         self.groups.tick(now_ms)
+        self.groups.consumers.tick(now_ms)
         for index, (due_ms, every_ms, job) in enumerate(self._jobs):
             if due_ms <= now_ms:
                 self._jobs[index] = (now_ms + every_ms, every_ms, job)

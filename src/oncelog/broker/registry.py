@@ -10,6 +10,8 @@ from oncelog.broker.apis import (
     add_partitions_to_txn,
     alter_configs,
     api_versions,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
     delete_groups,
@@ -82,6 +84,8 @@ HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
         describe_groups,
         list_groups,
         delete_groups,
+        consumer_group_heartbeat,
+        consumer_group_describe,
     )
 }
 """API key -> handle(node, request, now_ms)."""

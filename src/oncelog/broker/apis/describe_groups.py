@@ -1,6 +1,6 @@
 """DescribeGroups (key 15), versions 0-6: classic groups, their members and what each reads.
 
-A group that is not there is Dead; from version 6 on 69.
+A group that is not there, or of the consumer protocol, is Dead; from version 6 on 69.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def _describe(node: Node, group_id: str, version: int) -> _Group:
             protocol_data=group.protocol_name or "" if group.state is GroupState.STABLE else "",
             members=_members(group),
         )
-    if group_id in node.groups.offsets.groups():
+    is_consumer = node.groups.consumers.get(group_id) is not None
+    if group_id in node.groups.offsets.groups() and not is_consumer:
         return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
     missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
     if version >= FIRST_NOT_FOUND_VERSION:
-        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} not found."
+        why = "is not a classic group" if is_consumer else "not found"
+        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} {why}."
     return missing
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncelog.broker.groups import CONSUMER_PROTOCOL_TYPE
 from oncelog.rules.group_member import GroupState
 from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 16
-CLASSIC = "classic"
+CLASSIC, CONSUMER = "classic", "consumer"
 
 
 def handle(node: Node, request: Request, now_ms: int) -> ListGroupsResponse:
@@ -23,12 +24,21 @@ def handle(node: Node, request: Request, now_ms: int) -> ListGroupsResponse:
         groups=[
             group
             for group in listed
-            if (not states or group.group_state.lower() in states) and (not types or CLASSIC in types)
+            if (not states or group.group_state.lower() in states)
+            and (not types or group.group_type in types)
         ]
     )
 
 
 def _listed(node: Node, group_id: str) -> ListGroupsResponse.ListedGroup:
+    consumers = node.groups.consumers.get(group_id)
+    if consumers is not None:
+        return ListGroupsResponse.ListedGroup(
+            group_id=group_id,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+            group_state=consumers.state.value,
+            group_type=CONSUMER,
+        )
     group = node.groups.get(group_id)
     return ListGroupsResponse.ListedGroup(
         group_id=group_id,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from oncelog.errors import UnstableOffsetCommit
+from oncelog.errors import BrokerError, UnstableOffsetCommit
 from oncelog.rules.offsets import NO_OFFSET
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetFetchRequest, OffsetFetchResponse
@@ -35,22 +35,27 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
                 for topic, told in _told(node, message.group_id, message.topics, is_stable)
             ]
         )
-    return OffsetFetchResponse(
-        groups=[
-            OffsetFetchResponse.OffsetFetchResponseGroup(
-                group_id=asked.group_id,
-                topics=[
-                    OffsetFetchResponse.OffsetFetchResponseTopics(
-                        name=topic,
-                        partitions=[
-                            OffsetFetchResponse.OffsetFetchResponsePartitions(**each) for each in told
-                        ],
-                    )
-                    for topic, told in _told(node, asked.group_id, asked.topics, is_stable)
-                ],
+    return OffsetFetchResponse(groups=[_group(node, asked, is_stable) for asked in message.groups])
+
+
+def _group(
+    node: Node, asked: OffsetFetchRequest.OffsetFetchRequestGroup, is_stable: bool
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    consumers = node.groups.consumers.get(asked.group_id)
+    try:
+        if consumers is not None:
+            consumers.check_fetch(asked.member_id, asked.member_epoch)
+    except BrokerError as error:
+        return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
+    return OffsetFetchResponse.OffsetFetchResponseGroup(
+        group_id=asked.group_id,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopics(
+                name=topic,
+                partitions=[OffsetFetchResponse.OffsetFetchResponsePartitions(**each) for each in told],
             )
-            for asked in message.groups
-        ]
+            for topic, told in _told(node, asked.group_id, asked.topics, is_stable)
+        ],
     )
 
 

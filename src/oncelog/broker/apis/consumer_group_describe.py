@@ -1,0 +1,77 @@
+"""ConsumerGroupDescribe (key 69), versions 0-1: groups of KIP-848's protocol. 69: not there, or classic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.allowed import GROUP_OPERATIONS
+from oncelog.broker.consumer_group_log import by_topic_id
+from oncelog.errors import GroupIdNotFound
+from oncelog.rules.consumer_group import ConsumerGroup
+from oncelog.rules.consumer_member import NOTHING, Place
+from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 69
+CONSUMER_MEMBER = 1
+
+_Group = ConsumerGroupDescribeResponse.DescribedGroup
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ConsumerGroupDescribeResponse:
+    message: ConsumerGroupDescribeRequest = request.message
+    described = [_describe(node, group_id) for group_id in message.group_ids]
+    if message.include_authorized_operations:
+        for each in described:
+            if not each.error_code:
+                each.authorized_operations = GROUP_OPERATIONS
+    return ConsumerGroupDescribeResponse(groups=described)
+
+
+def _describe(node: Node, group_id: str) -> _Group:
+    group = node.groups.consumers.get(group_id)
+    if group is None:
+        text = "is not a consumer group" if group_id in node.groups.group_ids() else "not found"
+        return _Group(
+            group_id=group_id, error_code=GroupIdNotFound.code, error_message=f"Group {group_id} {text}."
+        )
+    return _Group(
+        group_id=group_id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=group.assignor,
+        members=[_member(node, group, member_id) for member_id in group.members],
+    )
+
+
+def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:
+    member = group.members[member_id]
+    return ConsumerGroupDescribeResponse.Member(
+        member_id=member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_regex=member.regex,
+        assignment=_assignment(node, member.assigned),
+        target_assignment=_assignment(node, group.targets.get(member_id, NOTHING)),
+        member_type=CONSUMER_MEMBER,
+    )
+
+
+def _assignment(node: Node, places: Iterable[Place]) -> ConsumerGroupDescribeResponse.Assignment:
+    return ConsumerGroupDescribeResponse.Assignment(
+        topic_partitions=[
+            ConsumerGroupDescribeResponse.TopicPartitions(
+                topic_id=topic_id, topic_name=topic.name, partitions=partitions
+            )
+            for topic_id, partitions in by_topic_id(places)
+            if (topic := node.topics.by_id(topic_id)) is not None
+        ]
+    )

@@ -1,0 +1,369 @@
+"""A group of the consumer protocol: its members, its epochs, who is to read what, and who may.
+
+    Empty         no members
+    Assigning     the group changed since the target assignment was made
+    Reconciling   members are on their way to the target, each at its own pace
+    Stable        all have arrived
+
+A member that joins, leaves, falls silent or subscribes anew, and a topic that grows, raise the group's epoch;
+the next heartbeat of anyone makes a target of that epoch. What must be stored is named in `unsaved`.
+Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from oncelog.errors import (
+    FencedInstanceId,
+    FencedMemberEpoch,
+    GroupMaxSizeReached,
+    StaleMemberEpoch,
+    UnknownMemberId,
+    UnreleasedInstanceId,
+    UnsupportedVersion,
+)
+from oncelog.rules.assignors import Shares, Subscriber, assign_range
+from oncelog.rules.consumer_member import (
+    LEAVE_EPOCH,
+    NO_REBALANCE_TIMEOUT,
+    NOTHING,
+    STATIC_LEAVE_EPOCH,
+    ConsumerMember,
+    MemberState,
+    Place,
+    reconcile,
+)
+from oncelog.rules.sticky import assign_sticky
+from oncelog.types import TopicPartition
+
+SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], Shares]] = {
+    "uniform": assign_sticky,
+    "range": assign_range,
+}
+FIRST_EPOCH_COMMIT_VERSION = 9
+FIRST_EPOCH = 1
+"""Of a group nobody joined yet; the first member raises it."""
+
+
+class TopicInfo(NamedTuple):
+    """A topic as an assignment needs it."""
+
+    topic_id: bytes
+    partition_count: int
+
+
+Catalogue = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
+"""The topics that are there, of these names and matching these regular expressions as a whole."""
+
+
+class Beat(NamedTuple):
+    """A heartbeat. None: as before. `regex` "": none any more. `owned`: what the member reads now."""
+
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = NO_REBALANCE_TIMEOUT
+    topics: frozenset[str] | None = None
+    regex: str | None = None
+    server_assignor: str | None = None
+    owned: frozenset[Place] | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all is said, so that all is to be answered."""
+        is_said = self.topics is not None or self.regex is not None
+        return self.epoch == 0 or (
+            self.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT and is_said and self.owned is not None
+        )
+
+
+class BeatAnswer(NamedTuple):
+    """`assigned` None: as before."""
+
+    member_id: str
+    epoch: int
+    assigned: frozenset[Place] | None = None
+
+
+class ConsumerGroupState(Enum):
+    """Kafka's names, as ConsumerGroupDescribe tells them."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+class Entry(NamedTuple):
+    """Something to be stored as it is now, or as gone. `kind` is the key version of its record."""
+
+    kind: int
+    member_id: str = ""
+
+
+EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8
+
+
+class ConsumerGroup:
+    """One group. Times are milliseconds since the epoch."""
+
+    def __init__(
+        self, group_id: str, *, session_timeout_ms: int, max_size: int = 2**31, assignor: str = "uniform"
+    ) -> None:
+        self.group_id = group_id
+        self.epoch, self.assignment_epoch = FIRST_EPOCH, 0
+        self.members: dict[str, ConsumerMember] = {}
+        self.targets: dict[str, frozenset[Place]] = {}
+        self.unsaved: dict[Entry, None] = {}
+        self._topics: Mapping[str, TopicInfo] | None = None
+        self._session_ms, self._max_size, self._default_assignor = session_timeout_ms, max_size, assignor
+        self._silent_until_ms: dict[str, int] = {}
+        self._revoked_by_ms: dict[str, int] = {}
+
+    @property
+    def state(self) -> ConsumerGroupState:
+        if not self.members:
+            return ConsumerGroupState.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return ConsumerGroupState.ASSIGNING
+        if all(member.is_reconciled_to(self.assignment_epoch) for member in self.members.values()):
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
+
+    @property
+    def assignor(self) -> str:
+        """What most members ask for; the broker's own if none asks."""
+        wishes = [member.server_assignor for member in self.members.values() if member.server_assignor]
+        return max(sorted(set(wishes)), key=wishes.count, default=self._default_assignor)
+
+    def static_member(self, instance_id: str) -> ConsumerMember | None:
+        """The member of this instance."""
+        return next((each for each in self.members.values() if each.instance_id == instance_id), None)
+
+    # Heartbeats
+
+    def heartbeat(self, beat: Beat, catalogue: Catalogue, now_ms: int) -> BeatAnswer:
+        """A member joins (epoch 0), is there, or leaves (-1; -2 a static one, to come back).
+
+        Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId,
+        GroupMaxSizeReached.
+        """
+        if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return self._leave(beat)
+        if len(self.members) >= self._max_size and beat.member_id not in self.members:
+            raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
+        before = self._member_of(beat)
+        member = self._updated(before, beat)
+        is_new = before.member_id not in self.members
+        is_changed = is_new or (before.topics, before.regex) != (member.topics, member.regex)
+        if member != self.members.get(member.member_id):
+            self._put(member, Entry(MEMBER, member.member_id))
+        self._assign(catalogue, is_changed)
+        after = reconcile(
+            member, self.targets.get(member.member_id, NOTHING), self.assignment_epoch,
+            self._held_by_others(member), beat.owned,
+        )  # fmt: skip
+        if after != member:
+            self._put(after, Entry(CURRENT, after.member_id))
+            self._watch_revocation(after, now_ms)
+        self._silent_until_ms[after.member_id] = now_ms + self._session_ms
+        is_told = beat.is_full or after.assigned != before.assigned
+        return BeatAnswer(after.member_id, after.epoch, after.assigned if is_told else None)
+
+    def _member_of(self, beat: Beat) -> ConsumerMember:
+        static = None if beat.instance_id is None else self.static_member(beat.instance_id)
+        if beat.epoch == 0 and static is not None:
+            if static.epoch != STATIC_LEAVE_EPOCH:
+                raise UnreleasedInstanceId(f"instance {beat.instance_id!r} is member {static.member_id}")
+            return self._replace_static(static, beat.member_id)
+        member = self.members.get(beat.member_id)
+        if beat.epoch == 0 and member is None:
+            return ConsumerMember(beat.member_id)
+        self._check_instance(beat, static)
+        if member is None:
+            raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
+        is_repeated = beat.epoch == member.previous_epoch and (
+            beat.owned is not None and beat.owned <= member.assigned
+        )
+        if beat.epoch != member.epoch and not is_repeated:
+            raise FencedMemberEpoch(f"member {beat.member_id!r} is at epoch {member.epoch}, not {beat.epoch}")
+        return member
+
+    def _check_instance(self, beat: Beat, static: ConsumerMember | None) -> None:
+        if beat.instance_id is None:
+            return
+        if static is None:
+            raise UnknownMemberId(f"instance {beat.instance_id!r} is unknown")
+        if static.member_id != beat.member_id:
+            raise FencedInstanceId(f"instance {beat.instance_id!r} is member {static.member_id}")
+
+    def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+        """The instance came back under a new id, and goes on with what it had."""
+        target = self.targets.get(old.member_id, NOTHING)
+        self._forget(old.member_id)
+        member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
+        self.targets[member_id] = target
+        for kind in (MEMBER, TARGET, CURRENT):
+            self._put(member, Entry(kind, member_id))
+        return member
+
+    @staticmethod
+    def _updated(member: ConsumerMember, beat: Beat) -> ConsumerMember:
+        is_timed = beat.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT
+        return replace(
+            member,
+            instance_id=beat.instance_id if beat.instance_id is not None else member.instance_id,
+            rack_id=beat.rack_id if beat.rack_id is not None else member.rack_id,
+            client_id=beat.client_id,
+            client_host=beat.client_host,
+            topics=beat.topics if beat.topics is not None else member.topics,
+            regex=member.regex if beat.regex is None else beat.regex or None,
+            rebalance_timeout_ms=beat.rebalance_timeout_ms if is_timed else member.rebalance_timeout_ms,
+            server_assignor=beat.server_assignor or member.server_assignor,
+        )
+
+    def _put(self, member: ConsumerMember, entry: Entry) -> None:
+        self.members[member.member_id] = member
+        self.unsaved[entry] = None
+
+    # Assigning
+
+    def _assign(self, catalogue: Catalogue, is_changed: bool) -> None:
+        """Another epoch if the group or its topics changed, and the target that belongs to it."""
+        names = frozenset[str]().union(*(member.topics for member in self.members.values()))
+        regexes = frozenset(member.regex for member in self.members.values() if member.regex)
+        topics = catalogue(names, regexes)
+        is_loaded = self._topics is None and not is_changed and self.epoch == self.assignment_epoch
+        if is_changed or (topics != self._topics and not is_loaded) or (is_loaded and self._is_off(topics)):
+            self._raise_epoch()
+        self._topics = topics
+        if self.epoch > self.assignment_epoch:
+            self._make_targets(topics, catalogue)
+
+    def _is_off(self, topics: Mapping[str, TopicInfo]) -> bool:
+        """After a restart: whether the stored target misses or exceeds the topics there are now."""
+        there = {(each.topic_id, index) for each in topics.values() for index in range(each.partition_count)}
+        return there != set().union(*self.targets.values())
+
+    def _raise_epoch(self) -> None:
+        self.epoch += 1
+        self.unsaved[Entry(EPOCH)] = None
+
+    def _make_targets(self, topics: Mapping[str, TopicInfo], catalogue: Catalogue) -> None:
+        names = {info.topic_id: name for name, info in topics.items()}
+        subscribers = [
+            Subscriber(
+                member.member_id,
+                member.instance_id,
+                frozenset(catalogue(member.topics, frozenset(filter(None, [member.regex])))),
+                tuple(
+                    TopicPartition(names[topic_id], partition)
+                    for topic_id, partition in sorted(self.targets.get(member.member_id, ()))
+                    if topic_id in names
+                ),
+            )
+            for member in self.members.values()
+        ]
+        counts = {name: info.partition_count for name, info in topics.items()}
+        for member_id, share in SERVER_ASSIGNORS[self.assignor](subscribers, counts).items():
+            target = frozenset((topics[at.topic].topic_id, at.partition) for at in share)
+            if self.targets.get(member_id) != target:
+                self.targets[member_id] = target
+                self.unsaved[Entry(TARGET, member_id)] = None
+        self.assignment_epoch = self.epoch
+        self.unsaved[Entry(TARGET_EPOCH)] = None
+
+    def _held_by_others(self, member: ConsumerMember) -> set[Place]:
+        if member.is_reconciled_to(self.assignment_epoch):
+            return set()
+        others = (each for each in self.members.values() if each.member_id != member.member_id)
+        return set().union(*(each.held for each in others))
+
+    # Leaving
+
+    def _leave(self, beat: Beat) -> BeatAnswer:
+        static = None if beat.instance_id is None else self.static_member(beat.instance_id)
+        self._check_instance(beat, static)
+        member = self.members.get(beat.member_id)
+        if member is None:
+            raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
+        if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
+            gone = replace(member, epoch=STATIC_LEAVE_EPOCH, revoking=NOTHING)
+            self._put(gone, Entry(CURRENT, member.member_id))
+            self._revoked_by_ms.pop(member.member_id, None)
+        else:
+            self._remove(member.member_id)
+        return BeatAnswer(beat.member_id, beat.epoch)
+
+    def _remove(self, member_id: str) -> None:
+        self._forget(member_id)
+        self._raise_epoch()
+
+    def _forget(self, member_id: str) -> None:
+        for timers in (self._silent_until_ms, self._revoked_by_ms):
+            timers.pop(member_id, None)
+        self.targets.pop(member_id, None)
+        del self.members[member_id]
+        for kind in (CURRENT, TARGET, MEMBER):
+            self.unsaved[Entry(kind, member_id)] = None
+
+    def _watch_revocation(self, member: ConsumerMember, now_ms: int) -> None:
+        if member.state is not MemberState.UNREVOKED:
+            self._revoked_by_ms.pop(member.member_id, None)
+        else:
+            self._revoked_by_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
+
+    def resume(self, now_ms: int) -> None:
+        """After a restart: everyone's time begins anew."""
+        for member in self.members.values():
+            self._silent_until_ms[member.member_id] = now_ms + self._session_ms
+            self._watch_revocation(member, now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Silent members go, and those that do not give up what they must."""
+        for member_id in list(self.members):
+            dues = (self._silent_until_ms.get(member_id), self._revoked_by_ms.get(member_id))
+            if any(due is not None and due <= now_ms for due in dues):
+                self._remove(member_id)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` may have something to do; None: never."""
+        return min([*self._silent_until_ms.values(), *self._revoked_by_ms.values()], default=None)
+
+    # Offsets
+
+    def check_commit(self, member_id: str, epoch: int, *, is_transactional: bool, version: int) -> None:
+        """Raises why an offset commit is refused. By nobody in particular an empty group takes it."""
+        if epoch < 0 and not self.members:
+            return
+        member = self._known(member_id)
+        if not is_transactional and version < FIRST_EPOCH_COMMIT_VERSION:
+            raise UnsupportedVersion("members of the consumer protocol commit with OffsetCommit 9 or above")
+        self._check_epoch(member, epoch)
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> None:
+        """Raises why committed offsets are not told to a member; to others they are."""
+        if member_id is not None or epoch >= 0:
+            self._check_epoch(self._known(member_id or ""), epoch)
+
+    def _known(self, member_id: str) -> ConsumerMember:
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMemberId(f"group {self.group_id!r} has no member {member_id!r}")
+        return member
+
+    @staticmethod
+    def _check_epoch(member: ConsumerMember, epoch: int) -> None:
+        if epoch != member.epoch:
+            raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
+
+    def subscribed(self) -> Iterable[str]:
+        """Topics that members read."""
+        return self._topics or frozenset[str]().union(*(each.topics for each in self.members.values()))

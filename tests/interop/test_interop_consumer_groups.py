@@ -1,0 +1,110 @@
+"""Groups of the consumer protocol on our broker: librdkafka and the Java client, also past a kill."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from helpers_foreign import INTEROP, run
+from helpers_groups import SECONDS, fill
+from helpers_producer import new_topic
+
+from oncelog import Broker
+from oncelog.dev.served import ServedBroker
+
+QUICK = {"group.consumer.heartbeat.interval.ms": 100}
+
+
+def member(servers: str, **settings: Any) -> confluent_kafka.Consumer:
+    return confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "group", "group.protocol": "consumer",
+         "auto.offset.reset": "earliest", "enable.auto.commit": False,
+         "reconnect.backoff.max.ms": 200, **settings}
+    )  # fmt: skip
+
+
+def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[int]:
+    """Poll all in turns; the values they got."""
+    got: list[int] = []
+    deadline = time.monotonic() + SECONDS
+    while not is_done():
+        assert time.monotonic() < deadline, [each.assignment() for each in members]
+        for each in members:
+            message = each.poll(0.05)
+            if message is not None and not message.error():
+                got.append(int(message.value()))
+    return got
+
+
+def sizes(*members: confluent_kafka.Consumer) -> list[int]:
+    return [len(each.assignment()) for each in members]
+
+
+def test_librdkafka_shares_and_takes_over() -> None:
+    with Broker(config=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers, 4)
+        first, second = member(servers), member(servers, **{"group.remote.assignor": "range"})
+        first.subscribe([topic])
+        poll_until([first], lambda: sizes(first) == [4])
+        second.subscribe([f"^{topic}$"])
+        poll_until([first, second], lambda: sizes(first, second) == [2, 2])
+        shared = {each.partition for each in [*first.assignment(), *second.assignment()]}
+        assert shared == set(range(4))
+        first.close()
+        poll_until([second], lambda: sizes(second) == [4])
+        second.close()
+
+
+def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
+    """Members and epochs are read back: nobody is given anything anew, commits go on."""
+    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers, 4)
+        rebalances: list[str] = []
+        members = [member(servers), member(servers)]
+        for each in members:
+            each.subscribe(
+                [topic],
+                on_assign=lambda *_: rebalances.append("assign"),
+                on_revoke=lambda *_: rebalances.append("revoke"),
+            )
+        poll_until(members, lambda: sizes(*members) == [2, 2])
+        settled = list(rebalances)
+        broker.kill()
+        broker.start()
+        fill(servers, topic, 0, 40, 4)
+        got: list[int] = []
+        deadline = time.monotonic() + SECONDS
+        while len(got) < 40:
+            assert time.monotonic() < deadline
+            got += poll_until(members, lambda ends=time.monotonic() + 0.3: time.monotonic() > ends)
+        for each in members:
+            each.commit(asynchronous=False)
+        assert sorted(got) == list(range(40))
+        assert rebalances == settled
+        for each in members:
+            each.close()
+
+
+def test_java_shares_and_takes_over(kafka_class_path: str) -> None:
+    if not shutil.which("javac"):
+        pytest.skip("the program is compiled as it starts, which needs a JDK, not only Java")
+    with Broker(config=QUICK) as broker:
+        topic = new_topic(broker.bootstrap_servers, 4)
+        fill(broker.bootstrap_servers, topic, 0, 40, 4)
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        program = str(INTEROP / "java" / "Groups.java")
+        java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", quiet, "-cp", kafka_class_path, program]
+        lines = run([*java, broker.bootstrap_servers, topic, "4"])
+    assert lines == [
+        "one reads all and commits",
+        "two share",
+        "described as Consumer",
+        "the other takes over",
+    ]

@@ -1,0 +1,127 @@
+"""Groups of the consumer protocol: random heartbeats keep the law, and end with everything assigned once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.errors import BrokerError
+from oncelog.rules.consumer_group import Beat, ConsumerGroup, ConsumerGroupState, TopicInfo
+from oncelog.rules.consumer_member import ConsumerMember, MemberState, Place, reconcile
+
+TOPICS = {"t": TopicInfo(b"t" * 16, 4), "u": TopicInfo(b"u" * 16, 3)}
+
+
+def catalogue(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
+    return {name: info for name, info in TOPICS.items() if name in names}
+
+
+def places(text: str) -> frozenset[Place]:
+    return frozenset((b"t" * 16, int(digit)) for digit in text)
+
+
+CASES = [
+    # assigned, revoking, target, held by others, owned -> assigned, revoking, state, is at the target's epoch
+    ("", "", "01", "", "", "01", "", MemberState.STABLE, True),
+    ("", "", "01", "1", "", "0", "", MemberState.UNRELEASED, True),
+    ("01", "", "0", "", None, "0", "1", MemberState.UNREVOKED, False),
+    ("01", "", "0", "", "01", "0", "1", MemberState.UNREVOKED, False),
+    ("01", "", "0", "", "0", "0", "", MemberState.STABLE, True),
+    ("01", "", "02", "2", "01", "0", "1", MemberState.UNREVOKED, False),
+    ("0", "1", "0", "", None, "0", "1", MemberState.UNREVOKED, False),
+    ("0", "1", "0", "", "01", "0", "1", MemberState.UNREVOKED, False),
+    ("0", "1", "02", "", "0", "02", "", MemberState.STABLE, True),
+    ("0", "1", "2", "", "0", "", "0", MemberState.UNREVOKED, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("assigned", "revoking", "target", "others", "owned", "then", "gives", "state", "arrives"), CASES
+)
+def test_one_step_nearer(
+    assigned: str, revoking: str, target: str, others: str, owned: str | None,
+    then: str, gives: str, state: MemberState, arrives: bool,
+) -> None:  # fmt: skip
+    before = ConsumerMember(
+        "m",
+        epoch=3,
+        state=MemberState.UNREVOKED if revoking else MemberState.STABLE,
+        assigned=places(assigned),
+        revoking=places(revoking),
+    )
+    said = None if owned is None else places(owned)
+    after = reconcile(before, places(target), 7, places(others), said)
+    assert (after.assigned, after.revoking, after.state) == (places(then), places(gives), state)
+    assert (after.epoch == 7) == arrives
+
+
+def check_law(group: ConsumerGroup) -> None:
+    """Nobody is assigned what another is assigned or has to give up."""
+    for one in group.members.values():
+        for other in group.members.values():
+            assert one is other or not one.assigned & other.held
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_members_come_and_go(chance: random.Random, size: int) -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000)
+    epochs: dict[str, int] = {}
+    reading: dict[str, frozenset[Place]] = {}
+
+    def beat(name: str, now_ms: int, *, gives_up: bool) -> None:
+        member = group.members.get(name)
+        topics = frozenset("tu") if name not in epochs else None
+        if gives_up and member:
+            reading[name] = reading[name] & member.assigned
+        answer = group.heartbeat(
+            Beat(name, epochs.get(name, 0), None, None, 500, topics, owned=reading.get(name, frozenset())),
+            catalogue, now_ms,
+        )  # fmt: skip
+        epochs[name] = answer.epoch
+        reading[name] = reading.get(name, frozenset()) | (answer.assigned or frozenset())
+        check_law(group)
+
+    for now_ms in range(0, 400, 10):
+        name = f"m{chance.randrange(size)}"
+        if name in epochs and chance.random() < 0.15:
+            group.heartbeat(Beat(name, -1), catalogue, now_ms)
+            del epochs[name], reading[name]
+        else:
+            beat(name, now_ms, gives_up=chance.random() < 0.5)
+        check_law(group)
+    for _ in range(4):
+        for name in list(epochs):
+            beat(name, 400, gives_up=True)
+    if epochs:
+        assert group.state is ConsumerGroupState.STABLE
+        every = {(info.topic_id, index) for info in TOPICS.values() for index in range(info.partition_count)}
+        assert set().union(*(member.assigned for member in group.members.values())) == every
+
+
+def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000)
+
+    def beat(name: str, epoch: int, now_ms: int) -> int:
+        first = epoch == 0
+        topics = frozenset("t") if first else None
+        owned = frozenset[Place]() if first else None
+        said = Beat(name, epoch, None, None, 300 if first else -1, topics, owned=owned)
+        return group.heartbeat(said, catalogue, now_ms).epoch
+
+    first = beat("a", 0, 0)
+    beat("b", 0, 10)
+    assert beat("a", first, 20) == first  # and is to give up two
+    assert group.next_deadline_ms() == 320
+    group.tick(319)
+    assert list(group.members) == ["a", "b"]
+    group.tick(320)
+    assert list(group.members) == ["b"]
+    with pytest.raises(BrokerError, match="UNKNOWN_MEMBER_ID"):
+        beat("a", first, 330)
+    group.tick(1010)
+    assert group.state is ConsumerGroupState.EMPTY
+    assert group.next_deadline_ms() is None
