@@ -13,7 +13,7 @@ Source: Kafka's ClassicGroup, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from oncelog.errors import (
     BrokerError,
@@ -91,14 +91,14 @@ class ClassicGroup(Roster):
         return error
 
     def _is_full_for(self, request: JoinRequest) -> bool:
-        if self.state is GroupState.EMPTY:
+        if self.state is GroupState.EMPTY or len(self.members) < self._max_size:
             return False
         if self.state is GroupState.PREPARING_REBALANCE:
             waiting = [each for each in self.members.values() if each.join is not None]
             known = self.members.get(request.member_id)
             return (known is None or known.join is None) and len(waiting) >= self._max_size
         is_known = request.member_id in self.members or request.group_instance_id in self.static_members
-        return not is_known and len(self.members) >= self._max_size
+        return not is_known
 
     def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
         if request.member_id in self._pending:
@@ -318,15 +318,15 @@ class ClassicGroup(Roster):
 
     def next_deadline_ms(self) -> int | None:
         """When `tick` may have something to do; None: never."""
-        return min(self._deadlines(), default=None)
-
-    def _deadlines(self) -> Iterator[int]:
+        deadlines = [
+            member.deadline_ms
+            for member in self.members.values()
+            if member.sync is None and (member.join is None or member.is_new)
+        ]
+        deadlines += self._pending.values()
         if self._deadline_ms is not None:
-            yield self._deadline_ms
-        yield from self._pending.values()
-        for member in self.members.values():
-            if member.sync is None and (member.join is None or member.is_new):
-                yield member.deadline_ms
+            deadlines.append(self._deadline_ms)
+        return min(deadlines, default=None)
 
     def _remove(self, member: Member, now_ms: int) -> None:
         self.forget(member)

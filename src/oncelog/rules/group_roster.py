@@ -34,10 +34,14 @@ class Roster:
         """Whether the request and all members have a protocol in common; any will do in an empty group."""
         if not self.members:
             return bool(request.protocol_type and request.protocols)
+        if request.protocol_type != self.protocol_type:
+            return False
         offered = {name for name, _ in request.protocols}
-        return request.protocol_type == self.protocol_type and bool(
-            offered & common_protocols(self.members.values())
-        )
+        # Members always have something in common, so who offers all that one of them does has it too.
+        anyone = next(iter(self.members.values()))
+        if all(name in offered for name, _ in anyone.protocols):
+            return True
+        return bool(offered & common_protocols(self.members.values()))
 
     def longest_rebalance_ms(self) -> int:
         """How long the members may take to join anew."""

@@ -1,0 +1,61 @@
+"""Who fits into a group: by what all members offer, and by how many there may be."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from oncelog.errors import GroupMaxSizeReached
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.group_member import GroupState, JoinAnswer, JoinRequest, common_protocols
+
+OFFERS = ["a", "b", "ab", "ba", "bc", "abc", ""]
+
+
+def request(protocols: str, member_id: str = "", kind: str = "consumer") -> JoinRequest:
+    offered = tuple((name, b"") for name in protocols)
+    return JoinRequest(
+        member_id, None, "client", "host", 10_000, 60_000, kind, offered,
+        requires_known_id=False, knows_skip=True,
+    )  # fmt: skip
+
+
+def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = "") -> list[JoinAnswer]:
+    answers: list[JoinAnswer] = []
+    group.join(request(protocols, member_id), name, 0, answers.append)
+    return answers
+
+
+@pytest.mark.parametrize("members", list(product(OFFERS, repeat=3)), ids="-".join)
+def test_supported_is_who_has_something_in_common_with_all(members: tuple[str, ...]) -> None:
+    group = ClassicGroup("g", 0)
+    for index, offered in enumerate(members):
+        if group.supports(request(offered)):
+            join(group, f"m{index}", offered)
+    for offered in OFFERS:
+        common = common_protocols(group.members.values()) if group.members else set("abc")
+        assert group.supports(request(offered)) is bool(common & set(offered)), (members, offered)
+    if group.members:
+        assert not group.supports(request("abc", kind="connect"))
+
+
+def test_places_are_for_those_that_have_joined_anew() -> None:
+    group = ClassicGroup("g", 0, max_size=2)
+    assert join(group, "first")[0].error_code == 0
+    assert not join(group, "second") and not join(group, "third")  # they wait for the first to join anew
+    for (late,) in (join(group, "", member_id="first"), join(group, "fourth")):
+        assert late.error_code == GroupMaxSizeReached.code
+    assert group.state is GroupState.PREPARING_REBALANCE
+
+
+def test_a_group_whose_members_are_all_there_is_full() -> None:
+    group = ClassicGroup("g", 0, max_size=2)
+    join(group, "first")
+    join(group, "second")
+    (again,) = join(group, "", member_id="first")
+    assert again.error_code == 0 and group.state is GroupState.COMPLETING_REBALANCE
+    (late,) = join(group, "third")
+    assert late.error_code == GroupMaxSizeReached.code
+    (repeated,) = join(group, "", member_id="second")
+    assert repeated.error_code == 0
