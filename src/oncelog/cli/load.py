@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -130,14 +131,10 @@ class _Bar(AbstractContextManager[Callable[[Any], object]]):
         self._began = 0.0
 
     def __enter__(self) -> Callable[[Any], object]:
-        import time
-
         self._began = time.monotonic()
         return self._show
 
     def _show(self, report: Any) -> None:
-        import time
-
         rate = report.records / max(time.monotonic() - self._began, 1e-3)
         if self._bar is None:
             self._bar = click.progressbar(

@@ -1,0 +1,42 @@
+"""The topic of marks: what compaction leaves of it is enough to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers_broker import wait_until
+from helpers_load import PARTITIONS, content, expected, write_csv
+from helpers_producer import new_topic, read
+
+from oncelog import Admin, Broker
+from oncelog.edge.admin import NewTopic
+from oncelog.load.loader import Load, Report, run_load
+from oncelog.load.marks import MARKS_TOPIC, marks_partition
+from oncelog.load.parsing import Options
+
+ROWS = 400
+QUICK = {"segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "cleanup.policy": "compact"}
+
+
+@pytest.mark.behaviour("P4")
+def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(2)]
+    ids = ["first", next(f"x{n}" for n in range(999) if marks_partition(f"x{n}") == marks_partition("first"))]
+    with Broker(data_dir=tmp_path / "data", config={"log.cleaner.backoff.ms": 20}) as broker:
+        servers = broker.bootstrap_servers
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topics([NewTopic(MARKS_TOPIC, 16, configs=QUICK)])
+        topics = [new_topic(servers, PARTITIONS) for _ in ids]
+
+        def run(number: int) -> Report:
+            load = Load(files, topics[number], ids[number], Options(key="k"), max_records=20)
+            return run_load(load, {"bootstrap.servers": servers})
+
+        for number in (0, 1):
+            assert run(number).transactions == 2 * ROWS // 20
+        wait_until(lambda: len(read(servers, MARKS_TOPIC)) < 20)
+        for number in (0, 1):
+            report = run(number)
+            assert (report.was_complete, report.records_before) == (True, 2 * ROWS)
+            assert content(servers, topics[number]) == expected(2 * ROWS)
