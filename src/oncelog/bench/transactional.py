@@ -59,7 +59,7 @@ class Plan:
     commit_ms: float = 100.0
     commit_records: int = 10_000
     partitions: int = 3
-    seconds: float = 0.8
+    seconds: float = 0.6
     repeats: int = 5
     warm_up_seconds: float = 10.0
 
@@ -179,7 +179,7 @@ def _kept(result: Result) -> str:
         ]
         low, high = number(min(shares)), number(max(shares))
         sentences.append(
-            f"{broker} keeps {low} to {high} % of its idempotent throughput in transactions ({generator})."
+            f"{broker} keeps {low} to {high} % of its idempotent throughput in transactions (generator {generator})."
         )
     return " ".join(sentences)
 
