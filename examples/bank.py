@@ -103,13 +103,13 @@ def audit(bank: Bank, held: dict[int, int], sums: Counter[int], stopped: threadi
     position, told_at, is_last = 0, 0.0, False
     with Consumer(bank.at) as consumer:
         while not is_last:
-            is_last = stopped.wait(0.02)
+            is_last = stopped.wait(0.05)
             changed, position = read(consumer, bank.balances, position)
             held.update(changed)
             if not held:
                 continue  # a commit returns when it is decided, and is seen a moment later
             sums[sum(held.values())] += 1
-            if is_last or time.monotonic() - told_at > 2:
+            if is_last or time.monotonic() - told_at > 3:
                 told_at = time.monotonic()
                 print(f"audit {sums.total():>5,}: the balances add up to {sum(held.values()):,}", flush=True)
 
