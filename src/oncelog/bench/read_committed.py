@@ -41,7 +41,7 @@ class Plan:
     """`seconds` hold some commits of the longest interval."""
 
     brokers: tuple[str, ...] = BROKERS
-    commit_intervals_ms: tuple[float, ...] = (10.0, 100.0, 1_000.0)
+    commit_intervals_ms: tuple[int, ...] = (10, 100, 1_000)
     rate_per_s: float = 500.0
     record_bytes: int = 1_024
     partitions: int = 3
@@ -54,10 +54,10 @@ class Plan:
         return self.repeats * len(self.brokers) * len(self.commit_intervals_ms)
 
 
-QUICK = Plan((OURS,), (10.0, 50.0), rate_per_s=200.0, seconds=0.2, repeats=1, warm_up_seconds=0.1)
+QUICK = Plan((OURS,), (10, 50), rate_per_s=200.0, seconds=0.2, repeats=1, warm_up_seconds=0.1)
 
 
-def _ratio(metric: str, interval_ms: float) -> Any:
+def _ratio(metric: str, interval_ms: int) -> Any:
     return lambda result: figure(result, metric, broker=RATIO, commit_interval_ms=interval_ms)
 
 
@@ -89,7 +89,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     return result_of(NAME, plan, samples, rows, left_out=sides.left_out)
 
 
-def _take(plan: Plan, interval_ms: float, side: Side, seconds: float) -> dict[str, float]:
+def _take(plan: Plan, interval_ms: int, side: Side, seconds: float) -> dict[str, float]:
     with side.topic(plan.partitions) as topic:
         order = Order(
             side.bootstrap_servers, topic, plan.partitions, plan.record_bytes, plan.rate_per_s, interval_ms,
@@ -140,7 +140,9 @@ def _added(result: Result) -> str:
     for broker in dict.fromkeys(row["broker"] for row in result["medians"] if " / " not in row["broker"]):
         taken = [row["commit_p50_ms"] for row in result["medians"] if row["broker"] == broker]
         low, high = number(min(taken)), number(max(taken))
-        sentences.append(f"Half of the transactions are read within {low} to {high} ms through {broker}.")
+        sentences.append(
+            f"Through {broker} half of the transactions are read {low} to {high} ms after their commit."
+        )
     return " ".join(sentences)
 
 
