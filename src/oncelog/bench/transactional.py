@@ -61,7 +61,7 @@ class Plan:
     partitions: int = 3
     seconds: float = 0.6
     repeats: int = 5
-    warm_up_seconds: float = 10.0
+    warm_up_seconds: float = 5.0
 
     def cells(self) -> Iterator[Cell]:
         for generator in self.generators:
@@ -105,7 +105,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 def _warm_up(plan: Plan, side: Side) -> None:
     """The coordinator's own path, which the brokers' common warm-up does not take."""
-    seconds = plan.warm_up_seconds / 5 if side.name == KAFKA else 0.1
+    seconds = plan.warm_up_seconds / 2 if side.name == KAFKA else 0.1
     for mode in (BY_TIME, BY_RECORDS):
         _take(plan, Cell(RAW, plan.record_bytes[0], mode), side, seconds)
 
@@ -178,10 +178,9 @@ def _kept(result: Result) -> str:
             if (row["broker"], row["generator"]) == (broker, generator)
         ]
         low, high = number(min(shares)), number(max(shares))
-        sentences.append(
-            f"{broker} keeps {low} to {high} % of its idempotent throughput in transactions (generator {generator})."
-        )
-    return " ".join(sentences)
+        kept = f"{broker} keeps {low} to {high} % of its idempotent throughput"
+        sentences.append(f"{kept} (generator {generator})")
+    return "In transactions " + "; ".join(sentences) + "."
 
 
 def picture(result: Result) -> str:
