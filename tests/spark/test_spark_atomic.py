@@ -19,7 +19,7 @@ from oncelog.errors import ConfigError
 from oncelog.rules.lane import SinkError
 from oncelog.spark import atomic, atomic_task, write_atomic
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def values(spark: Any, bootstrap: str, topic: str, **options: object) -> list[int]:

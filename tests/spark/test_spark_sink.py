@@ -13,7 +13,7 @@ from helpers_spark_sink import run_query
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def write(frame: Any, bootstrap: str, **options: object) -> None:
