@@ -45,10 +45,12 @@ def committed(bootstrap: str, topic: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.fixture
-def bootstrap(shared_broker: oncelog.Broker, topic: str) -> str:
-    create_topic(shared_broker.bootstrap_servers, topic, partitions=3)
-    return shared_broker.bootstrap_servers
+@pytest.fixture(params=["shared_broker", "apache_kafka"])
+def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
+    """Our broker, and Apache Kafka."""
+    found: str = request.getfixturevalue(request.param).bootstrap_servers
+    create_topic(found, topic, partitions=3)
+    return found
 
 
 def test_a_batch_that_comes_again_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
