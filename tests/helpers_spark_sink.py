@@ -23,7 +23,12 @@ from oncelog.spark.sink import OncelogFormat, StreamWriter
 
 def run_query(**told: Any) -> int:
     """Run the program to its end; its exit code, -SIGKILL when it was killed."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYSPARK_PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_WORKER_DIR": told["faults"],  # of local-cluster's workers; else in Spark's own directory
+    }
     program = [sys.executable, __file__, json.dumps(told)]
     with open(Path(told["faults"]) / "log", "ab") as log:
         return subprocess.run(

@@ -10,16 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from helpers_spark import create_topic, fill, read, read_stream
 from pyspark import cloudpickle
 
 import oncelog
+from oncelog.edge.producer import Producer
 from oncelog.errors import ConfigError
-from oncelog.rules.lane import SinkError
+from oncelog.rules.lane import LaneMarker, RowSum, SinkError
 from oncelog.spark import atomic, atomic_task, write_atomic
+from oncelog.spark.lane import Sink
+from oncelog.spark.sink_options import parse_sink_options
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def values(spark: Any, bootstrap: str, topic: str, **options: object) -> list[int]:
@@ -111,6 +115,34 @@ def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None
     with pytest.raises(ConfigError, match="needs a name"):
         write_atomic(numbers(spark, 0, 10), 0, options)
     assert values(spark, bootstrap, topic) == list(range(10))
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_one_attempt_of_a_task_writes(version: int) -> None:
+    """With partitions added by AddPartitionsToTxn (0) and by Produce itself (2)."""
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b", None], "value": ["v0", "v1", "v2"]})
+    with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
+        create_topic(broker.bootstrap_servers, "t")
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink = Sink("shared", settings)
+        placed = list(atomic_task.place_rows([rows], settings=settings, counts={"t": 1}))
+        for batch_id, is_commit in enumerate([True, False, True]):
+            with Producer({**settings.producer, "transactional.id": sink.group}) as producer:
+                producer.init_transactions()
+                producer.begin_transaction()
+                told = {"sink": sink, "batch_id": batch_id, "share": producer.share_transaction()}
+                (report,) = atomic_task.write_share(placed, **told)
+                assert report.to_pylist() == [{"topic": "t", "partition": 0, "rows": 3}]
+                with pytest.raises(SinkError, match=r"task 0 of batch \d had begun to write before"):
+                    list(atomic_task.write_share(placed, **told))
+                kept = {sink.marker_at: LaneMarker(batch_id, RowSum(3)).encode()}
+                producer.send_offsets_to_transaction(kept, sink.group)
+                (producer.commit_transaction if is_commit else producer.abort_transaction)()
+        at = oncelog.TopicPartition("t", 0)
+        with oncelog.Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
+            end = consumer.end_offsets([at])[at]
+            found = [v for piece in consumer.fetch_range(at, 0, end) for v in piece["value"].to_pylist()]
+    assert found == [b"v0", b"v1", b"v2"] * 2
 
 
 def test_a_partition_with_two_writers_is_noticed() -> None:

@@ -24,7 +24,7 @@ FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}
 
 
 def sink_of(bootstrap: str, name: str, **options: str) -> Sink:
-    given = {"kafka.bootstrap.servers": bootstrap, **FAST}
+    given = {"kafka.bootstrap.servers": bootstrap}
     if "topic" not in options and "markerTopic" not in options:
         given["topic"] = name
     return Sink(name, parse_sink_options({**given, **options}, "stream"))
@@ -45,12 +45,15 @@ def committed(bootstrap: str, topic: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.fixture
-def bootstrap(shared_broker: oncelog.Broker, topic: str) -> str:
-    create_topic(shared_broker.bootstrap_servers, topic, partitions=3)
-    return shared_broker.bootstrap_servers
+@pytest.fixture(params=["shared_broker", "apache_kafka"])
+def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
+    """Our broker, and Apache Kafka."""
+    found: str = request.getfixturevalue(request.param).bootstrap_servers
+    create_topic(found, topic, partitions=3)
+    return found
 
 
+@pytest.mark.behaviour("P2")
 def test_a_batch_that_comes_again_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     first = write_lane(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
@@ -76,6 +79,7 @@ def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa
     yield parts[-1]
 
 
+@pytest.mark.behaviour("P2")
 def test_a_zombie_that_wakes_is_fenced_and_nothing_of_it_is_seen(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     reports: list[LaneReport] = []
@@ -88,6 +92,7 @@ def test_a_zombie_that_wakes_is_fenced_and_nothing_of_it_is_seen(bootstrap: str,
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
+@pytest.mark.behaviour("P2")
 def test_an_attempt_that_failed_half_way_leaves_nothing(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
 
@@ -100,6 +105,7 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(bootstrap: str, topic: s
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
+@pytest.mark.behaviour("P2")
 def test_a_zombie_of_an_older_batch_writes_nothing(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     for number in range(2):
@@ -112,6 +118,7 @@ def test_a_zombie_of_an_older_batch_writes_nothing(bootstrap: str, topic: str) -
     assert committed(bootstrap, topic) == ["v0", "v1"]
 
 
+@pytest.mark.behaviour("P2")
 def test_a_lost_marker_is_an_error_and_not_a_second_write(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)])
@@ -234,7 +241,7 @@ def test_a_topic_that_is_not_there_and_a_timeout_too_long() -> None:
             SinkError, match=r"lane 0 of batch 0, topic 'nowhere'.*transaction.max.timeout.ms is"
         ):
             write_lane(sink_of(broker.bootstrap_servers, "nowhere"), 0, 0, [batch("a")])
-        shorter = {"kafka.transaction.timeout.ms": "50000"}
+        shorter = {**FAST, "kafka.transaction.timeout.ms": "50000"}
         sink = sink_of(broker.bootstrap_servers, "nowhere", **shorter)
         with pytest.raises(SinkError, match=r"topic 'nowhere'.*create the topic|does the topic exist"):
             write_lane(sink, 0, 0, [batch("a")])

@@ -12,8 +12,9 @@ from helpers_spark_sink import run_query
 
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.spark import write_atomic
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def write(frame: Any, bootstrap: str, **options: object) -> None:
@@ -179,4 +180,7 @@ def test_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str, checkpo
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     take_back(checkpoint, "commits")  # the last micro-batch is asked for again
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    assert pairs(spark, bootstrap, topic) == expected(range(100))
+    options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+    for _ in range(2):
+        write_atomic(numbers(spark, 20), 0, options, name=topic)
+    assert pairs(spark, bootstrap, topic) == expected(range(100), range(20))
