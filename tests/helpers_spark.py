@@ -21,6 +21,8 @@ START_MS = 1_700_000_000_000
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: object) -> None:
+    """Keywords are topic settings with underscores. Nothing expires: the tests' records are years old."""
+    configs = {"retention_ms": -1, **configs}
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         # The records' times are years ago: retention would take them from a broker that runs for minutes.
         settings = {"retention.ms": -1} | {key.replace("_", "."): value for key, value in configs.items()}
