@@ -45,7 +45,7 @@ class TransactionalCalls:
         """Get an epoch, which fences every other producer of this transactional.id; once, before all else.
 
         What an earlier instance left open is aborted, what it had decided is finished. Raises ProducerFenced,
-        TimedOut (call it again).
+        TimedOut (call it again), NotConnectedError when no broker answers at first.
         """
         self._thread.run(_required(self._transactions).init(timeout))
 
