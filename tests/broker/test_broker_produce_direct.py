@@ -146,7 +146,6 @@ def transacted(who: Identity, sequence: int, version: int = 12, **more: Any) -> 
     return frame(records, version, partition=partition, transactional_id="id")
 
 
-@pytest.mark.behaviour("T5")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
     node: Node, twin: Node, version: int
@@ -163,7 +162,6 @@ def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
     assert (node.metrics.duplicates_acknowledged, node.metrics.out_of_order_refused) == (1, 1)
 
 
-@pytest.mark.behaviour("T5")
 def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node: Node) -> None:
     who = begun(node)
     fenced, other = who.producer_epoch - 1, who.producer_id + 1
