@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyspark
 
 from oncelog.spark.sink import OncelogFormat, StreamWriter
 
@@ -27,13 +30,15 @@ def run_query(**told: Any) -> int:
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parent),
         "PYSPARK_PYTHON": sys.executable,
-        "SPARK_WORKER_DIR": told["faults"],  # of local-cluster's workers; else in Spark's own directory
     }
     program = [sys.executable, __file__, json.dumps(told)]
-    with open(Path(told["faults"]) / "log", "ab") as log:
-        return subprocess.run(
-            program, env=environment, stdout=log, stderr=log, timeout=280, check=False
-        ).returncode
+    try:
+        with open(Path(told["faults"]) / "log", "ab") as log:
+            return subprocess.run(
+                program, env=environment, stdout=log, stderr=log, timeout=280, check=False
+            ).returncode
+    finally:  # local-cluster's workers write into Spark's own directory, and cannot be told otherwise
+        shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
 
 
 class Faults:
