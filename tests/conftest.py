@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,16 +24,12 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(wrapper=True)  # before pytest-xdist, which reads the groups in this hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    # A file's tests stay in one process, for they share fixtures; Spark's all do, and go first: one session.
-    items.sort(key=lambda item: item.path.parent.name != "spark")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if shutil.which("java"):
+        return
     for item in items:
-        is_spark = item.path.parent.name == "spark"
-        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else str(item.path)))
-        if item.get_closest_marker("spark") and not shutil.which("java"):
+        if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.skip(reason="no Java found: install a JDK 17 or newer to run Spark"))
-    yield
 
 
 @pytest.fixture(scope="session")
