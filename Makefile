@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test soak bench lock behaviours clean
+.PHONY: setup demo example-bank test soak model bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -27,6 +27,9 @@ test: setup  ## style, types, and the whole test suite
 
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
+
+model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
+	$(BIN)/python tools/model.py
 
 bench: setup  ## measure beside Apache Kafka (about 30 minutes), and write docs/benchmarks.md anew
 	$(BIN)/oncelog bench all

@@ -19,6 +19,8 @@
 #define FENCE 5  /* the producer is never fenced by itself */
 #ifdef ONLY
 #define CHECK(name, what) assert(ONLY != name || (what))
+#elif defined(WITHOUT)
+#define CHECK(name, what) assert(WITHOUT == name || (what))
 #else
 #define CHECK(name, what) assert(what)
 #endif

@@ -10,8 +10,9 @@ from helpers_broker import RawClient
 
 from oncelog.broker import transactions as coordinator
 from oncelog.broker.markers import Marker
-from oncelog.broker.node import Node
+from oncelog.broker.node import Answer, Node, Request
 from oncelog.broker.state_topic import Written, partition_for
+from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
@@ -22,8 +23,14 @@ from oncelog.rules.transaction_entry import TransactionState
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import decode_control
+from oncelog.wire.frames import RequestHeader
 from oncelog.wire.header import iter_batches
-from oncelog.wire.messages import CreatePartitionsRequest, DeleteTopicsRequest, InitProducerIdRequest
+from oncelog.wire.messages import (
+    CreatePartitionsRequest,
+    DeleteTopicsRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
 from oncelog.wire.records import NewRecord, decode_records
 
 NOW_MS = 1_700_000_000_000
@@ -227,6 +234,63 @@ def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
     flush_all(node)
     assert place.state() is S.COMPLETE_COMMIT
     node.log_manager.release()
+
+
+@pytest.mark.behaviour("T6")
+def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path) -> None:
+    """Else a power loss could leave a batch of a transaction that the coordinator never heard of."""
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    node = place.node
+    node.topics.create("t", 1, {}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    flush_all(node)
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    first, second = produce(node, who, b"value"), produce(node, who, b"value")  # on two connections
+    answers = []
+    for waiting in (first, second):
+        assert isinstance(waiting, Deferred)
+        waiting.listen(answers.append)
+    assert place.log(PARTITIONS[0]) == []
+    flush_all(node)
+    assert place.log(PARTITIONS[0]) == ["value"]
+    assert answers == [], "now the batch itself is awaited"
+    flush_all(node)
+    results = [answer.responses[0].partition_responses[0] for answer in answers]
+    assert [(each.error_code, each.base_offset) for each in results] == [(0, 0), (0, 0)]
+    node.log_manager.release()
+
+
+def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    node = place.node
+    node.topics.create("t", 1, {}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    flush_all(node)
+    answers = []
+    waiting = produce(node, Identity(entry.producer_id, entry.producer_epoch), b"value")
+    assert isinstance(waiting, Deferred)
+    waiting.listen(answers.append)
+    for partition in node.flushes.take():
+        node.flushes.finished(partition, OSError("no"))
+    assert answers[0].responses[0].partition_responses[0].error_code == KafkaStorageError.code
+    assert place.log(PARTITIONS[0]) == []
+    node.log_manager.release()
+
+
+def produce(node: Node, who: Identity, value: bytes) -> Answer:
+    """Produce 12, which makes t/0 part of the transaction, with the first batch there."""
+    data = build_batch(
+        [NewRecord(NOW_MS, None, value)],
+        producer_id=who.producer_id,
+        producer_epoch=who.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    part = ProduceRequest.PartitionProduceData(index=0, records=memoryview(data))
+    topic = ProduceRequest.TopicProduceData(name="t", partition_data=[part])
+    message = ProduceRequest(transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=[topic])
+    header = RequestHeader(api_key=0, api_version=12, correlation_id=1, client_id="c", body_position=0)
+    return node.handle(Request(1, header, message), NOW_MS)
 
 
 def flush_all(node: Node) -> None:

@@ -14,10 +14,11 @@ Source: row T5; Kafka's AddPartitionsToTxnManager, ReplicaManager.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncelog.broker.state_topic import Written
+from oncelog.broker.state_topic import Written, must_wait, when_durable
+from oncelog.broker.waiting import Deferred
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
@@ -36,7 +37,7 @@ from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node
+    from oncelog.broker.node import Answer, Node
 
 
 class Dialect(NamedTuple):
@@ -49,7 +50,9 @@ class Dialect(NamedTuple):
 class Admission:
     """One request's batches. `outside`: partitions where their producer has no transaction open yet.
 
-    `written`: what the request's answer waits for.
+    `is_early`: it is not durable yet that they are part of the transaction, so nothing may be stored. Stored
+    before, a batch could survive a power loss that the coordinator's record does not: a transaction that
+    nobody ends, or the next one ends with its own (docs/model, STORE_EARLY).
     """
 
     def __init__(
@@ -63,9 +66,27 @@ class Admission:
         self._node, self._transactional_id, self._now_ms = node, transactional_id, now_ms
         self._outside, self._dialect = outside, dialect
         self._refusals: dict[Identity, BrokerError] = {}
-        self.written: list[Written] = []
+        self._written: list[Written] = []
         if dialect.adds:
             self._add()
+
+    @property
+    def is_early(self) -> bool:
+        return must_wait(self._written)
+
+    def later(self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]) -> Deferred:
+        """The answer to an early request, which is handled `again` when it is not early any more."""
+        deferred = Deferred(holds_later_requests=True)
+
+        def on_durable(error: BrokerError | None) -> None:
+            answer = again() if error is None else refuse(error)
+            if isinstance(answer, Deferred):
+                answer.listen(deferred.resolve)
+            else:
+                deferred.resolve(answer)
+
+        when_durable(self._node, self._written, on_durable)
+        return deferred
 
     def check(self, at: TopicPartition) -> None:
         """Raises what the client is to be told when its batch for this partition may not be stored."""
@@ -91,7 +112,7 @@ class Admission:
             except BrokerError as error:
                 self._refusals[who] = self._translated(error)
             else:
-                self.written += done.written
+                self._written += done.written
 
     def _translated(self, error: BrokerError) -> BrokerError:
         text = str(error)

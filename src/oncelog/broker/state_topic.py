@@ -122,6 +122,13 @@ class StateTopic:
         self._node.note_append(TopicPartition(self.name, index), len(batch))
         return Written(topic, partition, appended.last_offset)
 
+    def newest(self, index: int) -> Written:
+        """The last append to a partition: what was decided before, and may not be durable yet."""
+        topic = self.topic
+        assert topic is not None
+        partition = topic.partition(index)
+        return Written(topic, partition, partition.log_end_offset - 1)
+
     def close_long_segments(self, now_ms: int) -> None:
         """Have what is as long as what it would be compacted into ready for compaction (row T2)."""
         topic = self.topic
@@ -144,6 +151,11 @@ class StateTopic:
             if found.next_offset <= offset:
                 return
             offset = found.next_offset
+
+
+def must_wait(written: Iterable[Written]) -> bool:
+    """Whether any append is not yet as durable as its topic's flush.messages asks."""
+    return any(_waits(each) for each in written)
 
 
 def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:

@@ -139,7 +139,7 @@ class TransactionCoordinator:
             raise verdict.error(verdict.reason)
         if isinstance(verdict, Unchanged):
             assert entry is not None
-            return Done(entry, ())
+            return Done(entry, (self.topic.newest(self.topic.partition_of(transactional_id)),))
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
 
     def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:

@@ -6,18 +6,19 @@ come with version 13, which is not offered.
 Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly
 one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, min.insync.replicas above
 one 19, transactional batches outside of a transaction (see `broker.admission`); the log does the rest.
-acks=0: no response; an error ends the connection. With flush.messages=1 the answer waits for the disk.
+acks=0: no response; an error ends the connection. With flush.messages=1 the answer waits for the disk, and
+before that a first batch of a transaction until it is on disk that its partition belongs to it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.admission import Admission, admit_produce
 from oncelog.broker.events import AppendEvent, Verdict
 from oncelog.broker.flushing import FlushWait
-from oncelog.broker.state_topic import Written, when_durable
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.errors import (
     BrokerError,
@@ -54,6 +55,7 @@ _TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
 _WITHOUT_LOG_START = (CorruptMessage, MessageTooLarge, RecordListTooLarge, KafkaStorageError)
 """Refusals of the log that do not tell where it starts."""
 
+_PartitionData = ProduceRequest.PartitionProduceData
 _PartitionResult = ProduceResponse.PartitionProduceResponse
 
 
@@ -64,16 +66,18 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
     )
     if message.transactional_id is not None:
-        work.admission = admit_produce(node, message, request.header.api_version, now_ms)
-    responses = [
-        ProduceResponse.TopicProduceResponse(
-            name=topic.name,
-            partition_responses=[work.partition(topic.name, part, lacks_id) for part in topic.partition_data],
-        )
-        for topic in message.topic_data
-        if topic.partition_data
-    ]
-    return work.answer(ProduceResponse(responses=responses))
+        admission = work.admission = admit_produce(node, message, request.header.api_version, now_ms)
+        if admission.is_early:
+            _keep_records(message)
+            return admission.later(lambda: handle(node, request, now_ms), work.refuse)
+    return work.answer(lambda topic, part: work.partition(topic, part, lacks_id))
+
+
+def _keep_records(message: ProduceRequest) -> None:
+    """The receive buffer they are views of is used again before they are stored."""
+    for topic in message.topic_data:
+        for part in topic.partition_data:
+            part.records = None if part.records is None else bytearray(part.records)
 
 
 class _Produce:
@@ -91,9 +95,7 @@ class _Produce:
         self.deferred: Deferred | None = None
         self.response: ProduceResponse | None = None
 
-    def partition(
-        self, topic: str, part: ProduceRequest.PartitionProduceData, lacks_id: bool
-    ) -> _PartitionResult:
+    def partition(self, topic: str, part: _PartitionData, lacks_id: bool) -> _PartitionResult:
         result = _PartitionResult(index=part.index, base_offset=-1)
         at = TopicPartition(topic, part.index)
         try:
@@ -152,19 +154,6 @@ class _Produce:
         if not self.waiting and self.deferred is not None:
             self.deferred.resolve(self.response)
 
-    def _wait_for_coordinator(self, written: list[Written], response: ProduceResponse) -> None:
-        """What made partitions part of the transaction must be as durable as what is stored in them."""
-
-        def on_durable(error: BrokerError | None) -> None:
-            if error is not None:
-                for result in (each for topic in response.responses for each in topic.partition_responses):
-                    put_refusal(self.node, result, error)
-                    result.base_offset = -1
-            self._waited()
-
-        self.waiting += 1
-        when_durable(self.node, written, on_durable)
-
     def _refuse(
         self,
         at: TopicPartition,
@@ -209,9 +198,28 @@ class _Produce:
             )
         )
 
-    def answer(self, response: ProduceResponse) -> Answer:
-        if self.admission is not None and self.admission.written:
-            self._wait_for_coordinator(self.admission.written, response)
+    def refuse(self, error: BrokerError) -> Answer:
+        """Nothing of the request is stored."""
+
+        def refused(topic: str, part: _PartitionData) -> _PartitionResult:
+            result = _PartitionResult(index=part.index, base_offset=-1)
+            self._refuse(TopicPartition(topic, part.index), part.records, result, error)
+            return result
+
+        return self.answer(refused)
+
+    def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
+        """What each partition has to say, once it may be said."""
+        response = ProduceResponse(
+            responses=[
+                ProduceResponse.TopicProduceResponse(
+                    name=topic.name,
+                    partition_responses=[result_of(topic.name, part) for part in topic.partition_data],
+                )
+                for topic in self.message.topic_data
+                if topic.partition_data
+            ]
+        )
         if self.message.acks == 0:
             if self.first_error is not None:
                 return Disconnect(f"a Produce with acks=0 failed: {self.first_error}")

@@ -58,7 +58,9 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             is_transactional=True,
         )
         admission = _admit(node, message, who, request.header.api_version, now_ms)
-        written = list(admission.written)
+        if admission.is_early:
+            return admission.later(lambda: handle(node, request, now_ms), refusal)
+        written = []
         if offsets:
             written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))
     except NotEnoughReplicas as error:
