@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MODELS = Path(__file__).parents[1] / "docs" / "model"
-COMPILE = ["gcc", "-O2", "-w", "-DCOLLAPSE", "-DMEMLIM=1800", "-o", "pan", "pan.c"]
+COMPILE = ["gcc", "-w", "-DCOLLAPSE", "-DMEMLIM=1800", "-o", "pan", "pan.c"]
 TIME_LIMIT_S = 900
 ENDS = "ENDS"
 """Not an assertion: no run goes on for ever, and none stops before everything has its outcome."""
@@ -60,13 +60,11 @@ PROOFS = [
     Run("transaction", "two transactions, a late request, a crash", "TIMEOUTS=0", is_fast=False),
     Run("transaction", "two transactions, a late request, a time-out", "CRASHES=0", is_fast=False),
     Run("transaction", "power loss", "POWER " + _ONE),
-    Run("transaction", "power loss, two transactions", "POWER LATE=0 TIMEOUTS=0", is_fast=False),
     Run("transaction", "power loss, a late request", "POWER A_TXNS=1 TIMEOUTS=0", is_fast=False),
     Run("transaction", "every run ends", "A_TXNS=1 TIMEOUTS=0 CRASHES=0 ENDS"),
     Run("transaction", "classic, lost answers, a crash", "CLASSIC PROMPT TIMEOUTS=0", is_fast=False),
     Run("transaction", "classic, a late record", "CLASSIC ONLY_RECORDS_LATE " + _CALM, is_fast=False),
     Run("visibility", "two producers", "LENGTH=6"),
-    Run("visibility", "two producers, a longer log", "LENGTH=7", is_fast=False),
     Run("visibility", "three producers", "IDS=3 LENGTH=6", is_fast=False),
 ]
 CONTROLS = [
@@ -76,6 +74,7 @@ CONTROLS = [
     Run("sequence", "older epochs are let in", "NO_EPOCH_CHECK N=4", "ORDER"),
     Run("sequence", "acknowledged before it is durable", "ANSWER_EARLY N=3", "LOST"),
     Run("sequence", "numbers start again under the same epoch", "NO_BUMP N=4", "LOST"),
+    Run("sequence", "numbers never start again", "NO_RESTART N=4", ENDS),
     Run("sequence", "the first batch of an id is not alone", "FIRST_NOT_ALONE N=4", "ORDER"),
     Run("sequence", "six in flight, a client that always renumbers", "UNGUARDED LIMIT=6 N=7", "TWICE"),
     Run("sequence", "six in flight", "LIMIT=6 N=7 UNKNOWNS=1 UNSENT=0 " + _CALM, "KNOWN"),
@@ -92,7 +91,6 @@ CONTROLS = [
     Run("transaction", "marker to one partition only", "ONE_MARKER " + _ONE, "ATOMIC"),
     Run("transaction", "successor without fencing", "NO_FENCING " + _ONE, "FENCED"),
     Run("transaction", "a crash forgets what was decided", "NO_RESUME " + _ONE, "CLOSED"),
-    Run("transaction", "a crash forgets what was decided", "NO_RESUME " + _ONE, ENDS),
     Run("transaction", "a crash turns commits into aborts", "ABORT_AT_START " + _ONE, "OUTCOME"),
     Run("transaction", "reading past the last stable offset", "READ_PAST_STABLE " + _ONE, "READ"),
     Run("transaction", "classic, a late EndTxn (KAFKA-17754)", "CLASSIC " + _CALM, "READ"),
@@ -115,6 +113,8 @@ def check(run: Run) -> Result:
     flags = [flag for flag in run.flags.split() if flag != ENDS]
     arguments = [f"-D{flag}" for flag in flags]
     compile_flags, pan_flags = ["-DSAFETY"], ["-E" if run.refutes else "-n"]
+    # What is refuted is so within less time than optimizing takes.
+    optimize = "-O0" if run.refutes else "-O2"
     if run.refutes == ENDS:
         arguments, pan_flags = [*arguments, "-DONLY=0"], ["-n"]
     elif run.refutes:
@@ -126,7 +126,7 @@ def check(run: Run) -> Result:
         return Result(f"the model has no {unknown}", 0, 0.0)
     with tempfile.TemporaryDirectory(prefix="oncelog-model-") as place:
         _call(["spin", "-a", *arguments, str(MODELS / f"{run.model}.pml")], place)
-        _call([*COMPILE[:4], *compile_flags, *COMPILE[4:]], place)
+        _call([*COMPILE, optimize, *compile_flags], place)
         started = time.monotonic()
         text = _call(["./pan", "-m100000", *pan_flags], place)
         return _read(text, run, time.monotonic() - started)
@@ -194,7 +194,8 @@ def main() -> int:
     runs = [*proofs, *controls]
     started = time.monotonic()
     with ThreadPoolExecutor(max_workers=2) as pool:
-        results = dict(zip(runs, pool.map(check, runs), strict=True))
+        longest_first = sorted(runs, key=lambda run: run.is_fast)
+        results = dict(zip(longest_first, pool.map(check, longest_first), strict=True))
     tables = f"{tabulate(proofs, results)}\n\nBroken variants:\n\n{tabulate(controls, results)}"
     print(tables)
     wrong = [run for run in runs if not results[run].fits(run)]

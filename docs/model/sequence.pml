@@ -239,7 +239,11 @@ proctype Batch(byte k) {
 	od
 }
 
+#ifdef NO_RESTART
+#define MUST_RESTART false
+#else
 #define MUST_RESTART (has_gap || (unresolved != NONE && flying_count == 0))
+#endif
 
 proctype Producer() {
 end:	do
