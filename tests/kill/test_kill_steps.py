@@ -30,7 +30,9 @@ STEPS = {
         "EndTxn",
     ),
 }
-VERSIONS = pytest.mark.parametrize("version", [EPOCHS, CLASSIC], ids=["epochs", "classic"])
+VERSIONS = pytest.mark.parametrize(
+    "version", [EPOCHS, pytest.param(CLASSIC, marks=pytest.mark.soak)], ids=["epochs", "classic"]
+)
 RANDOM_KILLS = 300
 _SOAK = pytest.mark.soak
 pytestmark = pytest.mark.timeout(400)  # dozens of processes are started, on a machine that may be busy

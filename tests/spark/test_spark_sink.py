@@ -110,6 +110,7 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
     assert pairs(spark, bootstrap, topic) == []
 
 
+@pytest.mark.soak  # minutes: two Spark programs with executors of their own
 @pytest.mark.behaviour("P2", "P3")
 def test_a_stream_through_failed_tasks_killed_workers_executors_and_drivers(
     spark: Any, shared_broker: oncelog.Broker, topic: str, tmp_path: Path
