@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 from oncelog import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
@@ -27,9 +28,10 @@ def producer_of(servers: str, **settings: Any) -> Producer:
 
 
 def read(servers: str, topic: str) -> list[Record]:
-    """Every record of the topic, by partition and offset."""
+    """Every record of the topic that is committed, by partition and offset."""
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        _wait_for_markers(servers, tps, consumer)
         consumer.assign(tps)
         consumer.seek_to_beginning()
         ends = consumer.end_offsets(tps)
@@ -37,6 +39,14 @@ def read(servers: str, topic: str) -> list[Record]:
         while any(consumer.position(tp) < end for tp, end in ends.items()):
             records += consumer.poll(1)
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def _wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consumer) -> None:
+    """Apache Kafka answers a commit before its markers are written; what is still open stays so for ever."""
+    deadline = time.monotonic() + 1
+    with Consumer({"bootstrap.servers": servers}, isolation_level="read_uncommitted") as everything:
+        while everything.end_offsets(tps) != committed.end_offsets(tps) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def values(servers: str, topic: str) -> list[bytes | None]:
