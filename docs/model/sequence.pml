@@ -50,6 +50,11 @@
 #define ROOM (N + 2)
 #define NONE 255
 
+#ifdef EPOCH_FALLS /* as where the highest is followed by 0 */
+#define FIRST_EPOCH 1
+#else
+#define FIRST_EPOCH 0
+#endif
 #ifdef UNGUARDED
 #define GUARDED false /* sending.PartitionSequences.is_guarded */
 #else
@@ -61,7 +66,7 @@ mtype = { NEW, FLYING, ACKED, UNKNOWN, FAILED };
 mtype state[N] = NEW;
 bool may_be_stored[N], was_lowest[N];
 byte sequence[N]; /* also sending's `ordinal`: batches have one record */
-byte next_new, next_sequence, epoch;
+byte next_new, next_sequence, epoch = FIRST_EPOCH;
 bool is_known_id, has_gap;
 byte unresolved = NONE;
 byte lowest = NONE, lowest_unsettled = NONE, flying_count, wire_count; /* of the above, by look() */
@@ -248,7 +253,9 @@ proctype Batch(byte k) {
 proctype Producer() {
 end:	do
 	:: d_step { MUST_RESTART && wire_count == 0 && lowest_unsettled == NONE ->
-#ifndef NO_BUMP
+#ifdef EPOCH_FALLS
+		epoch--;
+#elif !defined(NO_BUMP)
 		epoch++;
 #endif
 		next_sequence = 0; has_gap = false; unresolved = NONE;

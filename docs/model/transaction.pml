@@ -148,7 +148,9 @@ inline note_marker(q, e, is_commit) {
 
 inline append(q, e, s, t) {
 	if
+#ifndef NO_SEQUENCE_CHECK
 	:: part[q].has_entry && part[q].epoch == e && s < part[q].next_sequence -> answer = OK /* Duplicate */
+#endif
 #ifndef NO_PARTITION_EPOCH
 	:: part[q].has_entry && e < part[q].epoch -> answer = REFUSED
 #endif
