@@ -31,7 +31,7 @@ def read(servers: str, topic: str) -> list[Record]:
     """Every record of the topic that is committed, by partition and offset."""
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
-        _wait_for_markers(servers, tps, consumer)
+        wait_for_markers(servers, tps, consumer)
         consumer.assign(tps)
         consumer.seek_to_beginning()
         ends = consumer.end_offsets(tps)
@@ -41,7 +41,7 @@ def read(servers: str, topic: str) -> list[Record]:
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
-def _wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consumer) -> None:
+def wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consumer) -> None:
     """Apache Kafka answers a commit before its markers are written; what is still open stays so for ever."""
     deadline = time.monotonic() + 1
     with Consumer({"bootstrap.servers": servers}, isolation_level="read_uncommitted") as everything:

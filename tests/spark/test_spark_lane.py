@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers_producer import wait_for_markers
 from helpers_spark import create_topic
 
 import oncelog
@@ -39,6 +40,7 @@ def committed(bootstrap: str, topic: str) -> list[str]:
     found: list[str] = []
     with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
         partitions = [TopicPartition(topic, n) for n in range(len(consumer.partitions_for(topic)))]
+        wait_for_markers(bootstrap, partitions, consumer)
         for at, end in consumer.end_offsets(partitions).items():
             for piece in consumer.fetch_range(at, 0, end):
                 found += [value.decode() for value in piece.column("value").to_pylist()]
