@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test soak model bench lock behaviours clean
+.PHONY: setup demo example-bank test soak fuzz model bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -27,6 +27,9 @@ test: setup  ## style, types, and the whole test suite
 
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
+
+fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=60)
+	$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS),60)
 
 model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
 	$(BIN)/python tools/model.py

@@ -253,6 +253,22 @@ def test_bounds_of_reading() -> None:
             partition.read(offset, 100)
 
 
+@pytest.mark.parametrize(("position", "damage"), [(0, 0x7F), (8, 0x7F), (8, 0xFF)])
+def test_damage_at_rest_is_an_error_and_no_gap(position: int, damage: int) -> None:
+    """The second batch's offset or length: a reader is told, and does not go on behind it unaware."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(segment_bytes=200))
+    sizes = [len(batch(number)) for number in range(5)]
+    for number in range(5):
+        put(partition, batch(number))
+    name = next(name for name in disk.list("orders-0") if name.endswith(".log"))
+    disk.open(f"orders-0/{name}").pwrite(bytes([damage]), sizes[0] + position)
+    assert partition.read(0, sizes[0]).next_offset == 1
+    with pytest.raises(CorruptMessage, match="is damaged at position"):
+        partition.read(1, 1000)
+    assert partition.read(3, 1000).next_offset > 3
+
+
 def test_a_reader_at_the_end_goes_on_after_a_roll() -> None:
     partition = open_partition(log_config=config(segment_bytes=200))
     offset = 0

@@ -93,7 +93,7 @@ def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> Non
 def read_partition_metadata(disk: Disk, directory: str) -> bytes | None:
     """The topic's id; None when there is no file. Raises StorageError on an unreadable one."""
     try:
-        text = disk.read(f"{directory}/{PARTITION_METADATA}").decode()
+        text = disk.read(f"{directory}/{PARTITION_METADATA}").decode(errors="replace")
     except FileNotFoundError:
         return None
     fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)

@@ -57,7 +57,10 @@ def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[
         for found in scan(file, 0, file.size()):
             if isinstance(found, BadBatch):
                 raise StorageError(f"{disk.describe(path)} at position {found.position}: {found.reason}")
-            row = _batch_row(found)
+            try:
+                row = _batch_row(found)
+            except BrokerError as error:
+                raise StorageError(f"{disk.describe(path)} at position {found.position}: {error}") from error
             if print_records:
                 row["records"] = _record_rows(disk, path, found)
             yield row

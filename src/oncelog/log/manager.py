@@ -325,7 +325,7 @@ def _settle_properties(
     disk: Disk, node_id: int, cluster_id: str | None, new_uuid: Callable[[], bytes]
 ) -> dict[str, str]:
     if disk.exists(META_PROPERTIES):
-        properties = _parse_properties(disk.read(META_PROPERTIES).decode())
+        properties = _parse_properties(disk.read(META_PROPERTIES).decode(errors="replace"))
     else:
         properties = {
             "version": "1",

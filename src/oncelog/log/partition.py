@@ -143,7 +143,8 @@ class Partition(CompactedStore):
         """Whole stored batches, unchanged, from the one that holds `offset` to below `upper_offset`.
 
         At most `max_bytes`, but with `at_least_one` the first batch even if it is larger. `upper_offset`
-        None is the high watermark. Empty at the end. Raises OffsetOutOfRange, KafkaStorageError.
+        None is the high watermark. Empty at the end. Raises OffsetOutOfRange, KafkaStorageError, and
+        CorruptMessage where the files are damaged.
         """
         end = self._log_end_offset if upper_offset is None else min(upper_offset, self._log_end_offset)
         if not self._log_start_offset <= offset <= self._log_end_offset:
@@ -163,6 +164,10 @@ class Partition(CompactedStore):
             raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
         if place is None or found is None:
             return LogSlice(b"", offset)
+        if found.next_offset <= offset:
+            raise CorruptMessage(
+                f"{self.topic_partition}: what is stored at offset {offset} claims to be before"
+            )
         self._remember_place(place, found)
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from oncelog.errors import CorruptMessage
 from oncelog.log.disk import Buffer
 from oncelog.log.scan import BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
@@ -40,21 +41,41 @@ class FoundTime(NamedTuple):
 
 
 def find_place(segments: Segments, offset: int) -> Place | None:
-    """Where the batch that holds `offset`, or the first one after it, begins; None at the end."""
+    """Where the batch that holds `offset`, or the first one after it, begins; None at the end.
+
+    Raises CorruptMessage where the log is damaged: going on behind that would be a silent loss.
+    """
     for segment in segments.from_offset(offset):
-        start = segment.index.position_for(max(offset - segment.base_offset, 0))
         if segment.end_offset <= offset:
             continue
-        for found in scan(segment.file, start, segment.size_bytes):
-            if isinstance(found, FoundBatch) and found.header.last_offset >= offset:
-                return Place(segment, found.position)
+        start = segment.index.position_for(max(offset - segment.base_offset, 0))
+        try:
+            place = _place_from(start, segment, offset)
+        except CorruptMessage:
+            place = _place_from(0, segment, offset)  # the index may be what is damaged
+        if place is not None:
+            return place
     return None
+
+
+def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
+    for found in scan(segment.file, start, segment.size_bytes):
+        if isinstance(found, BadBatch):
+            raise _damaged(segment, found.position, found.reason)
+        if found.header.last_offset >= offset:
+            return Place(segment, found.position)
+    return None
+
+
+def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:
+    return CorruptMessage(f"{segment.log_path} is damaged at position {position}: {reason}")
 
 
 def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
     """Whole batches below `upper_offset` from a place on, within its segment.
 
     At most `max_bytes`, but with `at_least_one` the first batch whatever its size. None: none fits.
+    Raises CorruptMessage when no whole batch is there.
     """
     segment, position = place
     available = segment.size_bytes - position
@@ -63,6 +84,10 @@ def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool)
         return None
     first_offset, length = _BASE_AND_LENGTH.unpack_from(chunk)
     size = length + _OVERHEAD
+    if not HEADER_BYTES <= size <= available:
+        raise _damaged(segment, position, f"a batch claims {size} bytes, {available} are there")
+    if not segment.base_offset <= first_offset < segment.end_offset:
+        raise _damaged(segment, position, f"a batch claims offset {first_offset}")
     if first_offset >= upper_offset or (size > max_bytes and not at_least_one):
         return None
     if size > len(chunk):
@@ -86,11 +111,12 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
         end = 0
     while end + HEADER_BYTES <= limit:
         base_offset, length = _BASE_AND_LENGTH.unpack_from(chunk, end)
-        if end + length + _OVERHEAD > limit or base_offset >= upper_offset:
+        size = length + _OVERHEAD
+        if end + size > limit or base_offset >= upper_offset or size < HEADER_BYTES:
             break
         (delta,) = _LAST_DELTA.unpack_from(chunk, end + _LAST_DELTA_POSITION)
         next_offset = base_offset + delta + 1
-        end += length + _OVERHEAD
+        end += size
     if next_offset is None:
         return _whole_batches(chunk, upper_offset, max_bytes, 0) if start else None
     return LogSlice(chunk if end == len(chunk) else memoryview(chunk)[:end], next_offset)

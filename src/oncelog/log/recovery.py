@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oncelog.errors import StorageError
+from oncelog.errors import BrokerError, StorageError
 from oncelog.log.chores import Chores
 from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
@@ -184,6 +184,8 @@ def _replay_block(
     rows = np.frombuffer(block.headers, HEADERS)
     if (rows["magic"] != MAGIC).any():
         raise StorageError(f"{segment.log_path}: an unknown batch format from position {block.position} on")
+    if (rows["last_offset_delta"] < 0).any():
+        raise StorageError(f"{segment.log_path}: offsets that go back from position {block.position} on")
     rows = rows[rows["base_offset"] + rows["last_offset_delta"] >= start]
     for epoch in np.unique(rows["leader_epoch"]).tolist():
         _note_epoch(
@@ -202,7 +204,10 @@ def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, sta
         if isinstance(found, BadBatch):
             raise StorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
         if found.header.last_offset >= start:
-            aborted = recovered.producers.replay(found.header, found.bytes(), now_ms)
+            try:
+                aborted = recovered.producers.replay(found.header, found.bytes(), now_ms)
+            except BrokerError as error:
+                raise StorageError(f"{segment.log_path} at position {found.position}: {error}") from error
             if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
                 segment.transactions.append(aborted)
 

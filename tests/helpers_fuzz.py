@@ -1,0 +1,451 @@
+"""What arbitrary bytes must not break: one function per place where bytes come in.
+
+Each returns for any input, or raises what no caller expects: that is the finding. `tools/fuzz.py` looks for
+such inputs, guided by coverage; `tests/fuzz` runs what it kept (`tests/fuzz/corpus`) and what `seeds` makes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+
+from oncelog.broker.apis.produce_direct import answer as answer_produce
+from oncelog.broker.node import Node, Request
+from oncelog.broker.registry import OFFERED
+from oncelog.broker.waiting import Deferred
+from oncelog.client.fetching import fetched_partitions, place_batches
+from oncelog.client.subscription import (
+    Holding,
+    decode_share,
+    decode_subscriber,
+    encode_share,
+    encode_subscription,
+)
+from oncelog.config import BROKER
+from oncelog.errors import BrokerError, OncelogError, PeerError, StorageError
+from oncelog.log.disk import Disk
+from oncelog.log.dump import dump_file
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.log.snapshot import decode_full, decode_snapshot
+from oncelog.rules.sticky import ASSIGNORS
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Compression, Isolation, TopicPartition
+from oncelog.wire.batch import HEADER_BYTES, build_batch
+from oncelog.wire.columns import batches_to_arrow
+from oncelog.wire.compression import compress, decompress
+from oncelog.wire.frames import FrameReader, decode_request_header, decode_response, encode_response
+from oncelog.wire.header import write_crc
+from oncelog.wire.messages import (
+    API_BY_KEY,
+    CreateTopicsRequest,
+    FetchRequest,
+    FetchResponse,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from oncelog.wire.records import NewRecord, decode_records
+
+MAX_BATCH_BYTES = 1 << 20
+"""What a batch may become here; the products' own bounds are settings."""
+_UUIDS = b"\7" * 16
+_FILES = (
+    "00000000000000000000.log",
+    "00000000000000000000.index",
+    "00000000000000000000.timeindex",
+    "00000000000000000000.txnindex",
+    "00000000000000000003.snapshot",
+    "00000000000000000003.producers",
+    "00000000000000000005.log",
+    "leader-epoch-checkpoint",
+    "partition.metadata",
+)
+_SETTINGS = BROKER.parse(
+    {"num.partitions": 1, "offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1}
+)
+
+Target = Callable[[bytes], None]
+
+
+def requests(data: bytes) -> None:
+    """A conversation with a broker, its requests begun by (API, version, size): answered or refused."""
+    disk = MemoryDisk()
+    node = open_node(disk)
+    for number, (selector, version, body) in enumerate(_pieces(data)):
+        api = _APIS[selector % len(_APIS)]
+        version = api.first_version + version % (api.max_version - api.first_version + 1)
+        flexible_tags = b"\0" if api.is_flexible(version) else b""
+        head = struct.pack(">hhih", api.key, version, number, -1) + flexible_tags
+        ask(node, memoryview(bytearray(head + body)), NOW_MS + number)
+    node.tick(NOW_MS + 100_000)
+    node.close(NOW_MS + 100_000)
+    open_node(disk).close(NOW_MS + 200_000)
+
+
+def ask(node: Node, frame: memoryview, now_ms: int) -> None:
+    """What a connection does with a frame, but errors that are no answers come through."""
+    try:
+        if answer_produce(node, frame, now_ms) is None:
+            header = decode_request_header(frame)
+            message = OFFERED[header.api_key].request.decode(header.api_version, frame, header.body_position)
+            if _asks_for_much(message):
+                return
+            answer = node.handle(Request(1, header, message, "/127.0.0.1"), now_ms)
+            if isinstance(answer, Deferred):
+                answer.listen(lambda late: _encoded(late, header.api_version))
+            else:
+                _encoded(answer, header.api_version)
+    except OncelogError:
+        return
+    node.settle(now_ms)
+
+
+def _asks_for_much(message: Any) -> bool:
+    """Up to 100,000 partitions are made when asked for, which takes longer than a search has."""
+    counts = [getattr(topic, "num_partitions", 0) for topic in getattr(message, "topics", None) or ()]
+    counts += [getattr(topic, "count", 0) for topic in getattr(message, "topics", None) or ()]
+    return max(counts, default=0) > 20
+
+
+def _encoded(answer: Any, version: int) -> None:
+    if hasattr(answer, "api"):
+        encode_response(answer, version, 1)
+
+
+def open_node(disk: Disk) -> Node:
+    """A broker in memory. Raises StorageError."""
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: _UUIDS, now_ms=NOW_MS)
+    return Node(manager, _SETTINGS, new_uuid=_new_uuid, now_ms=NOW_MS)
+
+
+_uuid_numbers = count(1)
+
+
+def _new_uuid() -> bytes:
+    return next(_uuid_numbers).to_bytes(16, "big")
+
+
+def stream(data: bytes) -> None:
+    """Frames cut out of a stream are the same however the bytes arrive."""
+    try:
+        whole = [bytes(frame) for frame in FrameReader(1 << 16).feed(data)]
+    except PeerError:
+        whole = None
+    reader, cut, frames = FrameReader(1 << 16), max(1, len(data) // 7), []
+    try:
+        for start in range(0, len(data), cut):
+            frames += [bytes(frame) for frame in reader.feed(data[start : start + cut])]
+    except PeerError:
+        assert whole is None
+    else:
+        assert frames == whole
+        assert reader.pending_bytes <= len(data)
+
+
+def answers(data: bytes) -> None:
+    """An answer as a client takes it: read, or refused as a PeerError."""
+    if len(data) < 2:
+        return
+    api = _ALL_APIS[data[0] % len(_ALL_APIS)]
+    version = api.first_version + data[1] % (api.last_version - api.first_version + 1)
+    try:
+        _, response = decode_response(api.response, version, data[2:])
+    except PeerError:
+        return
+    if isinstance(response, FetchResponse):
+        for piece in fetched_partitions(response):
+            try:
+                place_batches(piece, 0, Isolation.READ_COMMITTED)
+            except BrokerError:
+                continue
+
+
+def records(data: bytes) -> None:
+    """A batch of records: rows and columns read the same, or both refuse it."""
+    raw = sound_batch(data)
+    try:
+        rows = decode_records(raw, max_bytes=MAX_BATCH_BYTES)
+    except BrokerError:
+        rows = None
+    try:
+        columns = batches_to_arrow(raw, topic="t", partition=0, include_headers=True)
+    except BrokerError:
+        assert rows is None
+        return
+    if rows is None or not columns.num_rows:
+        return  # columns leave control batches out, and read past the end of a batch's last record
+    assert columns["offset"].to_pylist() == [row.offset for row in rows]
+    assert columns["key"].to_pylist() == [row.key for row in rows]
+    assert columns["value"].to_pylist() == [row.value for row in rows]
+
+
+def sound_batch(data: bytes) -> bytes:
+    """The same bytes as a batch whose length and checksum fit, so that the rest is looked at."""
+    raw = bytearray(data)
+    if len(raw) >= HEADER_BYTES:
+        struct.pack_into(">i", raw, 8, len(raw) - 12)
+        raw[16] = 2
+        write_crc(raw, 0, len(raw))
+    return bytes(raw)
+
+
+def appended(data: bytes) -> None:
+    """Batches of a client: stored and read back unchanged, and the same after a kill; or refused."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    for kind, pid, body in _pieces(data):
+        try:
+            if kind & 1:
+                put_marker(partition, marker(pid, commit=bool(kind & 2), epoch=kind >> 6))
+            else:
+                put(partition, memoryview(bytearray(sound_batch(body))))
+        except BrokerError:
+            continue
+    stored, last_stable = read_all(partition), partition.last_stable_offset
+    again = open_partition(disk.after_kill())
+    assert read_all(again) == stored
+    assert again.last_stable_offset == last_stable
+    assert sorted(again.describe_producers()) == sorted(partition.describe_producers())
+
+
+def decompressed(data: bytes) -> None:
+    """Compressed records: what they were, or refused; never more than allowed."""
+    codec = list(Compression)[data[0] % 5] if data else Compression.NONE
+    try:
+        out = decompress(codec, data[1:], MAX_BATCH_BYTES)
+    except BrokerError:
+        return
+    assert codec is Compression.NONE or len(out) <= MAX_BATCH_BYTES
+
+
+def directory(data: bytes) -> None:
+    """The files of a partition, damaged: it opens, takes a batch, opens again with it; or StorageError."""
+    disk = MemoryDisk()
+    disk.mkdir("orders-0")
+    is_clean = bool(data[:1] and data[0] & 1)
+    for selector, _, body in _pieces(data[1:]):
+        disk.replace(f"orders-0/{_FILES[selector % len(_FILES)]}", body)
+    try:
+        partition = open_partition(disk, clean_shutdown=is_clean)
+    except StorageError:
+        return
+    if not _is_readable(partition):
+        return
+    trusted = partition.log_end_offset if is_clean else 0
+    end = put(partition, batch(count=2)).base_offset
+    stored = read_all(partition)
+    again = open_partition(disk.after_kill(), recovery_point=trusted)
+    assert again.log_end_offset == end + 2
+    assert read_all(again) == stored
+
+
+def _is_readable(partition: Partition) -> bool:
+    """False after a typed error, or where offsets damaged at rest leave a reader without the next batch."""
+    offset = partition.log_start_offset
+    while offset < partition.log_end_offset:
+        try:
+            found = partition.read(offset, 1 << 20)
+        except BrokerError:
+            return False
+        if found.next_offset == offset:
+            return False
+        assert found.next_offset > offset
+        offset = found.next_offset
+    return True
+
+
+def dumped(data: bytes) -> None:
+    """`oncelog dump` on a damaged file: rows, then a StorageError."""
+    disk = MemoryDisk()
+    name = _FILES[data[0] % len(_FILES)] if data else _FILES[0]
+    disk.replace(name, data[1:])
+    try:
+        for _ in dump_file(disk, name, print_records=True):
+            pass
+    except StorageError:
+        return
+
+
+def snapshots(data: bytes) -> None:
+    """A snapshot of producers, with a checksum that fits: read, or a StorageError."""
+    import crc32c
+
+    raw = data[:2] + struct.pack(">I", crc32c.crc32c(data[6:])) + data[6:]
+    for decode in (decode_snapshot, lambda each: decode_full(each, 0)):
+        try:
+            decode(raw)
+        except StorageError:
+            continue
+
+
+def coordinators(data: bytes) -> None:
+    """Records in the coordinators' own topics: the broker starts, or says StorageError."""
+    disk = MemoryDisk()
+    node = open_node(disk)
+    states = node.transactions.topic, node.groups.topic
+    for selector, key_size, body in _pieces(data):
+        topic = states[selector & 1]
+        topic.ensure(NOW_MS)
+        cut = min(key_size, len(body))
+        value = None if selector & 2 else body[cut:]
+        topic.append(0, [(body[:cut], value)], NOW_MS)
+    try:
+        open_node(disk.after_kill()).tick(NOW_MS + 100_000)
+    except StorageError:
+        return
+
+
+def members(data: bytes) -> None:
+    """What other members of a group say of themselves, and a leader's assignment: read, or a PeerError."""
+    for assignor in ASSIGNORS:
+        try:
+            decode_subscriber(assignor, "member-1", None, data)
+        except PeerError:
+            continue
+    try:
+        decode_share(data)
+    except PeerError:
+        return
+
+
+TARGETS: dict[str, Target] = {
+    each.__name__: each
+    for each in (
+        requests, stream, answers, records, appended, decompressed, directory, dumped, snapshots,
+        coordinators, members,
+    )
+}  # fmt: skip
+
+_APIS = sorted(OFFERED.values(), key=lambda api: api.key)
+_ALL_APIS = sorted(API_BY_KEY.values(), key=lambda api: api.key)
+
+
+def _pieces(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The input as (u8, u8, u16 size, bytes), as many as there are; the last may be cut short."""
+    position = 0
+    while position + 4 <= len(data) and position < 64 * 1024:
+        first, second, size = struct.unpack_from(">BBH", data, position)
+        yield first, second, data[position + 4 : position + 4 + size]
+        position += 4 + size
+
+
+# What the search begins with
+
+
+def seeds(name: str) -> list[bytes]:
+    """Inputs that are right, for the search to damage."""
+    return _SEEDS[name]() if name in _SEEDS else [b"", bytes(range(64))]
+
+
+def _piece(first: int, second: int, body: bytes) -> bytes:
+    return struct.pack(">BBH", first, second, len(body)) + bytes(body)
+
+
+def _request_seeds() -> list[bytes]:
+    """Each request as it is by default, oldest and newest version; and a producer's conversation."""
+    alone = []
+    for place, api in enumerate(_APIS):
+        for version in {api.first_version, api.max_version}:
+            body = api.request().encode(version)
+            alone.append(_piece(place, version - api.first_version, body))
+    talk = b"".join(
+        _piece(_place(message), version - message.api.first_version, message.encode(version))
+        for message, version in (
+            (CreateTopicsRequest(topics=[_TOPIC]), 7),
+            (InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000), 5),
+            (_produce(batch(0)), 9),
+            (_produce(batch(1, count=3)), 12),
+            (FetchRequest(max_wait_ms=1, topics=[_FETCHED]), 12),
+        )
+    )
+    return [*alone, talk]
+
+
+_TOPIC = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
+_FETCHED = FetchRequest.FetchTopic(
+    topic="t", partitions=[FetchRequest.FetchPartition(partition=0, partition_max_bytes=1000)]
+)
+
+
+def _produce(records: memoryview) -> ProduceRequest:
+    partition = ProduceRequest.PartitionProduceData(index=0, records=records)
+    topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
+    return ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic])
+
+
+def _place(message: Any) -> int:
+    return next(place for place, api in enumerate(_APIS) if api.key == message.api.key)
+
+
+def _record_seeds() -> list[bytes]:
+    some = [
+        NewRecord(NOW_MS, b"k", b"value" * 9, (("h", b"1"), ("n", None))),
+        NewRecord(NOW_MS - 5, None, None),
+        NewRecord(NOW_MS + 1, b"", b""),
+    ]
+    return [
+        bytes(build_batch(some, compression=codec, producer_id=7, producer_epoch=0, base_sequence=0))
+        for codec in Compression
+    ]
+
+
+def _appended_seeds() -> list[bytes]:
+    plain = [batch(0), batch(1), batch(1), batch(None), batch(2, count=4, compression=Compression.GZIP)]
+    open_ = [batch(0, is_transactional=True)]
+    return [
+        b"".join(_piece(0, 0, bytes(each)) for each in plain),
+        b"".join(_piece(0, 0, bytes(each)) for each in open_) + _piece(1, 7, b""),
+    ]
+
+
+def _directory_seeds() -> list[bytes]:
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(segment_bytes=400))
+    for number in range(6):
+        put(partition, batch(number))
+    put(partition, batch(0, pid=8, is_transactional=True))
+    put_marker(partition, marker(8, commit=False))
+    partition.close(NOW_MS)
+    found = [(name, disk.read(f"orders-0/{name}")) for name in disk.list("orders-0")]
+    pieces = [_piece(_FILES.index(name), 0, body) for name, body in found if name in _FILES]
+    return [b"\0" + b"".join(pieces), b"\1" + b"".join(pieces)]
+
+
+def _dumped_seeds() -> list[bytes]:
+    return [bytes([place]) + each for place in range(len(_FILES)) for each in (b"", *_record_seeds()[:2])]
+
+
+def _coordinator_seeds() -> list[bytes]:
+    disk = MemoryDisk()
+    node = open_node(disk)
+    for body in _request_seeds()[-1:]:
+        requests(body)
+    del node
+    return [_piece(0, 4, b"\0\0\0\1t\0\1"), _piece(1, 8, b"\0\1\0\1g\0\1t\0\0\0\0\0\3")]
+
+
+def _member_seeds() -> list[bytes]:
+    holding = Holding((), (TopicPartition("t", 0),), 3)
+    subscriptions = [encode_subscription(name, ["t"], holding) for name in ASSIGNORS]
+    return [*subscriptions, encode_share([TopicPartition("t", 1)])]
+
+
+_SEEDS: dict[str, Callable[[], list[bytes]]] = {
+    "requests": _request_seeds,
+    "records": _record_seeds,
+    "appended": _appended_seeds,
+    "directory": _directory_seeds,
+    "dumped": _dumped_seeds,
+    "coordinators": _coordinator_seeds,
+    "members": _member_seeds,
+    "decompressed": lambda: [bytes([codec]) + compress(codec, b"abc" * 99) for codec in Compression],
+    "answers": lambda: [
+        bytes([place, version - api.first_version]) + b"\0\0\0\1" + b"\0" * 40
+        for place, api in enumerate(_ALL_APIS)
+        for version in (api.first_version, api.last_version)
+    ],
+}

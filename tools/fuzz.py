@@ -1,0 +1,114 @@
+"""Look for inputs that break a parser, guided by coverage (atheris), for a time; say what was found.
+
+    python tools/fuzz.py [TARGET...] [--seconds 60] [--keep]
+
+Targets are those of tests/helpers_fuzz.py, one after the other. The search begins with its seeds and with
+tests/fuzz/corpus/TARGET.txt (an input a line, base64), and works in out/fuzz/TARGET. A finding ends the
+target's search; its bytes are printed, and replayed by `--replay FILE`. `--keep` writes the inputs that
+reached something new back into the corpus. Exit code 1 when something was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORPUS, WORK = ROOT / "tests/fuzz/corpus", ROOT / "out/fuzz"
+MAX_INPUT_BYTES, MEMORY_LIMIT_MB, INPUT_TIMEOUT_S = 4096, 2048, 20
+KEPT_BYTES = 200_000
+"""A target's corpus in the repository holds no more; the smallest inputs stay."""
+
+
+def main() -> int:
+    asked = _arguments()
+    sys.path.insert(0, str(ROOT / "tests"))
+    if asked.replay:
+        from helpers_fuzz import TARGETS
+
+        TARGETS[asked.targets[0]](Path(asked.replay).read_bytes())
+        return 0
+    if asked.child:
+        _search(asked.targets[0], asked.seconds)
+    found = [name for name in asked.targets or _all_targets() if not _run(name, asked)]
+    print(f"found something in: {', '.join(found)}" if found else "nothing found")
+    return 1 if found else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("targets", nargs="*")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--replay", metavar="FILE")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _all_targets() -> list[str]:
+    from helpers_fuzz import TARGETS
+
+    return list(TARGETS)
+
+
+def _run(name: str, asked: argparse.Namespace) -> bool:
+    """Search in a process of its own (a finding ends it); whether it found nothing."""
+    from helpers_fuzz import seeds
+
+    directory = WORK / name
+    directory.mkdir(parents=True, exist_ok=True)
+    for data in [*seeds(name), *read_corpus(name)]:
+        (directory / f"{hash(data) & 0xFFFFFFFFFFFF:012x}").write_bytes(data)
+    print(f"{name}: {asked.seconds} s from {len(list(directory.iterdir()))} inputs", flush=True)
+    command = [sys.executable, __file__, name, "--child", "--seconds", str(asked.seconds)]
+    is_clean = subprocess.run(command, cwd=WORK, check=False).returncode == 0
+    if asked.keep:
+        _keep(name)
+    return is_clean
+
+
+def _search(name: str, seconds: int) -> None:
+    """Never returns: the library ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["oncelog"]):
+        from helpers_fuzz import TARGETS
+
+    options = {
+        "max_total_time": seconds,
+        "max_len": MAX_INPUT_BYTES,
+        "rss_limit_mb": MEMORY_LIMIT_MB,
+        "timeout": INPUT_TIMEOUT_S,
+        "artifact_prefix": f"{WORK}/{name}-",
+        "print_final_stats": 1,
+        "verbosity": 0,
+    }
+    arguments = [sys.argv[0], str(WORK / name), *(f"-{key}={value}" for key, value in options.items())]
+    atheris.Setup(arguments, TARGETS[name])
+    atheris.Fuzz()
+
+
+def read_corpus(name: str) -> list[bytes]:
+    """The inputs kept for a target."""
+    path = CORPUS / f"{name}.txt"
+    return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _keep(name: str) -> None:
+    inputs = {path.read_bytes() for path in (WORK / name).iterdir()}
+    lines, size = [], 0
+    for data in sorted(inputs, key=lambda data: (len(data), data)):
+        line = base64.b64encode(data).decode()
+        size += len(line) + 1
+        if size > KEPT_BYTES:
+            break
+        lines.append(line)
+    CORPUS.mkdir(parents=True, exist_ok=True)
+    (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
