@@ -244,14 +244,17 @@ def directory(data: bytes) -> None:
 
 
 def _is_readable(partition: Partition) -> bool:
-    """False after a typed error, or where offsets damaged at rest leave a reader without the next batch."""
+    """False where damage at rest shows: a typed error, a checksum, offsets that leave a gap to a reader."""
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:
         try:
             found = partition.read(offset, 1 << 20)
         except BrokerError:
             return False
-        if found.next_offset == offset:
+        raw = bytes(found.records)
+        if found.next_offset == offset or not all(
+            verify_crc(raw, position, header.size_bytes) for position, header in iter_batches(raw)
+        ):
             return False
         assert found.next_offset > offset
         offset = found.next_offset
