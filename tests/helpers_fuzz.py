@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+from helpers_log import NOW_MS, batch, marker, open_partition, put, put_marker, read_all
 
 from oncelog.broker.apis.produce_direct import answer as answer_produce
 from oncelog.broker.node import Node, Request
@@ -19,11 +19,8 @@ from oncelog.broker.registry import OFFERED
 from oncelog.broker.waiting import Deferred
 from oncelog.client.fetching import fetched_partitions, place_batches
 from oncelog.client.subscription import (
-    Holding,
     decode_share,
     decode_subscriber,
-    encode_share,
-    encode_subscription,
 )
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, OncelogError, PeerError, StorageError
@@ -34,26 +31,22 @@ from oncelog.log.partition import Partition
 from oncelog.log.snapshot import decode_full, decode_snapshot
 from oncelog.rules.sticky import ASSIGNORS
 from oncelog.sim.disk import MemoryDisk
-from oncelog.types import Compression, Isolation, TopicPartition
-from oncelog.wire.batch import HEADER_BYTES, build_batch
+from oncelog.types import Compression, Isolation
+from oncelog.wire.batch import HEADER_BYTES
 from oncelog.wire.columns import batches_to_arrow
-from oncelog.wire.compression import compress, decompress
+from oncelog.wire.compression import decompress
 from oncelog.wire.frames import FrameReader, decode_request_header, decode_response, encode_response
-from oncelog.wire.header import write_crc
+from oncelog.wire.header import iter_batches, verify_crc, write_crc
 from oncelog.wire.messages import (
     API_BY_KEY,
-    CreateTopicsRequest,
-    FetchRequest,
     FetchResponse,
-    InitProducerIdRequest,
-    ProduceRequest,
 )
-from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.records import decode_records
 
 MAX_BATCH_BYTES = 1 << 20
 """What a batch may become here; the products' own bounds are settings."""
 _UUIDS = b"\7" * 16
-_FILES = (
+FILES = (
     "00000000000000000000.log",
     "00000000000000000000.index",
     "00000000000000000000.timeindex",
@@ -76,7 +69,7 @@ def requests(data: bytes) -> None:
     disk = MemoryDisk()
     node = open_node(disk)
     for number, (selector, version, body) in enumerate(_pieces(data)):
-        api = _APIS[selector % len(_APIS)]
+        api = APIS[selector % len(APIS)]
         version = api.first_version + version % (api.max_version - api.first_version + 1)
         flexible_tags = b"\0" if api.is_flexible(version) else b""
         head = struct.pack(">hhih", api.key, version, number, -1) + flexible_tags
@@ -150,7 +143,7 @@ def answers(data: bytes) -> None:
     """An answer as a client takes it: read, or refused as a PeerError."""
     if len(data) < 2:
         return
-    api = _ALL_APIS[data[0] % len(_ALL_APIS)]
+    api = ALL_APIS[data[0] % len(ALL_APIS)]
     version = api.first_version + data[1] % (api.last_version - api.first_version + 1)
     try:
         _, response = decode_response(api.response, version, data[2:])
@@ -228,7 +221,7 @@ def directory(data: bytes) -> None:
     disk.mkdir("orders-0")
     is_clean = bool(data[:1] and data[0] & 1)
     for selector, _, body in _pieces(data[1:]):
-        disk.replace(f"orders-0/{_FILES[selector % len(_FILES)]}", body)
+        disk.replace(f"orders-0/{FILES[selector % len(FILES)]}", body)
     try:
         partition = open_partition(disk, clean_shutdown=is_clean)
     except StorageError:
@@ -264,7 +257,7 @@ def _is_readable(partition: Partition) -> bool:
 def dumped(data: bytes) -> None:
     """`oncelog dump` on a damaged file: rows, then a StorageError."""
     disk = MemoryDisk()
-    name = _FILES[data[0] % len(_FILES)] if data else _FILES[0]
+    name = FILES[data[0] % len(FILES)] if data else FILES[0]
     disk.replace(name, data[1:])
     try:
         for _ in dump_file(disk, name, print_records=True):
@@ -323,8 +316,8 @@ TARGETS: dict[str, Target] = {
     )
 }  # fmt: skip
 
-_APIS = sorted(OFFERED.values(), key=lambda api: api.key)
-_ALL_APIS = sorted(API_BY_KEY.values(), key=lambda api: api.key)
+APIS = sorted(OFFERED.values(), key=lambda api: api.key)
+ALL_APIS = sorted(API_BY_KEY.values(), key=lambda api: api.key)
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -334,121 +327,3 @@ def _pieces(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         first, second, size = struct.unpack_from(">BBH", data, position)
         yield first, second, data[position + 4 : position + 4 + size]
         position += 4 + size
-
-
-# What the search begins with
-
-
-def seeds(name: str) -> list[bytes]:
-    """Inputs that are right, for the search to damage."""
-    return _SEEDS[name]() if name in _SEEDS else [b"", bytes(range(64))]
-
-
-def _piece(first: int, second: int, body: bytes) -> bytes:
-    return struct.pack(">BBH", first, second, len(body)) + bytes(body)
-
-
-def _request_seeds() -> list[bytes]:
-    """Each request as it is by default, oldest and newest version; and a producer's conversation."""
-    alone = []
-    for place, api in enumerate(_APIS):
-        for version in {api.first_version, api.max_version}:
-            body = api.request().encode(version)
-            alone.append(_piece(place, version - api.first_version, body))
-    talk = b"".join(
-        _piece(_place(message), version - message.api.first_version, message.encode(version))
-        for message, version in (
-            (CreateTopicsRequest(topics=[_TOPIC]), 7),
-            (InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000), 5),
-            (_produce(batch(0)), 9),
-            (_produce(batch(1, count=3)), 12),
-            (FetchRequest(max_wait_ms=1, topics=[_FETCHED]), 12),
-        )
-    )
-    return [*alone, talk]
-
-
-_TOPIC = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
-_FETCHED = FetchRequest.FetchTopic(
-    topic="t", partitions=[FetchRequest.FetchPartition(partition=0, partition_max_bytes=1000)]
-)
-
-
-def _produce(records: memoryview) -> ProduceRequest:
-    partition = ProduceRequest.PartitionProduceData(index=0, records=records)
-    topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
-    return ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic])
-
-
-def _place(message: Any) -> int:
-    return next(place for place, api in enumerate(_APIS) if api.key == message.api.key)
-
-
-def _record_seeds() -> list[bytes]:
-    some = [
-        NewRecord(NOW_MS, b"k", b"value" * 9, (("h", b"1"), ("n", None))),
-        NewRecord(NOW_MS - 5, None, None),
-        NewRecord(NOW_MS + 1, b"", b""),
-    ]
-    return [
-        bytes(build_batch(some, compression=codec, producer_id=7, producer_epoch=0, base_sequence=0))
-        for codec in Compression
-    ]
-
-
-def _appended_seeds() -> list[bytes]:
-    plain = [batch(0), batch(1), batch(1), batch(None), batch(2, count=4, compression=Compression.GZIP)]
-    open_ = [batch(0, is_transactional=True)]
-    return [
-        b"".join(_piece(0, 0, bytes(each)) for each in plain),
-        b"".join(_piece(0, 0, bytes(each)) for each in open_) + _piece(1, 7, b""),
-    ]
-
-
-def _directory_seeds() -> list[bytes]:
-    disk = MemoryDisk()
-    partition = open_partition(disk, config(segment_bytes=400))
-    for number in range(6):
-        put(partition, batch(number))
-    put(partition, batch(0, pid=8, is_transactional=True))
-    put_marker(partition, marker(8, commit=False))
-    partition.close(NOW_MS)
-    found = [(name, disk.read(f"orders-0/{name}")) for name in disk.list("orders-0")]
-    pieces = [_piece(_FILES.index(name), 0, body) for name, body in found if name in _FILES]
-    return [b"\0" + b"".join(pieces), b"\1" + b"".join(pieces)]
-
-
-def _dumped_seeds() -> list[bytes]:
-    return [bytes([place]) + each for place in range(len(_FILES)) for each in (b"", *_record_seeds()[:2])]
-
-
-def _coordinator_seeds() -> list[bytes]:
-    disk = MemoryDisk()
-    node = open_node(disk)
-    for body in _request_seeds()[-1:]:
-        requests(body)
-    del node
-    return [_piece(0, 4, b"\0\0\0\1t\0\1"), _piece(1, 8, b"\0\1\0\1g\0\1t\0\0\0\0\0\3")]
-
-
-def _member_seeds() -> list[bytes]:
-    holding = Holding((), (TopicPartition("t", 0),), 3)
-    subscriptions = [encode_subscription(name, ["t"], holding) for name in ASSIGNORS]
-    return [*subscriptions, encode_share([TopicPartition("t", 1)])]
-
-
-_SEEDS: dict[str, Callable[[], list[bytes]]] = {
-    "requests": _request_seeds,
-    "records": _record_seeds,
-    "appended": _appended_seeds,
-    "directory": _directory_seeds,
-    "dumped": _dumped_seeds,
-    "coordinators": _coordinator_seeds,
-    "members": _member_seeds,
-    "decompressed": lambda: [bytes([codec]) + compress(codec, b"abc" * 99) for codec in Compression],
-    "answers": lambda: [
-        bytes([place, version - api.first_version]) + b"\0\0\0\1" + b"\0" * 40
-        for place, api in enumerate(_ALL_APIS)
-        for version in (api.first_version, api.last_version)
-    ],
-}

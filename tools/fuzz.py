@@ -56,7 +56,7 @@ def _all_targets() -> list[str]:
 
 def _run(name: str, asked: argparse.Namespace) -> bool:
     """Search in a process of its own (a finding ends it); whether it found nothing."""
-    from helpers_fuzz import seeds
+    from helpers_fuzz_seeds import seeds
 
     directory = WORK / name
     directory.mkdir(parents=True, exist_ok=True)
