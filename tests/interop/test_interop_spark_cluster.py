@@ -1,0 +1,144 @@
+"""Row P3 whole: the example on a Spark cluster and three Apache Kafka brokers, which are killed in turn."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers_broker import wait_until
+from helpers_cli import oncelog
+from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
+
+from oncelog import Admin, Consumer, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(3600)]
+QUICK = {"broker.session.timeout.ms": 6000, "broker.heartbeat.interval.ms": 500}
+ROUNDS = 9
+SOURCE, TARGET = "orders", "taxed"
+
+
+class Feed:
+    """Orders, all the time, from our producer; `sent` of them so far."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers, self.sent = servers, 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with Producer({"bootstrap.servers": self.servers, "linger.ms": 5}) as producer:
+            while not self._ends.wait(0.2):
+                send_orders(producer, SOURCE, range(self.sent, self.sent + 100))
+                self.sent += 100
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Every record is acknowledged, or closing the producer raises."""
+        self._ends.set()
+        self._thread.join()
+
+
+def is_whole(admin: Admin) -> bool:
+    """Whether every replica of every topic, the internal ones too, is in sync."""
+    names = [topic.name for topic in admin.list_topics(include_internal=True)]
+    described = admin.describe_topics(names)
+    return all(len(part.in_sync_replicas) == 3 for each in described.values() for part in each.partitions)
+
+
+class Run:
+    """The example as it runs, and what is killed under it."""
+
+    def __init__(
+        self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, program: subprocess.Popen[bytes]
+    ) -> None:
+        self.kafka, self.spark, self.directory, self.program = kafka, spark, directory, program
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def batches_done(self) -> int:
+        commits = self.directory / "checkpoint" / "commits"
+        return sum(path.name.isdecimal() for path in commits.glob("*"))
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """The condition comes true while the example runs: it outlives everything that is done to it."""
+
+        def check() -> bool:
+            assert self.program.poll() is None, self.log[-6000:]
+            return is_done()
+
+        wait_until(check, 300)
+
+    def advance(self) -> None:
+        """Two more micro-batches."""
+        wanted = self.batches_done + 2
+        self.until(lambda: self.batches_done >= wanted)
+
+    def kill_in_turn(self, chance: random.Random) -> None:
+        """One broker after another, with a worker in every third round; back before the next goes."""
+        with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
+            for number in range(ROUNDS):
+                broker = self.kafka.nodes[number % 3]
+                killed = [broker, self.spark.workers[number % 2]] if number % 3 == 1 else [broker]
+                for node in killed:
+                    time.sleep(chance.uniform(0, 2))
+                    node.kill()
+                self.advance()
+                for node in killed:
+                    node.start()
+                self.spark.wait_until_formed()
+                self.until(lambda: is_whole(admin))
+
+
+@pytest.mark.behaviour("P3")
+@pytest.mark.parametrize("options", [(), ("--atomic",)], ids=["lane", "atomic"])
+def test_brokers_and_workers_killed_under_the_example(
+    tmp_path: Path, kafka_class_path: str, options: tuple[str, ...]
+) -> None:
+    with ApacheKafka(nodes=3, heap_mb=320, properties=QUICK) as kafka, SparkCluster(memory_mb=512) as spark:
+        servers = kafka.bootstrap_servers
+        create_topics(servers, SOURCE, TARGET, replicas=3)
+        with launch_forward(
+            tmp_path, spark.master_url, servers, SOURCE, TARGET, *options, "--follow"
+        ) as program:
+            run = Run(kafka, spark, tmp_path, program)
+            try:
+                with Feed(servers) as feed:
+                    run.advance()
+                    run.kill_in_turn(random.Random(3))
+                run.until(lambda: read_values(servers, TARGET).total() >= feed.sent)
+            finally:
+                program.terminate()
+                program.wait(60)
+        # What the last micro-batch left unfinished, and nothing else, is done by the next run.
+        with launch_forward(tmp_path, "local[2]", servers, SOURCE, TARGET, *options) as program:
+            assert program.wait(300) == 0, run.log[-6000:]
+        assert read_values(servers, TARGET) == expected(feed.sent)
+        for topic in (SOURCE, TARGET):
+            audited = oncelog("audit", topic, servers=servers)
+            assert audited.code == 0, audited.out + audited.err
+        report(run, feed.sent)
+
+
+def report(run: Run, sent: int) -> None:
+    """What happened, as docs/clusters.md tells it; seen with pytest -s."""
+    servers = {"bootstrap.servers": run.kafka.bootstrap_servers}
+    with Consumer(servers, isolation_level="read_uncommitted") as consumer:
+        ends = consumer.end_offsets([TopicPartition(TARGET, number) for number in range(3)])
+        stored = sum(batch.num_rows for at, end in ends.items() for batch in consumer.fetch_range(at, 0, end))
+    print(f"{sent} orders, {run.batches_done} micro-batches, {stored - sent} rows of aborted transactions")
+    print(
+        f"{run.log.count('Lost task')} lost tasks, {run.log.count('is written again')} batches written again"
+    )
