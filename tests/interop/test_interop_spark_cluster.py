@@ -6,7 +6,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,24 +19,29 @@ from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.dev.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(3600)]
-QUICK = {"broker.session.timeout.ms": 6000, "broker.heartbeat.interval.ms": 500}
-ROUNDS = 9
-SOURCE, TARGET = "orders", "taxed"
+PROPERTIES = {
+    "broker.session.timeout.ms": 6000,
+    "broker.heartbeat.interval.ms": 500,
+    "offsets.topic.num.partitions": 6,
+    "transaction.state.log.num.partitions": 6,
+}
+"""A death is noticed soon, and a broker that comes back has little to open."""
+ROUNDS = 6
 
 
 class Feed:
     """Orders, all the time, from our producer; `sent` of them so far."""
 
-    def __init__(self, servers: str) -> None:
-        self.servers, self.sent = servers, 0
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic, self.sent = servers, topic, 0
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         with Producer({"bootstrap.servers": self.servers, "linger.ms": 5}) as producer:
             while not self._ends.wait(0.2):
-                send_orders(producer, SOURCE, range(self.sent, self.sent + 100))
-                self.sent += 100
+                send_orders(producer, self.topic, range(self.sent, self.sent + 50))
+                self.sent += 50
 
     def __enter__(self) -> Feed:
         self._thread.start()
@@ -102,41 +107,51 @@ class Run:
                 self.until(lambda: is_whole(admin))
 
 
+@pytest.fixture(scope="module")
+def kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
+    with ApacheKafka(nodes=3, heap_mb=320, properties=PROPERTIES) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def spark_cluster() -> Iterator[SparkCluster]:
+    with SparkCluster(memory_mb=512) as spark:
+        yield spark
+
+
 @pytest.mark.behaviour("P3")
 @pytest.mark.parametrize("options", [(), ("--atomic",)], ids=["lane", "atomic"])
 def test_brokers_and_workers_killed_under_the_example(
-    tmp_path: Path, kafka_class_path: str, options: tuple[str, ...]
+    kafka: ApacheKafka, spark_cluster: SparkCluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    with ApacheKafka(nodes=3, heap_mb=320, properties=QUICK) as kafka, SparkCluster(memory_mb=512) as spark:
-        servers = kafka.bootstrap_servers
-        create_topics(servers, SOURCE, TARGET, replicas=3)
-        with launch_forward(
-            tmp_path, spark.master_url, servers, SOURCE, TARGET, *options, "--follow"
-        ) as program:
-            run = Run(kafka, spark, tmp_path, program)
-            try:
-                with Feed(servers) as feed:
-                    run.advance()
-                    run.kill_in_turn(random.Random(3))
-                run.until(lambda: read_values(servers, TARGET).total() >= feed.sent)
-            finally:
-                program.terminate()
-                program.wait(60)
-        # What the last micro-batch left unfinished, and nothing else, is done by the next run.
-        with launch_forward(tmp_path, "local[2]", servers, SOURCE, TARGET, *options) as program:
-            assert program.wait(300) == 0, run.log[-6000:]
-        assert read_values(servers, TARGET) == expected(feed.sent)
-        for topic in (SOURCE, TARGET):
-            audited = oncelog("audit", topic, servers=servers)
-            assert audited.code == 0, audited.out + audited.err
-        report(run, feed.sent)
+    servers, source, target = kafka.bootstrap_servers, f"orders{len(options)}", f"taxed{len(options)}"
+    create_topics(servers, source, target, replicas=3)
+    on_cluster = (spark_cluster.master_url, servers, source, target, *options, "--follow")
+    with launch_forward(tmp_path, *on_cluster) as program:
+        run = Run(kafka, spark_cluster, tmp_path, program)
+        try:
+            with Feed(servers, source) as feed:
+                run.advance()
+                run.kill_in_turn(random.Random(3))
+            run.until(lambda: read_values(servers, target).total() >= feed.sent)
+        finally:
+            program.terminate()
+            program.wait(60)
+    # What the last micro-batch left unfinished, and nothing else, is done by the next run.
+    with launch_forward(tmp_path, "local[2]", servers, source, target, *options) as program:
+        assert program.wait(300) == 0, run.log[-6000:]
+    assert read_values(servers, target) == expected(feed.sent)
+    for topic in (source, target):
+        audited = oncelog("audit", topic, servers=servers)
+        assert audited.code == 0, audited.out + audited.err
+    report(run, target, feed.sent)
 
 
-def report(run: Run, sent: int) -> None:
+def report(run: Run, target: str, sent: int) -> None:
     """What happened, as docs/clusters.md tells it; seen with pytest -s."""
     servers = {"bootstrap.servers": run.kafka.bootstrap_servers}
     with Consumer(servers, isolation_level="read_uncommitted") as consumer:
-        ends = consumer.end_offsets([TopicPartition(TARGET, number) for number in range(3)])
+        ends = consumer.end_offsets([TopicPartition(target, number) for number in range(3)])
         stored = sum(batch.num_rows for at, end in ends.items() for batch in consumer.fetch_range(at, 0, end))
     print(f"{sent} orders, {run.batches_done} micro-batches, {stored - sent} rows of aborted transactions")
     print(

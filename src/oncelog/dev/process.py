@@ -14,7 +14,7 @@ from pathlib import Path
 from oncelog.errors import OncelogError, TimedOut
 
 STOP_TIMEOUT_S = 30.0
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 
 
 def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.Signals) -> None:
