@@ -17,7 +17,7 @@ from helpers_spark_cluster import create_topics, expected, launch_forward, read_
 from oncelog import Broker, Producer
 from oncelog.dev import standing
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ORDERS = 3_000
 
 
@@ -53,7 +53,7 @@ def test_the_example_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path
             with Producer({"bootstrap.servers": servers}) as producer:
                 send_orders(producer, "orders", numbers)
             with launch_forward(tmp_path, master, servers, "orders", "taxed") as program:
-                assert program.wait(300) == 0, (tmp_path / "log").read_text()
+                assert program.wait(400) == 0, (tmp_path / "log").read_text()
             assert read_values(servers, "taxed") == expected(numbers.stop)
     ran = {path.parts[-5] for path in directory.glob("worker-*/work/*/*/stderr")}
     assert ran == {"worker-1", "worker-2"}

