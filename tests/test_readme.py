@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.dev.apache_kafka import free_ports
+from oncelog.dev.process import free_ports
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMAND = ".venv/bin/oncelog"

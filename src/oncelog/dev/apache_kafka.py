@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,12 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from oncelog.dev.process import end_process
+from oncelog.dev.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
 from oncelog.edge.admin import Admin
 from oncelog.errors import OncelogError, TimedOut
 
 VERSION = "4.3.0"
-READY_TIMEOUT_S = 60.0
 
 CACHE_ROOT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
 _CACHE = CACHE_ROOT / f"apache-kafka-{VERSION}"
@@ -68,18 +65,6 @@ def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
     return cache / "jars"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports free a moment ago, on loopback."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float = 120.0) -> str:
     """Run one of Kafka's own command-line tools by its main class; its standard output.
 
@@ -93,59 +78,12 @@ def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float 
     return done.stdout
 
 
-class KafkaNode:
-    """One process, broker and controller in one. It keeps its port and directory when started again."""
+class KafkaNode(NodeProcess):
+    """Broker and controller in one."""
 
     def __init__(self, node_id: int, port: int, directory: Path, command: list[str]) -> None:
-        self.node_id, self.port, self.directory = node_id, port, directory
-        self.data_dir = directory / "data"
-        self.log_file = directory / "server.log"
-        self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the running node; raises OncelogError when it does not run."""
-        if self._process is None:
-            raise OncelogError(f"Apache Kafka node {self.node_id} is not running")
-        return self._process.pid
-
-    def launch(self) -> None:
-        """Start the process; `wait_until_ready` says when it serves."""
-        with self.log_file.open("ab") as log:
-            # In a session of its own, so that Ctrl-C in a terminal is for whoever started it.
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def wait_until_ready(self) -> None:
-        """Return when the listener takes connections. Raises TimedOut with the end of the log."""
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                break
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.1)
-        text = self.log_file.read_text(errors="replace")[-2000:]
-        self.kill()
-        raise TimedOut(f"Apache Kafka node {self.node_id} did not start; {self.log_file} ends:\n{text}")
-
-    def start(self) -> None:
-        self.launch()
-        self.wait_until_ready()
-
-    def stop(self) -> None:
-        """SIGTERM, a controlled shutdown; killed after STOP_TIMEOUT_S all the same."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def _end(self, signal_number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        end_process(process, signal_number)
+        super().__init__(node_id, port, directory / "server.log", command, mark=command[-1])
+        self.directory, self.data_dir = directory, directory / "data"
 
 
 class ApacheKafka:
@@ -187,7 +125,7 @@ class ApacheKafka:
             file = home / "server.properties"
             file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
             command = [
-                *([] if outlive_parent else _dying_with_parent()),
+                *([] if outlive_parent else dying_with_parent()),
                 "java",
                 f"-Xmx{heap_mb}m",
                 _LOG_LEVEL,
@@ -273,8 +211,3 @@ def _common_properties(nodes: int) -> dict[str, object]:
         "transaction.state.log.min.isr": max(replicas - 1, 1),
         "group.initial.rebalance.delay.ms": 0,
     }
-
-
-def _dying_with_parent() -> list[str]:
-    """What to put before a command; nothing where the kernel cannot do it."""
-    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

@@ -1,11 +1,20 @@
-"""Ending a child process."""
+"""Server processes on this machine: starting, waiting until they serve, ending."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from oncelog.errors import OncelogError, TimedOut
 
 STOP_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
 
 
 def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.Signals) -> None:
@@ -20,3 +29,91 @@ def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.S
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports free a moment ago, on loopback."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def dying_with_parent() -> list[str]:
+    """What to put before a command; nothing where the kernel cannot do it."""
+    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
+class NodeProcess:
+    """One process of a cluster. It keeps its port and directory when started again.
+
+    `mark` is a text that its command line holds and no other process's does. `environment` is added to
+    this process's own. `page` is the address of its web page, if it has one.
+    """
+
+    def __init__(
+        self,
+        name: int | str,
+        port: int,
+        log_file: Path,
+        command: list[str],
+        *,
+        mark: str,
+        environment: Mapping[str, str] | None = None,
+        page: str = "",
+    ) -> None:
+        self.name, self.port, self.log_file, self.mark, self.page = name, port, log_file, mark, page
+        self._command, self._environment = command, {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running node; raises OncelogError when it does not run."""
+        if self._process is None:
+            raise OncelogError(f"node {self.name} is not running")
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start the process; `wait_until_ready` says when it serves."""
+        with self.log_file.open("ab") as log:
+            # In a session of its own, so that Ctrl-C in a terminal is for whoever started it.
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Return when the listener takes connections. Raises TimedOut with the end of the log."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        text = self.log_file.read_text(errors="replace")[-2000:]
+        self.kill()
+        raise TimedOut(f"node {self.name} did not start; {self.log_file} ends:\n{text}")
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_until_ready()
+
+    def stop(self) -> None:
+        """SIGTERM, an orderly end; killed after STOP_TIMEOUT_S all the same."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, signal_number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        end_process(process, signal_number)

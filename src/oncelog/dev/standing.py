@@ -1,4 +1,4 @@
-"""An Apache Kafka cluster that outlives the command that started it; stopped by its process ids.
+"""Clusters that outlive the command that started them; stopped by their process ids.
 
 What runs is written to `cluster.json` in the cluster's directory. A process id is believed only if that
 process's command line names the node's own configuration file.
@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncelog.dev.apache_kafka import VERSION, ApacheKafka
+from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.dev.process import STOP_TIMEOUT_S
+from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import MisuseError, OncelogError
 
 FILE_NAME = "cluster.json"
@@ -24,19 +25,20 @@ FILE_NAME = "cluster.json"
 
 @dataclass(frozen=True, slots=True)
 class StandingNode:
-    """A node as it was started. `properties` is its configuration file."""
+    """A node as it was started. `properties` is its configuration file, `page` its web page, if any."""
 
-    node_id: int
+    name: int | str
     port: int
     pid: int
     properties: str
+    page: str = ""
 
     @property
     def is_running(self) -> bool:
         return self.properties in _command_line(self.pid)
 
 
-def start(
+def start_kafka(
     directory: Path, *, nodes: int, properties: Mapping[str, object], outlive_parent: bool = True
 ) -> list[StandingNode]:
     """Start a cluster on `directory`, with the data that is in it, and wait until it serves.
@@ -44,22 +46,42 @@ def start(
     Raises MisuseError when one runs there or its data belong to another number of nodes, PartMissing,
     TimedOut.
     """
-    known = find(directory)
-    if any(node.is_running for node in known):
-        raise MisuseError(f"a cluster runs on {directory}; stop it first: oncelog dev kafka stop")
+    known = _find_stopped(directory, "kafka")
     if known and len(known) != nodes:
         raise MisuseError(
             f"{directory} holds a cluster of {len(known)} nodes; use another directory for {nodes}"
         )
-    cluster = ApacheKafka(directory, nodes=nodes, properties=properties, outlive_parent=outlive_parent)
+    return _start(
+        directory, ApacheKafka(directory, nodes=nodes, properties=properties, outlive_parent=outlive_parent)
+    )
+
+
+def start_spark(
+    directory: Path, *, workers: int, cores: int, memory_mb: int, outlive_parent: bool = True
+) -> list[StandingNode]:
+    """Start a master and workers and wait until they know each other; the first node is the master.
+
+    Raises MisuseError when a cluster runs on `directory`, ConfigError without PySpark or Java, TimedOut.
+    """
+    _find_stopped(directory, "spark")
+    cluster = SparkCluster(
+        directory, workers=workers, cores=cores, memory_mb=memory_mb, outlive_parent=outlive_parent
+    )
+    return _start(directory, cluster)
+
+
+def _find_stopped(directory: Path, kind: str) -> list[StandingNode]:
+    known = find(directory)
+    if any(node.is_running for node in known):
+        raise MisuseError(f"a cluster runs on {directory}; stop it first: oncelog dev {kind} stop")
+    return known
+
+
+def _start(directory: Path, cluster: ApacheKafka | SparkCluster) -> list[StandingNode]:
     cluster.start()
-    started = [
-        StandingNode(node.node_id, node.port, node.pid, str(node.directory / "server.properties"))
-        for node in cluster.nodes
-    ]
-    rows = [[node.node_id, node.port, node.pid, node.properties] for node in started]
-    (directory / FILE_NAME).write_text(json.dumps({"version": VERSION, "nodes": rows}) + "\n")
-    return started
+    rows = [(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
+    (directory / FILE_NAME).write_text(json.dumps({"nodes": rows}) + "\n")
+    return [StandingNode(*row) for row in rows]
 
 
 def find(directory: Path) -> list[StandingNode]:

@@ -1,0 +1,169 @@
+"""Row P3 whole: the example on a Spark cluster and three Apache Kafka brokers, which are killed in turn."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers_cli import oncelog
+from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
+
+from oncelog import Admin, Consumer, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(3600)]
+PROPERTIES = {
+    "broker.session.timeout.ms": 6000,
+    "broker.heartbeat.interval.ms": 500,
+    "offsets.topic.num.partitions": 6,
+    "transaction.state.log.num.partitions": 6,
+}
+"""A death is noticed soon, and a broker that comes back has little to open."""
+ROUNDS = 6
+PATIENCE_S = 900
+MOST_STARTS = 20
+
+
+class Feed:
+    """Orders, all the time, from our producer; `sent` of them so far."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic, self.sent = servers, topic, 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        settings = {"bootstrap.servers": self.servers, "delivery.timeout.ms": PATIENCE_S * 1000}
+        with Producer(settings) as producer:
+            while not self._ends.wait(0.2):
+                send_orders(producer, self.topic, range(self.sent, self.sent + 50))
+                self.sent += 50
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What was handed over is stored."""
+        self._ends.set()
+        self._thread.join()
+
+
+def is_whole(admin: Admin) -> bool:
+    """Whether every replica of every topic, the internal ones too, is in sync."""
+    names = [topic.name for topic in admin.list_topics(include_internal=True)]
+    described = admin.describe_topics(names)
+    return all(len(part.in_sync_replicas) == 3 for each in described.values() for part in each.partitions)
+
+
+class Run:
+    """The example as it runs, and what is killed under it. A failed run is started again."""
+
+    def __init__(self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, *told: str) -> None:
+        self.kafka, self.spark, self.directory = kafka, spark, directory
+        self._told, self.starts = told, 0
+
+    def __enter__(self) -> Run:
+        self._launch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.terminate()
+        self._program.wait(60)
+
+    def _launch(self) -> None:
+        self.starts += 1
+        assert self.starts <= MOST_STARTS, self.log[-6000:]
+        self._program = launch_forward(self.directory, *self._told)
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def batches_done(self) -> int:
+        commits = self.directory / "checkpoint" / "commits"
+        return sum(path.name.isdecimal() for path in commits.glob("*"))
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """The condition comes true while the example runs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_done():
+            if self._program.poll() is not None:
+                print(
+                    f"failed: {[line for line in self.log.splitlines() if line.startswith('Caused by')][-1:]}"
+                )
+                self._launch()
+            assert time.monotonic() < deadline, self.log[-6000:]
+            time.sleep(0.5)
+
+    def advance(self) -> None:
+        """Two more micro-batches."""
+        wanted = self.batches_done + 2
+        self.until(lambda: self.batches_done >= wanted)
+
+    def kill_in_turn(self, chance: random.Random) -> None:
+        """One broker after another, with a worker in every third round; back before the next goes."""
+        with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
+            for number in range(ROUNDS):
+                broker = self.kafka.nodes[number % 3]
+                killed = [broker, self.spark.workers[number % 2]] if number % 3 == 1 else [broker]
+                for node in killed:
+                    time.sleep(chance.uniform(0, 2))
+                    node.kill()
+                self.advance()
+                for node in killed:
+                    node.start()
+                self.spark.wait_until_formed()
+                self.until(lambda: is_whole(admin))
+                print(f"killed {[node.name for node in killed]} after {self.batches_done} micro-batches")
+
+
+@pytest.fixture(scope="module")
+def kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
+    with ApacheKafka(nodes=3, heap_mb=320, properties=PROPERTIES) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def spark_cluster() -> Iterator[SparkCluster]:
+    with SparkCluster(memory_mb=512) as spark:
+        yield spark
+
+
+@pytest.mark.behaviour("P3")
+@pytest.mark.parametrize("options", [(), ("--atomic",)], ids=["lane", "atomic"])
+def test_brokers_and_workers_killed_under_the_example(
+    kafka: ApacheKafka, spark_cluster: SparkCluster, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    servers, source, target = kafka.bootstrap_servers, f"orders{len(options)}", f"taxed{len(options)}"
+    create_topics(servers, source, target, replicas=3)
+    told = (servers, source, target, *options)
+    with Run(kafka, spark_cluster, tmp_path, spark_cluster.master_url, *told, "--follow") as run:
+        with Feed(servers, source) as feed:
+            run.advance()
+            run.kill_in_turn(random.Random(3))
+        run.until(lambda: read_values(servers, target).total() >= feed.sent)
+    # What the last micro-batch left unfinished, and nothing else, is done by the next run.
+    with launch_forward(tmp_path, "local[2]", *told) as program:
+        assert program.wait(PATIENCE_S) == 0, run.log[-6000:]
+    assert read_values(servers, target) == expected(feed.sent)
+    report(run, target, feed.sent)
+    audited = oncelog("audit", source, target, servers=servers)
+    assert audited.code == 0, audited.out + audited.err
+
+
+def report(run: Run, target: str, sent: int) -> None:
+    """What happened, as docs/clusters.md tells it; seen with pytest -s."""
+    servers = {"bootstrap.servers": run.kafka.bootstrap_servers}
+    with Consumer(servers, isolation_level="read_uncommitted") as consumer:
+        ends = consumer.end_offsets([TopicPartition(target, number) for number in range(3)])
+        stored = sum(batch.num_rows for at, end in ends.items() for batch in consumer.fetch_range(at, 0, end))
+    print(f"{sent} orders, {run.batches_done} micro-batches, {stored - sent} rows of aborted transactions")
+    print(f"{run.starts} starts, {run.log.count('Lost task')} lost tasks")
+    print(f"{run.log.count('is written again')} micro-batches written again")
