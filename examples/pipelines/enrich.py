@@ -1,4 +1,4 @@
-"""Enrich and forward: orders of one topic, joined with a table of customers, into another topic, each once.
+r"""Enrich and forward: orders of one topic, joined with a table of customers, into another topic, each once.
 
     oncelog pipeline run enrich.py --set SOURCE=orders --set CUSTOMERS=customers.csv \
         --set TARGET=enriched --set CHECKPOINT=/var/lib/enrich

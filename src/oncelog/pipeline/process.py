@@ -10,26 +10,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
-"""For a session to stop after the query has ended, and for what a dead process leaves behind."""
+"""For a session to stop after the query has ended."""
+_LEFT_BEHIND_S = 10.0
+"""For a JVM to notice that its driver has gone."""
 _POLL_S = 0.05
 
 
 class ChildProcess:
-    """Starts `oncelog.pipeline.child` in a session of its own, out of reach of the terminal's Ctrl-C.
+    """Starts `command` in a session of its own, out of reach of the terminal's Ctrl-C.
 
     A context manager: behind it, the process, its JVM and whatever else was in its group are gone.
     """
 
-    def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+    def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
         self._reports, reports = os.pipe()
         self._held = b""
         self._deadline: float | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "oncelog.pipeline.child"],
+            command,
             stdin=subprocess.PIPE,
             pass_fds=[reports],
             env={**os.environ, **settings},
@@ -89,13 +92,13 @@ class ChildProcess:
     def __exit__(self, *raised: object) -> None:
         if raised[0] is not None:
             self.kill()
-        deadline = time.monotonic() + _GRACE_S
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # The JVM notices by itself that it is alone, and clears up; the next run must not meet it.
+        # The JVM notices by itself that it is alone and clears up; the next run must not meet it.
+        deadline = time.monotonic() + _LEFT_BEHIND_S
         while self._group_lives() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self.kill()

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, assert_never
 
 from oncelog.edge.event_log import log_event
-from oncelog.pipeline.process import ChildProcess
+from oncelog.pipeline.process import CHILD, ChildProcess
 from oncelog.rules.supervision import (
     EXIT_DONE,
     EXIT_REFUSED,
@@ -31,6 +31,7 @@ from oncelog.rules.supervision import (
     Limits,
     Restart,
     decide_next,
+    headline,
 )
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -52,8 +53,8 @@ class Pipeline:
 class Supervisor:
     """Runs one pipeline to its end. In a main thread only: it takes the signals."""
 
-    def __init__(self, pipeline: Pipeline, limits: Limits) -> None:
-        self._pipeline, self._limits = pipeline, limits
+    def __init__(self, pipeline: Pipeline, limits: Limits, child: Sequence[str] = CHILD) -> None:
+        self._pipeline, self._limits, self._child = pipeline, limits, child
         self._history = History()
         self._query_id: str | None = None
         self._signals: list[int] = []
@@ -106,6 +107,7 @@ class Supervisor:
                 "query_id": self._query_id,
             },
             pipeline.settings,
+            self._child,
         )
         ended: tuple[Ending, str | None] | None = None
         with child:
@@ -141,9 +143,9 @@ class Supervisor:
         self._status |= {"state": state, **fields}
         for name in [name for name, value in self._status.items() if value is None]:
             del self._status[name]
-        shown: dict[str, Any] = {
-            name: _one_line(value) for name, value in fields.items() if value is not None
-        }
+        shown = {name: value for name, value in fields.items() if value is not None}
+        if "error" in shown:
+            shown["error"] = headline(shown["error"])
         log_event(level, state, **shown)
         self._write_status()
 
@@ -184,11 +186,3 @@ class Supervisor:
         select.select([self._wake[0]], [], [], seconds)
         self._drain()
         return bool(self._signals)
-
-
-def _one_line(value: object) -> object:
-    """Spark's errors have the whole of a task's traceback: its last line is what was raised."""
-    if not isinstance(value, str):
-        return value
-    lines = [line.strip() for line in value.splitlines() if line.strip()]
-    return value if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"

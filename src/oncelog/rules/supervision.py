@@ -91,7 +91,7 @@ _OF_SETUP = frozenset(
     | {"AttributeError", "TypeError", "ValueError", "LookupError"}
 )
 """Errors of the file or of what it was given, when they come before there is a query."""
-_NAMED = re.compile(r"^(?:\w+: )*oncelog(?:\.\w+)*\.(\w+): ", re.MULTILINE)
+_NAMED = re.compile(r"^oncelog(?:\.\w+)*\.(\w+): .*", re.MULTILINE)
 
 
 def decide_ending(types: Iterable[str], text: str, *, is_started: bool) -> Ending:
@@ -101,3 +101,11 @@ def decide_ending(types: Iterable[str], text: str, *, is_started: bool) -> Endin
         return Ending.SETUP if _OF_SETUP & set(types) else Ending.FAILED
     named = {match[1] for match in _NAMED.finditer(text)}
     return Ending.REFUSED if _FOR_GOOD & (named | set(types)) else Ending.FAILED
+
+
+def headline(text: str) -> str:
+    """The one line of an error that says most: the last of our own in it, else its first."""
+    named = list(_NAMED.finditer(text))
+    if named:
+        return named[-1][0][named[-1].start(1) - named[-1].start() :]
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
