@@ -63,6 +63,8 @@ oncelog.errors.MessageTooLarge: 2000000 bytes
 
 The above exception was the direct cause of the following exception:
 
+Traceback (most recent call last):
+  File "lane.py", line 98, in write_lane
 {error}
 \tat org.apache.spark.api.python.BasePythonRunner
 oncelog is named here: to no effect"""
@@ -94,8 +96,9 @@ def test_what_errors_mean(types: str, error: str, is_started: bool, ending: str)
     assert found is Ending[ending]
 
 
-def test_the_headline_is_the_typed_error_or_the_first_line() -> None:
+def test_the_headline_is_what_was_raised_or_the_first_line() -> None:
     text = TASK_FAILED.format(error="oncelog.rules.lane.SinkRefused: batch 7 was committed")
     assert headline(text) == "SinkRefused: batch 7 was committed"
-    assert headline("[PATH_NOT_FOUND] no such path\n\nmore") == "[PATH_NOT_FOUND] no such path"
+    assert headline(TASK_FAILED.format(error="KeyError: 'x'")) == "KeyError: 'x'"
+    assert headline("\n[PATH_NOT_FOUND] no such path\n\nmore") == "[PATH_NOT_FOUND] no such path"
     assert headline("") == ""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog.errors import ConfigError
 from oncelog.pipeline.progress import batch_summary
-from oncelog.rules.supervision import Ending, decide_ending
+from oncelog.rules.supervision import Ending, decide_ending, headline
 from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics
 from oncelog.spark.session import check_spark, local_session
 
@@ -89,10 +90,11 @@ def _obey(lines: Iterator[str], stop: threading.Event) -> None:
 
 
 def _told(error: BaseException, is_started: bool) -> dict[str, str]:
-    text = str(error)
     types = [kind.__name__ for kind in type(error).__mro__]
-    ending = decide_ending(types, text, is_started=is_started)
-    return {"ending": ending.value, "error": f"{type(error).__name__}: {text}"}
+    ending = decide_ending(types, str(error), is_started=is_started)
+    if not is_started:  # what ends a query, Spark has written to standard error already
+        traceback.print_exception(error)
+    return {"ending": ending.value, "error": headline(f"{types[0]}: {error}")}
 
 
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
@@ -143,15 +145,16 @@ def _run(
 
 
 def _stop_between_batches(query: StreamingQuery, ends: threading.Event) -> None:
-    """Wait for the end of the batch that runs. Spark has no such stop: what begins in the same moment is
-    broken off, and comes again in the next run."""
+    """Wait for the end of the batch that runs. Raises what ended the query meanwhile.
+
+    Spark has no such stop: what begins in the same moment is broken off, and comes again in the next run.
+    """
     ends.clear()
     while query.isActive and query.status["isTriggerActive"] and not ends.is_set():
         time.sleep(_QUICK_POLL_S)
-    query.stop()
-    error = query.exception()
-    if error is not None:
+    if not query.isActive and (error := query.exception()) is not None:
         raise error
+    query.stop()
 
 
 def _listener(tell: Tell, metrics: _MetricsPipe | None, ends: threading.Event) -> StreamingQueryListener:

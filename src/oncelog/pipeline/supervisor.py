@@ -31,7 +31,6 @@ from oncelog.rules.supervision import (
     Limits,
     Restart,
     decide_next,
-    headline,
 )
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -143,10 +142,7 @@ class Supervisor:
         self._status |= {"state": state, **fields}
         for name in [name for name, value in self._status.items() if value is None]:
             del self._status[name]
-        shown = {name: value for name, value in fields.items() if value is not None}
-        if "error" in shown:
-            shown["error"] = headline(shown["error"])
-        log_event(level, state, **shown)
+        log_event(level, state, **{name: value for name, value in fields.items() if value is not None})
         self._write_status()
 
     def _write_status(self) -> None:

@@ -91,7 +91,7 @@ _OF_SETUP = frozenset(
     | {"AttributeError", "TypeError", "ValueError", "LookupError"}
 )
 """Errors of the file or of what it was given, when they come before there is a query."""
-_NAMED = re.compile(r"^oncelog(?:\.\w+)*\.(\w+): .*", re.MULTILINE)
+_NAMED = re.compile(r"^oncelog(?:\.\w+)*\.(\w+): ", re.MULTILINE)
 
 
 def decide_ending(types: Iterable[str], text: str, *, is_started: bool) -> Ending:
@@ -104,8 +104,13 @@ def decide_ending(types: Iterable[str], text: str, *, is_started: bool) -> Endin
 
 
 def headline(text: str) -> str:
-    """The one line of an error that says most: the last of our own in it, else its first."""
-    named = list(_NAMED.finditer(text))
-    if named:
-        return named[-1][0][named[-1].start(1) - named[-1].start() :]
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The line of an error that says most: what was raised last of the tracebacks in it, else its first."""
+    raised, is_within = "", False
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if line.endswith("Traceback (most recent call last):"):
+            is_within = True
+        elif is_within and not line[0].isspace():
+            raised, is_within = line, False
+    kind, colon, said = raised.partition(": ")
+    return kind.rpartition(".")[2] + colon + said if raised else "".join(lines[:1])
