@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from helpers_broker import wait_until
@@ -119,7 +119,10 @@ CASES = {
 
 
 class Supervised:
-    """`oncelog pipeline run`, as a process of its own; `run` again goes on with the same checkpoint."""
+    """`oncelog pipeline run`, as a process of its own; a context manager. `start` again goes on with the same
+    checkpoint."""
+
+    process: subprocess.Popen[bytes] | None = None
 
     def __init__(self, case: Case, servers: str, directory: Path) -> None:
         self.case, self.servers, self.directory = case, servers, directory
@@ -139,6 +142,14 @@ class Supervised:
             **case.settings(directory),
         }
         self._arguments = [f"{key}={value}" for key, value in settings.items()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.kill()  # and what it supervises ends by itself
+            self.process.wait()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "oncelog.cli.main", "pipeline", "run"]
@@ -165,7 +176,7 @@ class Supervised:
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         def holds() -> bool:
-            assert self.process.poll() is None, self.log[-4000:]
+            assert self.process is not None and self.process.poll() is None, self.log[-4000:]
             return condition(self.status)
 
         wait_until(holds, PATIENCE_S)
@@ -180,12 +191,14 @@ class Supervised:
 
     def kill(self, *, is_jvm: bool) -> None:
         """SIGKILL to the process of the query, or to its JVM."""
+        assert self.process is not None
         (query,) = psutil.Process(self.process.pid).children()
         (jvm,) = [each for each in query.children() if "java" in each.name()]
         (jvm if is_jvm else query).kill()
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
+        assert self.process is not None
         self.process.terminate()
         return self.process.wait(PATIENCE_S)
 

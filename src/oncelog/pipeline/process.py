@@ -16,7 +16,7 @@ from typing import Any, Self
 CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
 """For a session to stop after the query has ended."""
-_LEFT_BEHIND_S = 10.0
+_LEFT_BEHIND_S = 5.0
 """For a JVM to notice that its driver has gone."""
 _POLL_S = 0.05
 
