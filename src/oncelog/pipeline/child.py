@@ -51,7 +51,6 @@ def main() -> None:
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
-
     lock = threading.Lock()  # Spark's listener has a thread of its own
 
     def tell(event: str, **fields: Any) -> None:
@@ -102,11 +101,12 @@ def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQu
     check_spark()
     from pyspark import cloudpickle
 
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"pipeline_{path.stem}"  # not the file's own: it may be that of a package
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")
     module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     cloudpickle.register_pickle_by_value(module)  # executors have no such file
     spec.loader.exec_module(module)
@@ -179,15 +179,19 @@ class _MetricsPipe:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
+        self._newest: dict[tuple[str, int], SinkMetrics] = {}
         # Open for writing too, so that it never ends.
         self._lines = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
 
     def of(self, query_id: str, batch_id: int) -> SinkMetrics | None:
         """The batch's, if its sink is ours."""
-        found = [
-            SinkMetrics.decode(line) for line in (self._lines.read(1 << 20) or b"").decode().splitlines()
-        ]
-        return next((each for each in found if (each.name, each.batch_id) == (query_id, batch_id)), None)
+        for line in (self._lines.read(1 << 20) or b"").decode().splitlines():
+            found = SinkMetrics.decode(line)
+            self._newest[found.name, found.batch_id] = found
+        wanted = self._newest.pop((query_id, batch_id), None)
+        # What is older was of a batch that failed after its sink had finished.
+        self._newest = {key: each for key, each in self._newest.items() if each.batch_id > batch_id}
+        return wanted
 
 
 @contextmanager

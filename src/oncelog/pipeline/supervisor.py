@@ -65,7 +65,7 @@ class Supervisor:
         with self._taking_signals():
             while True:
                 ending, error = self._run_once()
-                if len(self._signals) > 1:
+                if ending is Ending.DIED and len(self._signals) > 1:
                     self._tell("warning", "broken_off")
                     return _BROKEN_OFF + self._signals[-1]
                 verdict = decide_next(
@@ -112,7 +112,8 @@ class Supervisor:
         with child:
             while (events := child.events(self._wake[0], is_ending=ended is not None)) is not None:
                 for event in events:
-                    ended = self._take(event) or ended
+                    taken = self._take(event)
+                    ended = ended or taken  # what goes wrong after the end is no other end
                 self._heed_signals(child)
         return ended or (Ending.DIED, f"the process of the query died ({child.how_it_died})")
 
@@ -151,8 +152,11 @@ class Supervisor:
             return
         status = {**self._status, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
         new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(status, indent=2) + "\n")
-        new.replace(path)  # a reader finds the old one or the new one, never a half
+        try:
+            new.write_text(json.dumps(status, indent=2) + "\n")
+            new.replace(path)  # a reader finds the old one or the new one, never a half
+        except OSError as error:
+            log_event("warning", "status_not_written", error=error)
 
     @contextmanager
     def _taking_signals(self) -> Iterator[None]:
