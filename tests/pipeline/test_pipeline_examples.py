@@ -58,6 +58,7 @@ def test_killed_and_stopped_midway(servers: str, tmp_path: Path) -> None:
         written, expected = it.result(), it.case.expected()
     assert all(row in expected for row in written)
     assert len({row["id"] for row in written}) == len(written) >= PER_BATCH * (ended + 1)
+    assert "Spark's JVM has died" in it.log
     for field in ("rows_in=30", "rows_out=30", "bytes_out=", "commit_seconds=", "lanes=2", "lag="):
         assert field in it.log
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
+_OF_PY4J = {"Py4JError", "Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"}
+"""What calls into Spark raise when its JVM is gone; errors of the network elsewhere come as Spark's own."""
 _POLL_S, _QUICK_POLL_S = 0.2, 0.02
 Tell = Callable[..., None]
 
@@ -93,7 +95,10 @@ def _told(error: BaseException, is_started: bool) -> dict[str, str]:
     ending = decide_ending(types, str(error), is_started=is_started)
     if not is_started:  # what ends a query, Spark has written to standard error already
         traceback.print_exception(error)
-    return {"ending": ending.value, "error": headline(f"{types[0]}: {error}")}
+    said = headline(f"{types[0]}: {error}")
+    if is_started and types[0] in _OF_PY4J:
+        said = f"Spark's JVM has died ({said})"
+    return {"ending": ending.value, "error": said}
 
 
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
