@@ -129,13 +129,19 @@ def test_nothing_is_left_of_a_run_before_the_next(tmp_path: Path) -> None:
 
 def test_a_supervisor_that_is_killed_takes_its_query_along(tmp_path: Path) -> None:
     file = tmp_path / "waits.py"
-    file.write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    file.write_text(
+        "import os, subprocess, time\n"
+        "other = subprocess.Popen(['sleep', '600'])  # in the place of the JVM\n"
+        "open('pids.new', 'w').write(f'{os.getpid()} {other.pid}')\n"
+        "os.rename('pids.new', 'pids')\n"
+        "time.sleep(600)\n"
+    )
     command = [sys.executable, "-m", "oncelog.cli.main", "pipeline", "run", str(file)]
     with subprocess.Popen(command, cwd=tmp_path) as process:
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 60)
+        wait_until((tmp_path / "pids").exists, 60)
         process.kill()
-    pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not is_alive(pid), 30)
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        wait_until(lambda pid=pid: not is_alive(pid), 30)
 
 
 def run_file(tmp_path: Path, text: str, *arguments: str) -> tuple[int, str]:

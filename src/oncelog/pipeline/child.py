@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -87,6 +88,9 @@ def _lines(fd: int) -> Iterator[str]:
 def _obey(lines: Iterator[str], stop: threading.Event) -> None:
     for _ in lines:
         stop.set()
+    # The supervisor is gone, and perhaps another one starts: its query must not meet this one's JVM.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
