@@ -322,5 +322,15 @@ BROKER = SettingsTable(
     ),
 )
 
-TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC)
+PIPELINE = SettingsTable(
+    "pipeline",
+    _rows(
+        ("restart.backoff.ms", "int", 1_000, "First pause before a query that failed is started again; doubles with each failure, half of it is left to chance.", 0),
+        ("restart.backoff.max.ms", "int", 60_000, "Longest such pause.", 0),
+        ("restart.max.failures", "int", 10, "With this many failures within restart.window.ms the query is given up; 1: never started again.", 1),
+        ("restart.window.ms", "int", 600_000, "How long a failure counts.", 1),
+    ),
+)
+
+TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC, PIPELINE)
 # fmt: on

@@ -70,7 +70,7 @@ def test_a_batch_write_and_one_that_is_repeated(
         write(numbers(spark, 10), bootstrap, topic=topic, writeId=f"{topic}-w")
     assert pairs(spark, bootstrap, topic) == expected(range(1000), range(10))
     with pytest.raises(
-        Exception, match=r"SinkError: lane \d of batch 0, topic.*committed with 5 rows in this"
+        Exception, match=r"SinkRefused: lane \d of batch 0, topic.*committed with 5 rows in this"
     ):
         write(numbers(spark, 12), bootstrap, topic=topic, writeId=f"{topic}-w")
     assert len(pairs(spark, bootstrap, topic)) == 1010

@@ -137,7 +137,11 @@ class SinkError(OncelogError):
     """The sink refuses, or could not write; the text names what and the remedy."""
 
 
-class RowRefused(SinkError):
+class SinkRefused(SinkError):
+    """Refused for good: as long as nothing is changed, every repetition is refused too."""
+
+
+class RowRefused(SinkRefused):
     """A row that can never be written as it is."""
 
 
@@ -160,9 +164,9 @@ class Refuse:
     reason: Reason
     found: str = ""
 
-    def error(self, batch_id: int, lane: int | None = None) -> SinkError:
+    def error(self, batch_id: int, lane: int | None = None) -> SinkRefused:
         """To be raised."""
-        return SinkError(self.reason.value.format(batch=batch_id, lane=lane, found=self.found))
+        return SinkRefused(self.reason.value.format(batch=batch_id, lane=lane, found=self.found))
 
 
 def decide_lane(

@@ -5,6 +5,7 @@ What may be written is decided in rules/lane.py; here is the asking and sending.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -34,11 +35,16 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """What a lane did. `was_there`: nothing was written, the batch was there already."""
+    """What a lane did. `was_there`: nothing was written, the batch was there already.
+
+    `size_bytes`: of keys and values; `commit_seconds`: from the last row handed over to the commit's answer.
+    """
 
     lane: int
     sum: RowSum
     was_there: bool
+    size_bytes: int = 0
+    commit_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +131,16 @@ def _write(
                 for batch in batches:
                     rows.take(batch)
                 _agree(batch_id, lane, expected, rows.sum)
-                return LaneReport(lane, rows.sum, was_there=True)
+                return LaneReport(lane, rows.sum, True, rows.size_bytes)
             case Write():
                 with producer.transaction():
                     for batch in batches:
                         for part in rows.parts(rows.take(batch)):
                             send_part(producer, part)
+                    sent_at = time.monotonic()
                     kept = {sink.marker_at: LaneMarker(batch_id, rows.sum).encode()}
                     producer.send_offsets_to_transaction(kept, sink.lane_id(lane))
-                return LaneReport(lane, rows.sum, was_there=False)
+                return LaneReport(lane, rows.sum, False, rows.size_bytes, time.monotonic() - sent_at)
 
 
 def send_part(producer: Producer, part: Part) -> Delivery:
@@ -158,7 +165,8 @@ def finish(sink: Sink, batch_id: int, reports: Iterable[LaneReport]) -> None:
     try:
         _finish(sink, batch_id, lanes)
     except OncelogError as error:
-        raise SinkError(failure_text(error, f"batch {batch_id}", sink.settings, None)) from error
+        kind = type(error) if isinstance(error, SinkError) else SinkError
+        raise kind(failure_text(error, f"batch {batch_id}", sink.settings, None)) from error
 
 
 def _finish(sink: Sink, batch_id: int, lanes: list[int]) -> None:

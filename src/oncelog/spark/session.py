@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,10 +34,13 @@ def check_spark() -> None:
 
 
 @contextmanager
-def local_session(app_name: str, master: str = "local[*]") -> Iterator[SparkSession]:
+def local_session(
+    app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """A session for the block; one that this process has already is used and left running.
 
-    Raises ConfigError as `check_spark`.
+    `conf`: Spark's own settings, which go before those that commands need. Raises ConfigError as
+    `check_spark`.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -45,14 +48,14 @@ def local_session(app_name: str, master: str = "local[*]") -> Iterator[SparkSess
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return
-    session = _start(app_name, master)
+    session = _start(app_name, master, conf or {})
     try:
         yield session
     finally:
         session.stop()
 
 
-def _start(app_name: str, master: str) -> SparkSession:
+def _start(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     # The planner and the tasks run in Python workers, which must have what this interpreter has.
@@ -74,6 +77,6 @@ def _start(app_name: str, master: str) -> SparkSession:
             "spark.driver.host": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         }
-    for key, value in settings.items():
+    for key, value in {**settings, **conf}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

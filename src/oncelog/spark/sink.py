@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from oncelog.errors import ConfigError
 from oncelog.rules.lane import SinkError
 from oncelog.spark.lane import LaneReport, Sink, finish, write_lane
+from oncelog.spark.metrics import SinkMetrics, publish
 from oncelog.spark.sink_options import SinkSettings, parse_sink_options
 from oncelog.spark.sink_rows import check_columns
 from oncelog.spark.source import OncelogSource
@@ -78,6 +79,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         reports = [_of(message).report for message in messages]
         if self._sink.settings.write_id is not None:  # nobody asks for another name again
             finish(self._sink, _ONLY_BATCH, reports)
+        publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
 
     def abort(self, messages: Sequence[Written | None]) -> None:
         """Lanes that are committed stay so, and a repetition with the same writeId finds them."""
@@ -100,7 +102,9 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
         written = [_of(message) for message in messages]
         if written and written[0].query_id is not None:
-            finish(Sink(written[0].query_id, self._settings), batchId, [each.report for each in written])
+            reports = [each.report for each in written]
+            finish(Sink(written[0].query_id, self._settings), batchId, reports)
+            publish(SinkMetrics.of(written[0].query_id, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
         """Nothing to do: no transaction outlives its task."""

@@ -53,6 +53,8 @@ class LaneRows:
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         self._topic, self._max_row_bytes = topic, max_row_bytes
         self.sum = RowSum()
+        self.size_bytes = 0
+        """Of keys and values."""
         self.largest = (0, 0)
         """(bytes, row) of the largest so far."""
 
@@ -92,6 +94,7 @@ class LaneRows:
         sizes = _sizes(rows)
         at = int(np.argmax(sizes))
         size = int(sizes[at])
+        self.size_bytes += int(sizes.sum())
         self.largest = max(self.largest, (size, first + at), key=lambda each: each[0])
         if size > self._max_row_bytes:
             topic = self._topic or rows.column("topic")[at].as_py()

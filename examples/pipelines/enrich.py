@@ -1,0 +1,54 @@
+r"""Enrich and forward: orders of one topic, joined with a table of customers, into another topic, each once.
+
+    oncelog pipeline run enrich.py --set SOURCE=orders --set CUSTOMERS=customers.csv \
+        --set TARGET=enriched --set CHECKPOINT=/var/lib/enrich
+
+An order is a JSON object with id, customer and cents. Settings are looked up in the environment; --set goes
+before. Without the supervisor: SOURCE=orders ... spark-submit enrich.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
+
+ORDER = "id string, customer string, cents bigint"
+CUSTOMER = "customer string, name string, country string"
+
+
+def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery:
+    servers = settings.get("BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+    orders = (
+        spark.readStream.format("oncelog")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", settings["SOURCE"])
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", settings.get("MAX_OFFSETS", "100000"))
+        .load()
+        .select(f.from_json(f.col("value").cast("string"), ORDER).alias("order"))
+        .select("order.*")
+    )
+    # Read once per start, so that a micro-batch that is repeated finds the same customers. With a new table,
+    # restart the query when it stands still: a repeated batch whose rows differ is refused, never doubled.
+    customers = f.broadcast(spark.read.csv(settings["CUSTOMERS"], CUSTOMER, header=True))
+    # A left join with a broadcast table keeps every order, and keeps it in its partition (the sink's lane).
+    enriched = orders.join(customers, "customer", "left").select(
+        f.col("id").alias("key"),
+        f.to_json(f.struct("id", "customer", "cents", "name", "country")).alias("value"),
+    )
+    return (
+        enriched.writeStream.format("oncelog")
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", settings["TARGET"])
+        .option("checkpointLocation", settings["CHECKPOINT"])
+        .trigger(processingTime=settings.get("TRIGGER", "1 second"))
+        .start()
+    )
+
+
+if __name__ == "__main__":
+    pipeline(SparkSession.builder.getOrCreate(), os.environ).awaitTermination()

@@ -1,0 +1,84 @@
+"""The pipelines that people copy, under the supervisor, killed midway: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_pipeline import CASES, EXAMPLES, PER_BATCH, Supervised
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+MAX_LINES = 80
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with oncelog.Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+def run_through_kills(it: Supervised) -> None:
+    """The query's process and its JVM are killed, and it is stopped, with data waiting each time."""
+    it.start()
+    it.wait_for_batch(1)
+    it.kill(is_jvm=False)
+    it.wait_for_batch(2, run=2)
+    stop_midway(it)
+    it.start()
+    it.wait_for_batch(4)
+    it.kill(is_jvm=True)
+    it.wait_for_rest()
+    if it.case.name == "windows":  # what the last record closes is written by a batch without rows
+        it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
+    assert it.stop() == 0, it.log[-4000:]
+    assert it.result() == it.case.expected()
+
+
+def stop_midway(it: Supervised) -> int:
+    """By SIGTERM; the id of the batch that was ended, which is the last one that had begun."""
+    assert it.stop() == 0, it.log[-4000:]
+    ended = int(it.status["batch"]["batch_id"])
+    assert it.status["state"] == "stopped" and ended in it.entries("commits")
+    assert it.entries("offsets")[-1] <= ended + 1  # at most one had been planned since
+    return ended
+
+
+@pytest.mark.behaviour("P2")
+def test_killed_and_stopped_midway(servers: str, tmp_path: Path) -> None:
+    with Supervised(CASES["enrich"], servers, tmp_path) as it:
+        it.start()
+        it.wait_for_batch(1)
+        it.kill(is_jvm=True)
+        it.wait_for_batch(2, run=2)
+        ended = stop_midway(it)
+        written, expected = it.result(), it.case.expected()
+    assert all(row in expected for row in written)
+    assert len({row["id"] for row in written}) == len(written) >= PER_BATCH * (ended + 1)
+    assert "Spark's JVM has died" in it.log
+    for field in ("rows_in=30", "rows_out=30", "bytes_out=", "commit_seconds=", "lanes=2", "lag="):
+        assert field in it.log
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["enrich", "windows", "upserts"])
+def test_through_kills(name: str, servers: str, tmp_path: Path) -> None:
+    with Supervised(CASES[name], servers, tmp_path) as it:
+        run_through_kills(it)
+
+
+@pytest.mark.soak
+def test_through_kills_on_apache_kafka(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    with Supervised(CASES["enrich"], apache_kafka.bootstrap_servers, tmp_path) as it:
+        run_through_kills(it)
+
+
+def test_they_know_nothing_of_the_supervisor() -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert [file.stem for file in files] == sorted(CASES)
+    for file in files:
+        assert "import oncelog" not in (text := file.read_text()) and "from oncelog" not in text
+        assert len(text.splitlines()) <= MAX_LINES

@@ -1,0 +1,104 @@
+"""The supervisor's verdicts: a table of every case, the pauses, and what errors mean."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_rules_append import rows
+
+from oncelog.rules.supervision import (
+    Ending,
+    History,
+    Leave,
+    Limits,
+    Restart,
+    decide_ending,
+    decide_next,
+    headline,
+)
+
+LIMITS = Limits(backoff_ms=100, backoff_max_ms=1_000, max_failures=4, window_ms=60_000)
+NOW_MS = 100_000
+CASES = list(rows("supervision.txt"))
+
+
+def told(ending: Ending, history: History) -> str:
+    least = decide_next(ending, history, LIMITS, now_ms=NOW_MS, chance=0.0)
+    greatest = decide_next(ending, history, LIMITS, now_ms=NOW_MS, chance=1.0)
+    if isinstance(least, Leave):
+        assert least == greatest
+        return f"leave {least.exit_code}"
+    assert isinstance(greatest, Restart) and least.failed_at_ms == greatest.failed_at_ms
+    assert least.failed_at_ms[-1] == NOW_MS
+    return f"restart {least.pause_ms}-{greatest.pause_ms} {len(least.failed_at_ms)}"
+
+
+@pytest.mark.parametrize(
+    ("ending", "failed_at", "has_run", "stopping", "verdict"),
+    [row[1:] for row in CASES],
+    ids=[row[0] for row in CASES],
+)
+def test_what_follows(ending: str, failed_at: str, has_run: str, stopping: str, verdict: str) -> None:
+    times = () if failed_at == "-" else tuple(map(int, failed_at.split()))
+    assert told(Ending[ending], History(times, has_run == "yes", stopping == "yes")) == verdict
+
+
+def test_every_ending_is_in_the_table() -> None:
+    assert {row[1] for row in CASES} == {ending.name for ending in Ending}
+
+
+def test_the_pause_doubles_up_to_its_maximum() -> None:
+    limits = Limits(backoff_ms=100, backoff_max_ms=1_000, max_failures=10_000, window_ms=60_000)
+    history, pauses = History(has_run=True), []
+    for _ in range(40):
+        verdict = decide_next(Ending.FAILED, history, limits, now_ms=NOW_MS, chance=1.0)
+        assert isinstance(verdict, Restart)
+        history = History(verdict.failed_at_ms, has_run=True)
+        pauses.append(verdict.pause_ms)
+    assert pauses[:6] == [100, 200, 400, 800, 1_000, 1_000] and pauses[-1] == 1_000
+
+
+TASK_FAILED = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):
+  File "sink.py", line 84, in write
+oncelog.errors.MessageTooLarge: 2000000 bytes
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "lane.py", line 98, in write_lane
+{error}
+\tat org.apache.spark.api.python.BasePythonRunner
+oncelog is named here: to no effect"""
+
+
+@pytest.mark.parametrize(
+    ("types", "error", "is_started", "ending"),
+    [
+        ("StreamingQueryException", "oncelog.rules.lane.SinkRefused: batch 7 was ...", True, "REFUSED"),
+        ("StreamingQueryException", "oncelog.rules.lane.RowRefused: row 3 ...", True, "REFUSED"),
+        ("StreamingQueryException", "oncelog.spark.offsets.DataLossError: t-0: offset", True, "REFUSED"),
+        ("StreamingQueryException", "oncelog.errors.ConfigError: unknown option", True, "REFUSED"),
+        ("StreamingQueryException", "oncelog.rules.lane.SinkError: lane 0: cannot connect", True, "FAILED"),
+        ("StreamingQueryException", "the sink said SinkRefused", True, "FAILED"),
+        ("ConfigError ValueError", "-", True, "REFUSED"),  # another query id than before
+        ("KeyError LookupError", "-", True, "FAILED"),  # in foreachBatch
+        ("KeyError LookupError", "-", False, "SETUP"),
+        ("ParseException AnalysisException", "-", False, "SETUP"),
+        ("AnalysisException", "oncelog.errors.ConfigError: unknown option", False, "SETUP"),
+        ("ModuleNotFoundError ImportError", "-", False, "SETUP"),
+        ("Py4JNetworkError Py4JError", "-", False, "FAILED"),
+        ("ConnectionRefusedError OSError", "-", False, "FAILED"),
+    ],
+)
+def test_what_errors_mean(types: str, error: str, is_started: bool, ending: str) -> None:
+    found = decide_ending(
+        [*types.split(), "Exception"], TASK_FAILED.format(error=error), is_started=is_started
+    )
+    assert found is Ending[ending]
+
+
+def test_the_headline_is_what_was_raised_or_the_first_line() -> None:
+    text = TASK_FAILED.format(error="oncelog.rules.lane.SinkRefused: batch 7 was committed")
+    assert headline(text) == "SinkRefused: batch 7 was committed"
+    assert headline(TASK_FAILED.format(error="KeyError: 'x'")) == "KeyError: 'x'"
+    assert headline("\n[PATH_NOT_FOUND] no such path\n\nmore") == "[PATH_NOT_FOUND] no such path"
+    assert headline("") == ""
