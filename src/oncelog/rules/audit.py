@@ -44,7 +44,8 @@ class PartitionAudit:
     """Takes the batches of one partition in the order they are stored; `finish` gives the findings.
 
     `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly.
-    `last_stable_offset`: what a read_committed reader may see ends here; None: unknown.
+    `last_stable_offset`: what a read_committed reader may see ends here; None: unknown. `indexed_to`: the
+    list of aborted transactions may lack those whose marker is here or behind; None: it lacks none.
     At most `max_findings` are kept; all violations are counted.
     """
 
@@ -54,6 +55,7 @@ class PartitionAudit:
         log_start_offset: int = 0,
         is_compacted: bool = False,
         last_stable_offset: int | None = None,
+        indexed_to: int | None = None,
         max_findings: int = 1000,
     ) -> None:
         self._is_compacted = is_compacted
@@ -62,7 +64,9 @@ class PartitionAudit:
         self._sequences = SequenceAudit(
             self._findings, beginning_is_gone=log_start_offset > 0 or is_compacted, is_compacted=is_compacted
         )
-        self._transactions = TransactionAudit(self._findings, last_stable_offset)
+        self._transactions = TransactionAudit(
+            self._findings, last_stable_offset=last_stable_offset, indexed_to=indexed_to
+        )
         self._counts = dict.fromkeys(
             ("batches", "records", "control_batches", "unnumbered_batches", "unnumbered_records"), 0
         )

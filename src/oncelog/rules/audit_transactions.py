@@ -86,9 +86,10 @@ class _Producer:
 class TransactionAudit:
     """Takes the batches of one partition, data and markers, as they are stored."""
 
-    def __init__(self, findings: Findings, last_stable_offset: int | None) -> None:
+    def __init__(self, findings: Findings, *, last_stable_offset: int | None, indexed_to: int | None) -> None:
         self._findings = findings
         self._last_stable_offset = last_stable_offset
+        self._indexed_to = indexed_to
         self._producers: dict[int, _Producer] = {}
         self._outcomes: list[BumpedOutcome] = []
         self.committed = self.aborted = self.empty_markers = 0
@@ -205,6 +206,8 @@ class TransactionAudit:
     def _check_visibility(
         self, ended: _Transaction, producer_id: int, marker_offset: int, is_commit: bool
     ) -> None:
+        if self._indexed_to is not None and marker_offset >= self._indexed_to:
+            return
         if not is_commit and ended.visible.first is not None:
             text = f"read_committed readers get these records, and offset {marker_offset} is their ABORT"
             kind, span = FindingKind.VISIBLE_THOUGH_ABORTED, ended.visible
