@@ -130,8 +130,9 @@ class TransactionAudit:
     def _see_data(self, batch: StoredBatch, producer: _Producer, producer_id: int, epoch: int) -> None:
         opened = producer.opened
         if not batch.is_transactional:
-            producer.plain = batch.base_offset
-            if opened is not None:
+            if opened is None:
+                producer.plain = batch.base_offset
+            else:
                 text = f"in no transaction, while the one that began at offset {opened.data.first} is open"
                 self._findings.report(
                     FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=opened.data.first

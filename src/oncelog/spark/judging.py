@@ -66,22 +66,28 @@ def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findi
     rows = ordered.mapInArrow(_judging(bounds, max_findings), _JUDGED_DDL).persist()
     try:
         found = rows.where(f"kind IS NULL OR kind <> '{_OUTCOME}'").toArrow().to_pylist()
-        conflicts = _conflicts(rows, max_findings)
+        judged = _collected(found, bounds)
+        have_transactions = [1 for totals in judged.partitions.values() if totals.committed or totals.aborted]
+        conflicts = _conflicts(rows, max_findings) if len(have_transactions) > 1 else []
     finally:
         rows.unpersist()
+    for finding in conflicts:
+        judged.add_violation(finding)
+    return judged
+
+
+def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> Judged:
     # The order of a shuffle is chance; a report should read the same twice.
-    found.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
+    rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
     judged = Judged(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
-    for row in found:
+    for row in rows:
         if row["kind"] is None:
             tp = TopicPartition(row["topic"], row["partition"])
             judged.partitions[tp] = PartitionTotals(**{name: row[name] for name in _TOTALS_FIELDS})
         else:
-            is_violation = FindingKind(row["kind"]).is_violation
             finding = AuditFinding(**{name: row[name] for name in FINDING_SCHEMA.names})
+            is_violation = FindingKind(finding.kind).is_violation
             (judged.findings if is_violation else judged.notes).append(finding)
-    for finding in conflicts:
-        judged.add_violation(finding)
     return judged
 
 
