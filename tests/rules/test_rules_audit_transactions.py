@@ -1,4 +1,4 @@
-"""Random legal histories of transactions in a partition are clean; one planted fault is found, and no other."""
+"""Random legal histories of transactions in a partition are clean; a planted fault is found, and no other."""
 
 from __future__ import annotations
 
