@@ -22,7 +22,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker
 
-pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeout(600)]
 
 Batches = list[bytearray]
 LAST = 2**31 - 1
@@ -273,7 +273,6 @@ def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
     assert [f.kind for f in seen.findings] == ["visible_though_aborted"] * 2
 
 
-@pytest.mark.timeout(240)
 def test_a_topic_and_the_files_of_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str) -> None:
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, topic)

@@ -264,11 +264,9 @@ def _is_torn(file: _ArrowFile, position: int, end: int) -> bool:
     """Whether a log ends here as an unclean stop leaves it: in a batch that began well, or in zeros."""
     try:
         read_header(file.pread(HEADER_BYTES, position))
-    except CorruptMessage:
+    except (CorruptMessage, InvalidRecord):
         if end - position < HEADER_BYTES:
             return True
         pieces = (file.pread(_ZEROS_AT_ONCE, at) for at in range(position, end, _ZEROS_AT_ONCE))
         return not any(any(piece) for piece in pieces)
-    except InvalidRecord:
-        return False
     return True
