@@ -227,9 +227,9 @@ def _read_segment(files: PartitionFiles, index: int) -> Iterator[HeaderRow]:
         file = _ArrowFile(opened)
         for found in scan(file, 0, opened.size()):
             if isinstance(found, BadBatch):
-                is_torn = following is None and _is_torn(file, found.position, opened.size())
-                problem = f"{files.path(segment)} at position {found.position}: {found.reason}"
-                batch = no_batch(due, max(due, (following or 0) - 1), problem, is_torn=is_torn)
+                torn = _why_torn(file, found, opened.size()) if following is None else None
+                problem = f"{files.path(segment)} at position {found.position}: {torn or found.reason}"
+                batch = no_batch(due, max(due, (following or 0) - 1), problem, is_torn=torn is not None)
             else:
                 batch = _judged(found, judge)
                 due = batch.last_offset + 1
@@ -260,13 +260,13 @@ def _aborted(system: fs.FileSystem, files: PartitionFiles, index: int) -> list[t
     return found
 
 
-def _is_torn(file: _ArrowFile, position: int, end: int) -> bool:
-    """Whether a log ends here as an unclean stop leaves it: in a batch that began well, or in zeros."""
+def _why_torn(file: _ArrowFile, bad: BadBatch, end: int) -> str | None:
+    """How a log ends as an unclean stop leaves it: within a batch or in zeros; None: it does not."""
     try:
-        read_header(file.pread(HEADER_BYTES, position))
+        read_header(file.pread(HEADER_BYTES, bad.position))
     except (CorruptMessage, InvalidRecord):
-        if end - position < HEADER_BYTES:
-            return True
-        pieces = (file.pread(_ZEROS_AT_ONCE, at) for at in range(position, end, _ZEROS_AT_ONCE))
-        return not any(any(piece) for piece in pieces)
-    return True
+        if end - bad.position < HEADER_BYTES:
+            return bad.reason
+        pieces = (file.pread(_ZEROS_AT_ONCE, at) for at in range(bad.position, end, _ZEROS_AT_ONCE))
+        return None if any(any(piece) for piece in pieces) else "only zeros follow"
+    return bad.reason
