@@ -96,8 +96,9 @@ def audit_files(
     """Audit partition directories, or all in data directories, ours or Apache Kafka's, without a broker.
 
     A path is one of this machine or a URI that pyarrow.fs knows (file:, s3:, gs:, hdfs:); every executor must
-    reach it. All of one cluster, one replica of each partition. Topics that `cleaner-offset-checkpoint` beside them names are taken for compacted, and those of
-    `compacted_topics`. Raises ConfigError for a path without segment files.
+    reach it. All are of one cluster, with one replica of each partition. Topics that the data directory's
+    `cleaner-offset-checkpoint` names are taken for compacted, and those of `compacted_topics`. Raises
+    ConfigError for a path without segment files.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
