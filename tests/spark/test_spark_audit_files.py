@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers_spark import START_MS, create_topic, records
-from helpers_spark_txn import RECORDS, wait_for_stable_end, write_transactions
+from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
 
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -264,14 +264,19 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
 
 
 def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
-    with oncelog.Broker(tmp_path) as broker:
-        create_topic(broker.bootstrap_servers, "ours", segment_bytes=16384)
+    with oncelog.Broker(tmp_path, config={"log.cleaner.backoff.ms": 20}) as broker:
+        create_topic(broker.bootstrap_servers, "ours")
         producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
+        create_compacted(broker.bootstrap_servers, "cleaned", "cacc")
+        assert len(producers) == 1
+    del producers  # else it goes on looking for its broker
     result = audit_files(spark, str(tmp_path))
     assert result.findings == ()
-    assert [note.kind for note in result.notes] == ["open_transaction"]
-    assert (result.totals.committed, result.totals.aborted) == (2, 2)
-    assert len(producers) == 1
+    assert [(note.kind, note.topic) for note in result.notes] == [("open_transaction", "ours")]
+    totals = result.partitions[TopicPartition("ours", 0)]
+    assert (totals.committed, totals.aborted) == (2, 2)
+    cleaned = result.partitions[TopicPartition("cleaned", 0)]
+    assert cleaned.control_batches == 4 and cleaned.empty_markers > 0
     for index in (tmp_path / "ours-0").glob("*.txnindex"):
         index.unlink()
     seen = audit_files(spark, str(tmp_path / "ours-0"))
