@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.config import ADMIN
 from oncelog.edge.admin import Admin
-from oncelog.errors import BrokerError, ConfigError, MisuseError
+from oncelog.errors import ConfigError, MisuseError, OncelogError
 from oncelog.rules.audit import FindingKind
 from oncelog.rules.hanging import Hanging
 from oncelog.spark.audit_keys import check_keys, compare_keys
@@ -150,7 +150,7 @@ def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged:
     try:
         with Admin({key: value for key, value in client.items() if ADMIN.get(key)}) as admin:
             held = {(h.opened.at, h.opened.producer_id): h for h in admin.find_hanging(topics)}
-    except BrokerError as error:
+    except OncelogError as error:
         judged.notes[:] = [
             replace(note, explanation=f"{note.explanation} (the coordinators could not be asked: {error})")
             for note in judged.notes
