@@ -26,7 +26,7 @@ _WIDE = (
 
 
 @click.command("audit")
-@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC|DIR...")
 @bootstrap_options
 @click.option("--files", is_flag=True, help="Audit directories of segment files instead, without a broker.")
 @click.option("--compacted", multiple=True, metavar="TOPIC", help="With --files: this topic is compacted.")
