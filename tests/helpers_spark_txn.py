@@ -23,7 +23,9 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: 
 
     still_open = []
     for number, outcome in enumerate(outcomes):
-        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"})
+        settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
+        # An open one stays open, however slow the machine.
+        producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(60)
         producer.begin_transaction()
         for n in range(RECORDS):

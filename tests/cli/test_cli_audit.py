@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import oncelog.spark.session
 from oncelog.cli.main import cli
 from oncelog.errors import ConfigError
 from oncelog.rules.audit import PartitionTotals
-from oncelog.spark.audit import AuditFinding, AuditResult, KeyTotals
+from oncelog.spark.audit import AuditFinding, AuditResult, Difference, KeyTotals
 from oncelog.types import TopicPartition
 
 FINDING = AuditFinding(
@@ -51,7 +53,13 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return asked["result"]
 
     monkeypatch.setattr(oncelog.spark.session, "local_session", no_session)
+
+    def audit_files(_spark: None, paths: tuple[str, ...], **options: object) -> AuditResult:
+        asked.update(paths=paths, **options)
+        return asked["result"]
+
     monkeypatch.setattr(oncelog.spark.audit, "audit_topic", audit_topic)
+    monkeypatch.setattr(oncelog.spark.audit, "audit_files", audit_files)
     return asked
 
 
@@ -77,6 +85,7 @@ def test_a_finding_is_a_row_and_exit_code_3(audited: dict[str, Any]) -> None:
     rows = json.loads(run("payments", "-o", "json").stdout)
     assert rows == [
         {
+            "severity": "violation",
             "kind": "duplicate_batch",
             "topic": "payments",
             "partition": 2,
@@ -105,6 +114,53 @@ def test_what_is_cut_or_not_proven_is_said(audited: dict[str, Any]) -> None:
     audited["result"] = AuditResult((), {TopicPartition("payments", 2): unproven}, KeyTotals(90, 90, 0))
     checked = run("payments", "--keys")
     assert checked.exit_code == 0 and "90 different keys, 0 of them more than once" in checked.stderr
+
+
+def test_directories_instead_of_topics(audited: dict[str, Any]) -> None:
+    assert run("--files", "/data", "s3://copies/payments-0", "--compacted", "payments").exit_code == 0
+    assert audited["paths"] == ("/data", "s3://copies/payments-0")
+    assert audited["compacted_topics"] == ("payments",)
+    assert "topics" not in audited
+    for wrong in (["--keys"], ["--key-expr", "key"], ["--against", "b"]):
+        refused = run("--files", "/data", *wrong)
+        assert refused.exit_code == 2 and "need topics" in refused.output
+    assert run("a", "--compacted", "a").exit_code == 2
+
+
+def test_a_comparison_is_told_and_exits_with_3(audited: dict[str, Any]) -> None:
+    lost = dataclasses.replace(FINDING, kind="lost_key", key="k7")
+    partitions = audited["result"].partitions
+    audited["result"] = AuditResult((lost,), partitions, None, (), Difference(10, 9, 1, 0, 0, 4))
+    said = run("payments", "--against", "orders", "--against", "more")
+    assert said.exit_code == 3 and audited["against"] == ("orders", "more")
+    assert "9 records with a key, 10 expected; keys lost 1, doubled 0, unexpected 0" in said.stderr
+    assert "4 records of both without a key were not compared" in said.stderr
+
+
+def test_a_note_is_shown_and_is_no_violation(audited: dict[str, Any]) -> None:
+    note = dataclasses.replace(FINDING, kind="open_transaction")
+    totals = PartitionTotals(batches=3, records=30, committed=1, aborted=2)
+    audited["result"] = AuditResult((), {TopicPartition("payments", 2): totals}, None, (note,))
+    said = run("payments", "-o", "json")
+    assert said.exit_code == 0 and "verdict: clean" in said.stderr
+    assert "1 committed and 2 aborted transactions with data" in said.stderr
+    assert [row["severity"] for row in json.loads(said.stdout)] == ["information"]
+
+
+def test_the_page_needs_no_network_and_says_everything(audited: dict[str, Any], tmp_path: Path) -> None:
+    totals = PartitionTotals(batches=30, records=150, producers=2, findings=1)
+    hostile = dataclasses.replace(FINDING, key="<script>alert(1)</script>")
+    note = dataclasses.replace(FINDING, kind="torn_tail")
+    audited["result"] = AuditResult((hostile,), {TopicPartition("payments", 2): totals}, None, (note,))
+    page = tmp_path / "audit.html"
+    assert run("payments", "--html", str(page)).exit_code == 3
+    text = page.read_text()
+    for part in ("Audit of payments", "violated (1 findings)", "duplicate_batch", "50 to 54", "payments-2"):
+        assert part in text
+    assert text.index("Violations") < text.index("duplicate_batch") < text.index("Worth knowing")
+    assert text.index("Worth knowing") < text.index("torn_tail")
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert "http" not in text and "src=" not in text
 
 
 def test_no_findings_are_an_empty_list_in_json_and_nothing_in_a_table(audited: dict[str, Any]) -> None:

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_spark import create_topic, fill, records, store
+from helpers_spark import START_MS, create_topic, fill, records, store
+from helpers_spark_txn import write_transactions
 
 import oncelog
 from oncelog.edge.admin import Admin
+from oncelog.errors import MisuseError
 from oncelog.faults import Proxy, Rule
 from oncelog.spark.audit import audit_topic
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
+from oncelog.wire.control import encode_end_marker
+from oncelog.wire.records import NewRecord
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5")]
 
@@ -52,6 +56,20 @@ def test_proves_a_clean_topic_however_it_is_split(
     assert (totals.records, totals.batches, totals.producers) == (2 * (2 * 31 + 4), 2 * 18, 4)
     # Ranges of seven offsets cut batches in two: none may be lost or counted twice.
     assert audit_topic(spark, bootstrap, [topic], offsets_per_task=7) == result
+
+
+def test_transactions_of_a_broker_are_clean(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    producers = write_transactions(bootstrap, topic, "caaco")
+    # Ranges of seven offsets cut transactions in pieces.
+    result = audit_topic(spark, bootstrap, topic, offsets_per_task=7)
+    assert (result.verdict, result.findings) == ("clean", ())
+    assert (result.totals.committed, result.totals.aborted, result.totals.control_batches) == (2, 2, 4)
+    (note,) = result.notes
+    assert (note.kind, note.base_offset, note.last_offset) == ("open_transaction", 44, 53)
+    assert note.explanation == f"open at the end of the log: '{topic}-4' is Ongoing"
+    producers[0].abort_transaction(60)
 
 
 def test_an_empty_topic_is_clean(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
@@ -111,6 +129,18 @@ def damage(batches: list[bytearray]) -> list[bytearray]:
     return [*batches[:6], bad, *batches[7:]]
 
 
+def in_transaction(*ends: bytearray) -> Callable[[list[bytearray]], list[bytearray]]:
+    """Three records of a transaction instead, and its marker."""
+    batch = build_batch(
+        records(0, 3), producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    return lambda _: [batch, *ends]
+
+
+def marker(is_commit: bool) -> bytearray:
+    return encode_end_marker(7, 0, is_commit, 0, START_MS)
+
+
 PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any, ...]]] = {
     "repeat": (repeat, ("duplicate_batch", 14, 17, 4, 7, 4)),
     "drop": (drop, ("sequence_gap", 9, 9, 9, 13, None)),
@@ -118,6 +148,9 @@ PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any
     "overlap": (overlap, ("overlap", 9, 14, 8, 13, 8)),
     "old-epoch": (old_epoch, ("epoch_went_back", 33, 35, 0, 2, None)),
     "damage": (damage, ("crc_damage", 23, 24, 23, 24, None)),
+    "hangs": (in_transaction(), ("transaction_without_outcome", 0, 2, None, None, None)),
+    "shown": (in_transaction(marker(True)), ("visible_though_aborted", 0, 2, None, None, 3)),
+    "hidden": (in_transaction(marker(False)), ("hidden_though_committed", 0, 2, None, None, 3)),
 }
 """Fault -> (how, the finding: kind, first and last offset, first and last sequence, the other's offset)."""
 
@@ -149,6 +182,11 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
             store(broker.bootstrap_servers, name, numbered(7))
     for name, (change, _) in PLANTED.items():
         rewrite(data_dir / f"{name}-0", change)
+    with oncelog.Broker(data_dir):
+        pass  # makes indexes that fit the files
+    for name, is_commit in (("shown", False), ("hidden", True)):
+        flipped = marker(is_commit)
+        rewrite(data_dir / f"{name}-0", lambda batches, now=flipped: [*batches[:-1], now])  # type: ignore[misc]
     with oncelog.Broker(data_dir) as broker:
         yield broker
 
@@ -162,6 +200,8 @@ def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: o
     assert found == {name: finding for name, (_, finding) in PLANTED.items()}
     assert result.verdict == "violated" and result.finding_count == len(result.findings) == len(PLANTED)
     assert {f.producer_id for f in result.findings} == {7}
+    (hung,) = [f for f in result.findings if f.topic == "hangs"]
+    assert hung.explanation == "it hangs: no coordinator knows producer id 7"
 
 
 def test_bytes_that_are_no_batch_are_found_where_they_begin(
@@ -233,3 +273,35 @@ def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offset
         assert finding.base_offset > finding.other_offset
         assert f"0:{finding.other_offset}, 0:{finding.base_offset}" in finding.explanation
     assert off.keys.records - 30 >= len(off.findings)
+
+
+def test_what_a_pipeline_lost_and_doubled(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    source, sink = f"{topic}.source", f"{topic}.sink"
+    for name in (source, sink):
+        create_topic(bootstrap, name)
+    fill(bootstrap, source, 0, 8)  # k0 to k7
+    fill(bootstrap, source, 0, 2)  # k0 and k1 are there twice, and shall be
+    for first, count in ((0, 2), (0, 6), (4, 1), (9, 1)):  # without k6 and k7, k4 doubled, k9 from nowhere
+        fill(bootstrap, sink, first, count)
+    store(bootstrap, sink, [build_batch([NewRecord(START_MS, None, b"no key")])])
+    result = audit_topic(spark, bootstrap, sink, against=source)
+    assert (result.verdict, result.finding_count, result.difference) == ("violated", 4, (10, 10, 2, 1, 1, 1))
+    found = {f.key: (f.kind, f.topic, f.base_offset, f.other_offset) for f in result.findings}
+    assert found == {
+        "k6": ("lost_key", source, 6, None),
+        "k7": ("lost_key", source, 7, None),
+        "k4": ("doubled_key", sink, 8, 6),
+        "k9": ("unexpected_key", sink, 9, None),
+    }
+    (doubled,) = [f for f in result.findings if f.key == "k4"]
+    assert doubled.explanation == (
+        f"2 times here, 1 times expected; expected at {source}-0:4; first here at {sink}-0:6"
+    )
+    same = audit_topic(spark, bootstrap, sink, against=source, key_check="substring(key, 1, 1)")
+    assert same.verdict == "clean" and same.difference == (10, 10, 0, 0, 0, 1)
+
+
+def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
+    with pytest.raises(MisuseError, match="'a' is to be compared with itself"):
+        audit_topic(spark, "127.0.0.1:1", ["a", "b"], against="a")

@@ -20,7 +20,9 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
     from confluent_kafka import Producer
 
     for number, outcome in enumerate(outcomes):
-        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"})
+        settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
+        # An open one stays open, however slow the machine.
+        producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(30)
         producer.begin_transaction()
         for n in range(10):

@@ -1,7 +1,8 @@
-"""`oncelog audit`: prove or refute on Spark that topics hold every record once."""
+"""`oncelog audit`: prove or refute on Spark that topics or segment files hold every record once."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,58 +14,98 @@ if TYPE_CHECKING:
 
 EXIT_VIOLATIONS = 3
 _COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "explanation")
-_WIDE = ("producer_id", "producer_epoch", "first_sequence", "last_sequence", "other_offset", "key")
+_WIDE = (
+    "severity",
+    "producer_id",
+    "producer_epoch",
+    "first_sequence",
+    "last_sequence",
+    "other_offset",
+    "key",
+)
 
 
 @click.command("audit")
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC|DIR...")
 @bootstrap_options
+@click.option("--files", is_flag=True, help="Audit directories of segment files instead, without a broker.")
+@click.option("--compacted", multiple=True, metavar="TOPIC", help="With --files: this topic is compacted.")
 @click.option("--keys", is_flag=True, help="Check too that each record key occurs once per topic.")
 @click.option(
     "--key-expr",
     metavar="SQL",
-    help="Check this key instead: an SQL expression over the source's columns (key, value, ...).",
+    help="Check or compare this key instead: an SQL expression over the source's columns (key, value, ...).",
+)
+@click.option("--against", multiple=True, metavar="TOPIC", help="Compare with this topic, key by key.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as a page too."
 )
 @click.option("--master", default="local[*]", show_default=True, help="Spark master.")
 @output_option
 def command(
-    topics: tuple[str, ...],
+    names: tuple[str, ...],
     client_config: dict[str, Any],
+    files: bool,
+    compacted: tuple[str, ...],
     keys: bool,
     key_expr: str | None,
+    against: tuple[str, ...],
+    html: Path | None,
     master: str,
     output: str,
 ) -> None:
-    """Audit topics of any Kafka-protocol cluster, as a Spark job.
+    """Audit topics of any Kafka-protocol cluster, or directories of segment files, as a Spark job.
 
     Reads the header of every stored batch and checks that each producer's sequence is unbroken, unrepeated
-    and in order, and that every checksum fits. Findings go to standard output, one per row with its offsets;
-    the summary goes to standard error.
+    and in order, that each transaction has one outcome, which is what read_committed readers see, and that
+    every checksum fits. Findings go to standard output, one per row with its offsets; the summary goes to
+    standard error.
 
     \b
     oncelog audit payments
     oncelog audit payments --keys
     oncelog audit payments --key-expr "get_json_object(CAST(value AS STRING), '$.id')"
+    oncelog audit enriched --against payments      # lost, doubled or unexpected keys
+    oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
 
     Exit code 0: nothing found. 3: violations found.
     """
     from oncelog.config import CONSUMER
-    from oncelog.spark.audit import audit_topic
+    from oncelog.spark.audit import audit_files, audit_topic
     from oncelog.spark.session import local_session
 
+    if files and (keys or key_expr or against):
+        raise click.UsageError("--files reads headers only: --keys, --key-expr and --against need topics")
+    if compacted and not files:
+        raise click.UsageError("--compacted goes with --files; of a topic the brokers tell it")
     config = only_settings_of(CONSUMER, client_config)
     bootstrap = str(config.pop("bootstrap.servers"))
     CONSUMER.parse(config)
     with local_session("oncelog audit", master) as spark:
-        result = audit_topic(spark, bootstrap, topics, key_check=key_expr or keys, client_config=config)
-    if result.findings or output not in ("table", "wide"):
-        emit(result.to_rows(), output, columns=_COLUMNS, wide=_WIDE)
-    click.echo(_summary(result), err=True)
+        if files:
+            result = audit_files(spark, names, compacted_topics=compacted)
+        else:
+            key = key_expr or keys
+            result = audit_topic(
+                spark, bootstrap, names, key_check=key, against=against, client_config=config
+            )
+    _show(result, ", ".join(names), output, html)
     if result.finding_count:
         raise SystemExit(EXIT_VIOLATIONS)
 
 
-def _summary(result: AuditResult) -> str:
+def _show(result: AuditResult, what: str, output: str, html: Path | None) -> None:
+    rows, summary = result.to_rows(), _summary(result)
+    if rows or output not in ("table", "wide"):
+        emit(rows, output, columns=_COLUMNS, wide=_WIDE)
+    click.echo("\n".join(summary), err=True)
+    if html is not None:
+        from oncelog.spark.audit_page import render_audit
+
+        html.write_text(render_audit(result, what, summary), encoding="utf-8")
+
+
+def _summary(result: AuditResult) -> list[str]:
     totals = result.totals
     lines = [
         f"{totals.records} records in {totals.batches} batches of {len(result.partitions)} partitions, "
@@ -73,14 +114,28 @@ def _summary(result: AuditResult) -> str:
     if totals.unnumbered_records:
         lines.append(
             f"{totals.unnumbered_records} records carry no producer id (idempotence off): their batches "
-            "prove nothing" + ("" if result.keys else "; --keys checks them by key")
+            "prove nothing" + ("" if result.keys or result.difference else "; --keys checks them by key")
         )
     if totals.unknown_starts:
         lines.append(f"{totals.unknown_starts} sequences begin before the log does (retention)")
+    if totals.committed or totals.aborted:
+        lines.append(
+            f"{totals.committed} committed and {totals.aborted} aborted transactions with data, counted per "
+            "partition"
+        )
     if result.keys:
         lines.append(f"{result.keys.keys} different keys, {result.keys.repeated} of them more than once")
+    if difference := result.difference:
+        lines.append(
+            f"{difference.found} records with a key, {difference.expected} expected; keys lost "
+            f"{difference.lost}, doubled {difference.doubled}, unexpected {difference.unexpected}"
+        )
+        if difference.without_key:
+            lines.append(f"{difference.without_key} records of both without a key were not compared")
+    if result.notes:
+        lines.append(f"{len(result.notes)} notes that are no violations")
     lines.append(f"verdict: {result.verdict}" + _more(result))
-    return "\n".join(lines)
+    return lines
 
 
 def _more(result: AuditResult) -> str:

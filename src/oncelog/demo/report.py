@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -11,18 +10,7 @@ from oncelog.demo.flights import airline_names
 from oncelog.demo.pictures import counts_picture, delay_picture, sequences_picture
 from oncelog.demo.run import PARTITIONS, DemoResult, Judged
 from oncelog.demo.story import first_lost_acknowledgement
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: #1f2933; background: #f4f6f8;
-       max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: .2rem; } h2 { margin-top: 2.4rem; }
-.verdict { padding: .8rem 1rem; border-radius: 8px; color: #fff; font-weight: 600; }
-.good { background: #1b7f5c; } .bad { background: #c62f3b; }
-table { border-collapse: collapse; background: #fff; border-radius: 8px; width: 100%; font-size: .92rem; }
-th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid #e3e8ee; }
-th:first-child, td:first-child { text-align: left; } code { font-size: .88em; }
-svg { width: 100%; height: auto; border: 1px solid #e3e8ee; border-radius: 8px; }
-"""
+from oncelog.page import page, table, verdict
 
 
 def summary_rows(result: DemoResult) -> list[dict[str, Any]]:
@@ -56,7 +44,7 @@ def render_report(result: DemoResult) -> str:
         f"Took {result.total_seconds:.0f} seconds.</p>",
         _verdict(result),
         "<h2>The same load under three promises</h2>",
-        _table(summary_rows(result)),
+        table(summary_rows(result)),
         counts_picture([(j.load.semantics.name, j.counts.lost, j.counts.doubled) for j in result.judged]),
         "<h2>How the exactly-once load went</h2>",
         _told(exact),
@@ -67,27 +55,22 @@ def render_report(result: DemoResult) -> str:
         _pipeline_words(result),
         delay_picture(result.pipeline.table.to_pylist(), airline_names()),
         "<h2>Where the time went</h2>",
-        _table({"step": step, "seconds": f"{s:.1f}"} for step, s in result.step_seconds.items()),
+        table({"step": step, "seconds": f"{s:.1f}"} for step, s in result.step_seconds.items()),
         f"<p>{escape(platform.platform())}, Python {platform.python_version()}. "
         f"Again: <code>oncelog demo --seed {result.seed}</code></p>",
     ]
-    head = f"<meta charset='utf-8'><title>Oncelog: one record, once</title><style>{_STYLE}</style>"
-    return (
-        f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return page("Oncelog: one record, once", parts)
 
 
 def _verdict(result: DemoResult) -> str:
     if result.problems:
-        return "".join(f"<p class='verdict bad'>{escape(problem)}</p>" for problem in result.problems)
+        return "".join(verdict(problem, is_good=False) for problem in result.problems)
     doubled = result.judged[1].counts.doubled
     words = (
         f"Exactly once: every one of {result.flights:,} flights is in the topic once, every sequence "
         f"unbroken. With idempotence off the same faults doubled {doubled:,} records."
     )
-    return f"<p class='verdict good'>{words}</p>"
+    return verdict(words, is_good=True)
 
 
 def _told(judged: Judged) -> str:
@@ -114,7 +97,7 @@ def _first_lost(judged: Judged) -> str:
         }
         for mark in first_lost_acknowledgement(judged.marks)
     ]
-    return _table(rows) if rows else "<p>No acknowledgement was lost.</p>"
+    return table(rows) if rows else "<p>No acknowledgement was lost.</p>"
 
 
 def _pipeline_words(result: DemoResult) -> str:
@@ -125,17 +108,3 @@ def _pipeline_words(result: DemoResult) -> str:
         f"{result.pipeline.table.num_rows} rows of Parquet, compared with the same aggregation over the "
         f"source data. The audit of every stored batch's sequence found {found}.</p>"
     )
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    rows = list(rows)
-    names: Sequence[str] = list(rows[0]) if rows else []
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -238,6 +238,17 @@ class Consumer:
             if len(raw := piece.raw(offset, end)):
                 yield raw
 
+    def fetch_pieces(
+        self, tp: TopicPartition, start: int, end: int, isolation: Isolation
+    ) -> Iterator[RangePiece]:
+        """The same batches, each with what a reader of that isolation sees of it by the broker's answers.
+
+        A piece may begin below `start` and end behind `end`. READ_COMMITTED: `end` must be at most the last
+        stable offset.
+        """
+        check_range(tp, start, end)
+        return (piece for _, piece in self._pieces(tp, start, end, range_options(self.settings, isolation)))
+
     def _pieces(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
     ) -> Iterator[tuple[int, RangePiece]]:

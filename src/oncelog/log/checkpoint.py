@@ -47,9 +47,17 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     """An unreadable or missing file counts as empty: every offset in it has a safe default."""
     try:
-        lines = decode_checkpoint(disk.read(path))
-        return {TopicPartition(t, int(p)): int(offset) for t, p, offset in (line.split() for line in lines)}
-    except (FileNotFoundError, StorageError, ValueError):
+        return decode_offsets(disk.read(path))
+    except FileNotFoundError:
+        return {}
+
+
+def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
+    """The content of a file of offsets; what is unreadable counts as empty."""
+    try:
+        lines = (line.split() for line in decode_checkpoint(data))
+        return {TopicPartition(t, int(p)): int(offset) for t, p, offset in lines}
+    except (StorageError, ValueError):
         return {}
 
 

@@ -239,6 +239,22 @@ class TimeIndex(_IndexFile):
         return b"".join([_TIME_ENTRY.pack(timestamp_ms, offset) for timestamp_ms, offset in pairs])
 
 
+def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTransaction]:
+    """The entries of a `.txnindex` file of a segment; a torn one at the end is left out.
+
+    Raises StorageError naming `path` when an entry cannot be right.
+    """
+    entries: list[AbortedTransaction] = []
+    previous = base_offset - 1
+    for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
+        entry = AbortedTransaction(*fields[1:])
+        if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset > entry.last_offset:
+            raise StorageError(f"{path}: entry {len(entries)} is {fields}")
+        entries.append(entry)
+        previous = entry.last_offset
+    return entries
+
+
 class TransactionIndex(_IndexFile):
     """Aborted transactions whose marker stands in the segment. The file exists only with entries."""
 
@@ -254,12 +270,7 @@ class TransactionIndex(_IndexFile):
         """A missing file is an empty index. Raises StorageError when an entry cannot be right."""
         index = cls(disk, path)
         data = disk.read(path) if disk.exists(path) else b""
-        for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
-            entry = AbortedTransaction(*fields[1:])
-            previous = index._entries[-1].last_offset if index._entries else base_offset - 1
-            if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset > entry.last_offset:
-                raise StorageError(f"{disk.describe(path)}: entry {len(index)} is {fields}")
-            index._entries.append(entry)
+        index._entries = decode_aborted(data, base_offset, disk.describe(path))
         index._loaded(len(data))
         return index
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -60,8 +60,14 @@ class BadBatch(NamedTuple):
     reason: str
 
 
+class Readable(Protocol):
+    """A log file as it is scanned: log.disk.File, or a file of an audit."""
+
+    def pread(self, size: int, position: int) -> bytes: ...
+
+
 def scan(
-    file: File, position: int, end: int, *, verify: bool = False, max_batch_bytes: int | None = None
+    file: Readable, position: int, end: int, *, verify: bool = False, max_batch_bytes: int | None = None
 ) -> Iterator[FoundBatch | BadBatch]:
     """Batches from `position` to `end`; a BadBatch is the last item and means a torn or damaged tail.
 

@@ -1,12 +1,13 @@
 """The headers of stored batches as a Spark table, one row per batch: what the audit reads.
 
 The same options as `format("oncelog")`; everything stored is shown, markers and aborted batches too. Only
-61 bytes of a batch are looked at, and its checksum is computed over the rest.
+61 bytes of a batch are looked at, and its checksum is computed over the rest. Below the last stable offset
+batches are fetched as a read_committed reader does, so that a row says whether such a reader gets them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -22,16 +23,25 @@ from pyspark.sql.types import (
 )
 
 from oncelog.edge.consumer import Consumer
-from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.spark.offsets import OffsetRange
-from oncelog.spark.options import parse_options
-from oncelog.spark.source import BatchReader
-from oncelog.types import TopicPartition
-from oncelog.wire.batch import iter_batches, verify_crc
+from oncelog.edge.ranges import RangePiece
+from oncelog.errors import CorruptMessage, InvalidRecord, TimedOut
+from oncelog.rules.audit import StoredBatch
+from oncelog.rules.visibility import Verdict
+from oncelog.spark.lookup import Lookup
+from oncelog.spark.offsets import OffsetRange, ranges_between, split_ranges
+from oncelog.spark.options import SourceOptions, parse_options
+from oncelog.types import Isolation
+from oncelog.wire.batch import BatchHeader, verify_crc
+from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.primitives import Buffer
 
+PLACE_COLUMNS = ("topic", "partition", "part", "place")
+"""`part` and `place` are the order in which batches are stored: a range or segment, and where in it."""
 _COLUMNS = (
     ("topic", StringType(), pa.string()),
     ("partition", IntegerType(), pa.int32()),
+    ("part", LongType(), pa.int64()),
+    ("place", LongType(), pa.int64()),
     ("base_offset", LongType(), pa.int64()),
     ("last_offset", LongType(), pa.int64()),
     ("producer_id", LongType(), pa.int64()),
@@ -40,14 +50,21 @@ _COLUMNS = (
     ("sequence_count", IntegerType(), pa.int32()),
     ("records_count", IntegerType(), pa.int32()),
     ("is_control", BooleanType(), pa.bool_()),
-    ("is_transactional", BooleanType(), pa.bool_()),
-    ("size_bytes", IntegerType(), pa.int32()),
     ("crc_ok", BooleanType(), pa.bool_()),
+    ("is_transactional", BooleanType(), pa.bool_()),
+    ("is_commit", BooleanType(), pa.bool_()),
+    ("coordinator_epoch", IntegerType(), pa.int32()),
+    ("is_visible", BooleanType(), pa.bool_()),
+    ("is_torn", BooleanType(), pa.bool_()),
+    ("problem", StringType(), pa.string()),
 )
-"""`crc_ok` null: the bytes are no batch and nothing more could be read up to `last_offset`."""
+"""Behind the place, the fields of rules.audit.StoredBatch."""
+HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
 _FETCH_BYTES = "max.partition.fetch.bytes"
+
+HeaderRow = tuple[Any, ...]
 
 
 class BatchHeadersSource(DataSource):  # type: ignore[misc]
@@ -58,76 +75,133 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
         return "oncelog-batches"
 
     def schema(self) -> StructType:
-        return StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
+        return HEADERS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        given = {**self.options, "kafka.isolation.level": "read_uncommitted"}
+        given = {**self.options, "kafka.isolation.level": "read_committed"}
         return BatchHeadersReader(parse_options(given, "batch"))
 
 
-class BatchHeadersReader(BatchReader):
-    """Plans as the source of records does; a task gives the batches whose last offset is in its range.
+class _StoredRange(InputPartition):  # type: ignore[misc]
+    """The range one task reads, and as whom."""
+
+    def __init__(self, wanted: OffsetRange, isolation: Isolation) -> None:
+        super().__init__(wanted)
+        self.isolation = isolation
+
+
+class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
+    """A task gives the batches whose last offset is in its range.
 
     So a batch across the border of two ranges comes from exactly one task.
     """
 
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        with Lookup(self._options) as lookup:
+            now = lookup.available()
+        stable = {tp: max(end, now.earliest[tp]) for tp, end in now.latest.items()}
+        size = self._options.max_records_per_partition
+        decided = split_ranges(ranges_between(now.earliest, stable), max_records=size)
+        open_yet = split_ranges(ranges_between(stable, now.written), max_records=size)
+        return [
+            *[_StoredRange(piece, Isolation.READ_COMMITTED) for piece in decided],
+            *[_StoredRange(piece, Isolation.READ_UNCOMMITTED) for piece in open_yet],
+        ]
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:
+        # A batch without ranges: Spark still runs one task, with an empty partition of its own.
+        if not isinstance(partition, _StoredRange):
             return iter(())
-        return _in_batches(_read_rows(self._options.client, partition.value))
+        return to_arrow(_read_rows(self._options.client, partition.value, partition.isolation))
 
 
-def _in_batches(rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-    waiting: list[tuple[Any, ...]] = []
+def to_arrow(rows: Iterable[HeaderRow]) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches of HEADERS_SCHEMA."""
+    waiting: list[HeaderRow] = []
     for row in rows:
         waiting.append(row)
         if len(waiting) == _ROWS_PER_BATCH:
-            yield _to_arrow(waiting)
+            yield _record_batch(waiting)
             waiting = []
     if waiting:
-        yield _to_arrow(waiting)
+        yield _record_batch(waiting)
 
 
-def _to_arrow(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
 
 
-def _read_rows(client: Mapping[str, object], wanted: OffsetRange) -> Iterator[tuple[Any, ...]]:
+def _read_rows(
+    client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation
+) -> Iterator[HeaderRow]:
     """A row per batch, and a last one for what could not be read.
 
     A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
     at a time up to the bad one.
     """
     tp, position, end = wanted
-    for settings in (client, {**client, _FETCH_BYTES: 1}):
+    settings, problem = dict(client), None
+    while position < end and problem is None:
         with Consumer(settings) as consumer:
             try:
-                for view in consumer.fetch_batches(tp, position, end):
-                    for row in _rows_of(tp, view):
-                        position = row[3] + 1
-                        if wanted.start <= row[3] < end:
-                            yield row
-                return
-            except (CorruptMessage, InvalidRecord):
-                continue
-    yield (*tp, position, end - 1, None, None, None, 0, 0, False, False, 0, None)
+                for piece in consumer.fetch_pieces(tp, position, end, isolation):
+                    for batch in _batches_of(piece, isolation):
+                        position = batch.last_offset + 1
+                        if wanted.start <= batch.last_offset < end:
+                            yield (*tp, wanted.start, batch.base_offset, *batch)
+                position = max(position, end)
+            except (CorruptMessage, InvalidRecord) as error:
+                problem = error.detail if settings.get(_FETCH_BYTES) == 1 else None
+                settings[_FETCH_BYTES] = 1
+            except TimedOut:
+                if isolation is Isolation.READ_UNCOMMITTED:
+                    raise
+                # Compaction left nothing between here and the last stable offset.
+                isolation = Isolation.READ_UNCOMMITTED
+    if problem is not None:
+        yield (*tp, wanted.start, position, *no_batch(position, end - 1, problem))
 
 
-def _rows_of(tp: TopicPartition, view: memoryview) -> Iterator[tuple[Any, ...]]:
-    for at, h in iter_batches(view):
-        yield (
-            *tp,
-            h.base_offset,
-            h.last_offset,
-            h.producer_id,
-            h.producer_epoch,
-            h.base_sequence,
-            h.last_offset_delta + 1,
-            h.records_count,
-            h.is_control,
-            h.is_transactional,
-            h.size_bytes,
-            verify_crc(view, at, h.size_bytes),
-        )
+def _batches_of(piece: RangePiece, isolation: Isolation) -> Iterator[StoredBatch]:
+    for at, header, verdict in piece.batches:
+        seen = verdict if isolation is Isolation.READ_COMMITTED else None
+        yield stored_batch(piece.records, at, header, seen)
+
+
+def stored_batch(data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None) -> StoredBatch:
+    """What the rules want of a batch at a position of `data`. `verdict` None: no reader was asked."""
+    is_commit = coordinator_epoch = None
+    crc_ok = verify_crc(data, position, h.size_bytes)
+    if h.is_control and crc_ok:
+        try:
+            control = decode_control(data, position, verify=False)
+        except (CorruptMessage, InvalidRecord) as error:
+            return no_batch(h.base_offset, h.last_offset, error.detail)
+        if control is not None and control.coordinator_epoch is not None:
+            is_commit, coordinator_epoch = control.type is ControlType.COMMIT, control.coordinator_epoch
+    return StoredBatch(
+        base_offset=h.base_offset,
+        last_offset=h.last_offset,
+        producer_id=h.producer_id,
+        producer_epoch=h.producer_epoch,
+        base_sequence=h.base_sequence,
+        sequence_count=h.last_offset_delta + 1,
+        records_count=h.records_count,
+        is_control=h.is_control,
+        crc_ok=crc_ok,
+        is_transactional=h.is_transactional,
+        is_commit=is_commit,
+        coordinator_epoch=coordinator_epoch,
+        is_visible=None if verdict is None else verdict is Verdict.DELIVER,
+    )
+
+
+def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
+    """Offsets at which no batch can be read."""
+    nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
+    return nothing._replace(is_torn=is_torn, problem=problem)

@@ -1,0 +1,272 @@
+"""Segment files as the audit reads them: which there are, and their batches' headers as a Spark table.
+
+Files are opened by pyarrow.fs, on the driver to list them and by the tasks to read them, a megabyte at a
+time. What a read_committed reader gets of a batch is told by the `.txnindex` files, as the broker would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+from pyarrow import fs
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord
+from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, decode_offsets
+from oncelog.log.index import decode_aborted
+from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
+from oncelog.rules.audit import StoredBatch
+from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.spark.headers import HEADERS_SCHEMA, HeaderRow, no_batch, stored_batch, to_arrow
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.batch import HEADER_BYTES, read_header
+
+BYTES_PER_TASK = 256 << 20
+"""Segments are put together to tasks of up to so much."""
+_PARTITION_NAME = re.compile(r"(.+)-(\d+)")
+_SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
+_INTERNAL = "__"
+_ZEROS_AT_ONCE = 1 << 20
+
+
+class Segment(NamedTuple):
+    """One `.log` file. `has_index`: a `.txnindex` is beside it."""
+
+    base_offset: int
+    size_bytes: int
+    has_index: bool
+
+
+class PartitionFiles(NamedTuple):
+    """A partition directory in the file system of `root`, with at least one segment in offset order.
+
+    `indexed_to`: the `.txnindex` files tell of every marker below.
+    """
+
+    tp: TopicPartition
+    root: str
+    directory: str
+    segments: list[Segment]
+    is_compacted: bool
+    indexed_to: int
+
+    def path(self, segment: Segment, suffix: str = LOG_SUFFIX) -> str:
+        return f"{self.directory}/{segment.base_offset:020}{suffix}"
+
+    def to_plain(self) -> list[Any]:
+        """As values for JSON."""
+        return list(self)
+
+    @classmethod
+    def from_plain(cls, values: list[Any]) -> Self:
+        tp, root, directory, segments, *rest = values
+        return cls(TopicPartition(*tp), root, directory, [Segment(*each) for each in segments], *rest)
+
+
+# What there is
+
+
+def file_system(root: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it. Raises ConfigError for one that is unknown."""
+    if "://" not in root and not root.startswith("file:"):
+        return fs.LocalFileSystem(), str(Path(root).absolute())
+    try:
+        found, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise ConfigError(f"{root}: no file system for it here: {error}") from error
+    return found, path.rstrip("/")
+
+
+def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
+    """The partition directories that `roots` are or hold; Kafka's internal topics only if named themselves.
+
+    Raises ConfigError for a root without any, and for a partition found twice (replicas).
+    """
+    found: dict[TopicPartition, PartitionFiles] = {}
+    for root in roots:
+        here = list(_partitions_in(root))
+        if not here:
+            raise ConfigError(
+                f"{root}: no segment files; name a partition directory (topic-0 with .log files) or a data "
+                "directory with such directories"
+            )
+        for each in here:
+            if (other := found.setdefault(each.tp, each)) is not each:
+                raise ConfigError(
+                    f"{each.tp} is in {other.directory} and in {each.directory}: audit one replica at a time"
+                )
+    return [found[tp] for tp in sorted(found)]
+
+
+def _partitions_in(root: str) -> Iterator[PartitionFiles]:
+    system, path = file_system(root)
+    inside = _listed(system, path)
+    if any(_SEGMENT_NAME.fullmatch(info.base_name) for info in inside):
+        directories = {path: inside}
+    else:
+        named = [
+            info.path
+            for info in inside
+            if info.type is fs.FileType.Directory
+            and _PARTITION_NAME.fullmatch(info.base_name)
+            and not info.base_name.startswith(_INTERNAL)
+        ]
+        directories = {name: _listed(system, name) for name in named}
+    for directory, infos in sorted(directories.items()):
+        if segments := _segments_of(infos):
+            yield _partition_of(root, system, directory, segments)
+
+
+def _partition_of(
+    root: str, system: fs.FileSystem, directory: str, segments: list[Segment]
+) -> PartitionFiles:
+    parent, _, name = directory.rpartition("/")
+    if (match := _PARTITION_NAME.fullmatch(name)) is None:
+        raise ConfigError(f"{directory}: the directory's name must end with the partition, as in topic-0")
+    tp = TopicPartition(match[1], int(match[2]))
+    cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
+    flushed = _offsets(system, parent, RECOVERY_POINTS)
+    # After a kill the newest entries of an index may be missing; a broker makes them anew when it starts.
+    indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
+    return PartitionFiles(tp, root, directory, segments, tp in cleaned, indexed_to)
+
+
+def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    try:
+        infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be listed: {error}") from error
+    return infos
+
+
+def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
+    names = {info.base_name for info in infos}
+    return sorted(
+        Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in names)
+        for info in infos
+        if (match := _SEGMENT_NAME.fullmatch(info.base_name))
+    )
+
+
+def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
+    """A checkpoint of the data directory; None in a copy of a partition directory alone."""
+    try:
+        with system.open_input_stream(f"{directory}/{name}") as stream:
+            return decode_offsets(stream.read())
+    except OSError:
+        return None
+
+
+# What a task reads
+
+
+class SegmentHeadersSource(DataSource):  # type: ignore[misc]
+    """`format("oncelog-segments")`; the option `partitions` holds what `find_segments` found, as JSON."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "oncelog-segments"
+
+    def schema(self) -> StructType:
+        return HEADERS_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _SegmentReader([PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])])
+
+
+class _SegmentReader(DataSourceReader):  # type: ignore[misc]
+    """Each task reads some segments, one after another."""
+
+    def __init__(self, found: Sequence[PartitionFiles]) -> None:
+        self._found = found
+
+    def partitions(self) -> list[InputPartition]:
+        tasks: list[list[tuple[PartitionFiles, int]]] = []
+        room = 0
+        for files in self._found:
+            for index, segment in enumerate(files.segments):
+                if not tasks or segment.size_bytes > room:
+                    tasks.append([])
+                    room = BYTES_PER_TASK
+                tasks[-1].append((files, index))
+                room -= segment.size_bytes
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without any segment Spark still runs one task, with an empty partition of its own.
+        task = partition.value or ()
+        return to_arrow(row for files, index in task for row in _read_segment(files, index))
+
+
+class _ArrowFile:
+    """A pyarrow file as log.scan reads one."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+
+    def pread(self, size: int, position: int) -> bytes:
+        data: bytes = self._file.read_at(size, position)
+        return data
+
+
+def _read_segment(files: PartitionFiles, index: int) -> Iterator[HeaderRow]:
+    """A row per batch, and a last one when the file stops making sense."""
+    segment = files.segments[index]
+    system, _ = file_system(files.root)
+    judge = VisibilityFilter(Isolation.READ_COMMITTED, _aborted(system, files, index))
+    following = files.segments[index + 1].base_offset if index + 1 < len(files.segments) else None
+    due = segment.base_offset
+    with system.open_input_file(files.path(segment)) as opened:
+        file = _ArrowFile(opened)
+        for found in scan(file, 0, opened.size()):
+            if isinstance(found, BadBatch):
+                torn = _why_torn(file, found, opened.size()) if following is None else None
+                problem = f"{files.path(segment)} at position {found.position}: {torn or found.reason}"
+                batch = no_batch(due, max(due, (following or 0) - 1), problem, is_torn=torn is not None)
+            else:
+                batch = _judged(found, judge)
+                due = batch.last_offset + 1
+            yield (*files.tp, segment.base_offset, found.position, *batch)
+
+
+def _judged(found: FoundBatch, judge: VisibilityFilter) -> StoredBatch:
+    batch = stored_batch(found.data, found.data_position, found.header, None)
+    verdict = judge.decide(found.header, is_abort_marker=batch.is_commit is False)
+    return batch._replace(is_visible=verdict is Verdict.DELIVER)
+
+
+def _aborted(system: fs.FileSystem, files: PartitionFiles, index: int) -> list[tuple[int, int]]:
+    """Producer id and first offset of the aborted transactions that may have data in a segment.
+
+    An entry stands beside its marker, so in the segment of its data or a later one.
+    """
+    later = files.segments[index:]
+    found = []
+    for segment in later:
+        if not segment.has_index:
+            continue
+        path = files.path(segment, TXN_SUFFIX)
+        with system.open_input_stream(path) as stream:
+            entries = decode_aborted(stream.read(), segment.base_offset, path)
+        end = later[1].base_offset if len(later) > 1 else None
+        found += [(e.producer_id, e.first_offset) for e in entries if end is None or e.first_offset < end]
+    return found
+
+
+def _why_torn(file: _ArrowFile, bad: BadBatch, end: int) -> str | None:
+    """How a log ends as an unclean stop leaves it: within a batch or in zeros; None: it does not."""
+    try:
+        read_header(file.pread(HEADER_BYTES, bad.position))
+    except (CorruptMessage, InvalidRecord):
+        if end - bad.position < HEADER_BYTES:
+            return bad.reason
+        pieces = (file.pread(_ZEROS_AT_ONCE, at) for at in range(bad.position, end, _ZEROS_AT_ONCE))
+        return None if any(any(piece) for piece in pieces) else "only zeros follow"
+    return bad.reason

@@ -1,0 +1,296 @@
+"""The audit of segment files: every planted fault is found with its offsets, and sound logs have none."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_spark import START_MS, create_topic, records
+from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.errors import ConfigError
+from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, encode_offsets
+from oncelog.rules.audit import FindingKind
+from oncelog.spark.audit import AuditResult, audit_files, audit_topic
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
+from oncelog.wire.control import ControlType, decode_control, encode_end_marker
+
+pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeout(600)]
+
+Batches = list[bytearray]
+LAST = 2**31 - 1
+
+
+def data(
+    producer_id: int, epoch: int, sequence: int, count: int, *, is_transactional: bool = True
+) -> bytearray:
+    return build_batch(
+        records(sequence % 1000, count),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def plain(producer_id: int, epoch: int, sequence: int, count: int) -> bytearray:
+    return data(producer_id, epoch, sequence, count, is_transactional=False)
+
+
+def end(producer_id: int, epoch: int, word: str, coordinator_epoch: int = 0) -> bytearray:
+    return encode_end_marker(producer_id, epoch, word == "COMMIT", coordinator_epoch, START_MS)
+
+
+def damaged(batch: bytearray) -> bytearray:
+    batch[HEADER_BYTES + 4] ^= 0xFF
+    return batch
+
+
+def cut(batch: bytearray, by: int = 20) -> bytearray:
+    del batch[-by:]
+    return batch
+
+
+def no_magic(batch: bytearray) -> bytearray:
+    batch[16] = 9
+    return batch
+
+
+SOUND: dict[str, tuple[int, list[Batches]]] = {
+    "idempotent": (0, [[plain(7, 0, 0, 3), plain(8, 0, 0, 2), plain(7, 0, 3, 1), plain(7, 1, 0, 2)]]),
+    "transactions": (
+        0,
+        [
+            [data(7, 0, 0, 3), data(8, 4, 0, 2), end(7, 0, "COMMIT"), data(7, 0, 3, 2), end(7, 0, "ABORT")],
+            [end(8, 4, "ABORT"), data(7, 0, 5, 1), end(7, 0, "COMMIT"), end(9, 3, "ABORT")],
+        ],
+    ),
+    "raised-epochs": (
+        0,
+        [
+            [
+                data(17, 0, 0, 3),
+                end(17, 1, "COMMIT"),
+                end(17, 1, "COMMIT", 1),
+                data(17, 1, 0, 2),
+                end(17, 2, "ABORT", 1),
+            ]
+        ],
+    ),
+    "fenced": (0, [[data(27, 0, 0, 3), end(27, 1, "ABORT"), data(27, 2, 0, 1), end(27, 2, "COMMIT")]]),
+    "wrapped": (
+        500,
+        [[plain(7, 0, LAST - 1, 2)], [plain(7, 0, 0, 5), plain(8, 0, LAST, 3), plain(8, 0, 2, 1)]],
+    ),
+    "retention": (90, [[end(7, 3, "ABORT"), data(7, 3, 40, 2), end(7, 3, "COMMIT"), end(9, 1, "COMMIT")]]),
+    "empty": (0, [[]]),
+}
+"""Name -> first offset, and the batches of each segment. Where epochs are raised, each topic has its own
+producer id: outcomes are compared over all partitions."""
+
+PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
+    "repeated": ([plain(7, 0, 0, 3), plain(7, 0, 3, 2), plain(7, 0, 0, 3)], ("duplicate_batch", 5, 7, 0)),
+    "missing": ([plain(7, 0, 0, 3), plain(7, 0, 5, 2)], ("sequence_gap", 3, 3, None)),
+    "swapped": ([plain(7, 0, 0, 3), plain(7, 0, 5, 2), plain(7, 0, 3, 2)], ("out_of_order", 5, 6, 3)),
+    "old-epoch": ([plain(7, 2, 0, 3), plain(7, 1, 3, 2)], ("epoch_went_back", 3, 4, None)),
+    "never-ended": (
+        [data(7, 0, 0, 3), data(7, 1, 0, 2), end(7, 1, "COMMIT")],
+        ("transaction_without_outcome", 0, 2, 3),
+    ),
+    "two-outcomes": (
+        [data(37, 0, 0, 3), end(37, 1, "COMMIT"), end(37, 1, "ABORT")],
+        ("two_outcomes", 4, 4, 3),
+    ),
+    "marker-alone": ([plain(7, 0, 0, 3), end(7, 0, "COMMIT")], ("marker_without_transaction", 3, 3, 0)),
+    "after-marker": (
+        [data(47, 0, 0, 3), end(47, 1, "ABORT"), data(47, 0, 3, 2)],
+        ("epoch_went_back", 4, 5, None),
+    ),
+    "outside": ([data(7, 0, 0, 3), plain(7, 0, 3, 1), end(7, 0, "ABORT")], ("outside_transaction", 3, 3, 0)),
+    "coordinator": (
+        [data(7, 0, 0, 3), end(7, 0, "ABORT", 5), data(7, 0, 3, 1), end(7, 0, "COMMIT", 4)],
+        ("epoch_went_back", 5, 5, None),
+    ),
+    "damaged": (
+        [plain(7, 0, 0, 3), damaged(plain(7, 0, 3, 2)), plain(7, 0, 5, 1)],
+        ("crc_damage", 3, 4, None),
+    ),
+    "no-batch": (
+        [plain(7, 0, 0, 3), no_magic(plain(7, 0, 3, 2)), plain(7, 0, 5, 1)],
+        ("unreadable", 3, 3, None),
+    ),
+    "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
+    "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
+}
+"""Name -> batches of the only segment, and the finding: kind, first and last offset, the other's offset."""
+
+
+def write_partition(
+    directory: Path, segments: Sequence[Sequence[bytearray]], first_offset: int = 0, *, has_index: bool = True
+) -> None:
+    """Segments as a broker leaves them: batches at consecutive offsets, what was aborted in `.txnindex`."""
+    directory.mkdir(parents=True)
+    offset, opened = first_offset, {}
+    for batches in segments:
+        base, stored, aborted = offset, bytearray(), bytearray()
+        for batch in map(bytearray, batches):
+            if any(batch):
+                stamp(batch, 0, offset, partition_leader_epoch=0)
+            header = read_header(batch) if batch[16] == 2 else None
+            if header is not None and header.is_control:
+                first = opened.pop(header.producer_id, None)
+                control = decode_control(batch)
+                if first is not None and control is not None and control.type is ControlType.ABORT:
+                    aborted += struct.pack(">hqqqq", 0, header.producer_id, first, offset, offset + 1)
+            elif header is not None and header.is_transactional:
+                opened.setdefault(header.producer_id, offset)
+            stored += batch
+            offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
+        (directory / f"{base:020}.log").write_bytes(stored)
+        if aborted and has_index:
+            (directory / f"{base:020}.txnindex").write_bytes(aborted)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with a topic per sound log and per planted fault, flushed to its end."""
+    root = tmp_path_factory.mktemp("files")
+    for name, (first_offset, segments) in SOUND.items():
+        write_partition(root / f"{name}-0", segments, first_offset)
+    for name, (batches, _) in PLANTED.items():
+        write_partition(root / f"{name}-0", [batches], has_index=name != "shown")
+    (root / "hidden-0" / f"{0:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 3, 4))
+
+    # What is no violation, and what is told by more than one partition.
+    write_partition(root / "torn-0", [[plain(7, 0, 0, 3)], [plain(7, 0, 3, 2), cut(plain(7, 0, 5, 4))]])
+    write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
+    write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])
+    write_partition(root / "middle-0", [[plain(7, 0, 0, 3), cut(plain(7, 0, 3, 2))], [plain(7, 0, 5, 1)]])
+    write_partition(root / "halves-0", [[data(57, 0, 0, 3), end(57, 1, "COMMIT")]])
+    write_partition(root / "halves-1", [[data(57, 0, 0, 4), end(57, 1, "ABORT")]])
+    write_partition(root / "compacted-0", [[plain(7, 0, 4, 3), plain(7, 0, 9, 1)]])
+    write_partition(root / "__consumer_offsets-0", [[plain(7, 0, 4, 3)]])
+    (root / "deleted-0.5b3e-delete").mkdir()
+    names = [path.name.rsplit("-", 1) for path in root.glob("*-[0-9]")]
+    flushed = {TopicPartition(topic, int(number)): 10**6 for topic, number in names}
+    (root / RECOVERY_POINTS).write_bytes(encode_offsets(flushed))
+    (root / CLEANED_OFFSETS).write_bytes(encode_offsets({TopicPartition("compacted", 0): 7}))
+    return root
+
+
+@pytest.fixture(scope="module")
+def audited(spark: Any, data_dir: Path) -> AuditResult:
+    return audit_files(spark, str(data_dir))
+
+
+def found_in(result: AuditResult, topic: str) -> list[tuple[Any, ...]]:
+    some = [*result.findings, *result.notes]
+    return [(f.kind, f.base_offset, f.last_offset, f.other_offset) for f in some if f.topic == topic]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_and_nothing_else(audited: AuditResult, name: str) -> None:
+    assert found_in(audited, name) == [PLANTED[name][1]]
+
+
+@pytest.mark.parametrize("name", [*SOUND, "compacted"])
+def test_a_sound_log_is_clean(audited: AuditResult, name: str) -> None:
+    assert found_in(audited, name) == []
+    totals = audited.partitions[TopicPartition(name, 0)]
+    if name in SOUND:
+        assert totals.batches == sum(map(len, SOUND[name][1]))
+
+
+def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditResult) -> None:
+    assert found_in(audited, "torn") == [("torn_tail", 5, 5, None)]
+    assert found_in(audited, "zeros") == [("torn_tail", 3, 3, None)]
+    assert found_in(audited, "open") == [("open_transaction", 4, 5, None)]
+    assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction"}
+    (torn,) = [note for note in audited.notes if note.topic == "torn"]
+    assert "00000000000000000003.log at position" in torn.explanation
+    # In the middle of the log nothing may be torn, and the segments behind are audited all the same.
+    kinds = [kind for kind, *_ in found_in(audited, "middle")]
+    assert kinds == ["unreadable", "sequence_gap"]
+
+
+def test_a_transaction_committed_here_and_aborted_there_has_two_outcomes(audited: AuditResult) -> None:
+    assert found_in(audited, "halves") == [("two_outcomes", 0, 4, 3)]
+    (finding,) = [f for f in audited.findings if f.topic == "halves"]
+    assert finding.partition == 1
+    assert "COMMIT of the same transaction in halves-0 at offset 3" in finding.explanation
+    assert audited.partitions[finding.tp].findings == 1
+
+
+def test_what_is_counted_and_what_is_left_out(audited: AuditResult) -> None:
+    assert audited.verdict == "violated"
+    assert audited.finding_count == len(audited.findings)
+    topics = {tp.topic for tp in audited.partitions}
+    assert topics >= {*SOUND, *PLANTED} and not any(name.startswith("__") for name in topics)
+    totals = audited.partitions[TopicPartition("transactions", 0)]
+    assert (totals.committed, totals.aborted, totals.empty_markers) == (2, 2, 1)
+    kinds = {f.kind for f in (*audited.findings, *audited.notes)}
+    untold = {"overlap", "offset_gap", "offset_overlap", "visible_though_open"}
+    assert kinds == {kind.value for kind in FindingKind} - untold
+
+
+def test_one_partition_and_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> None:
+    # A copy of the directory alone has no checkpoint beside it: the newest segment's index is not trusted.
+    copied = shutil.copytree(data_dir / "shown-0", tmp_path / "shown-0")
+    compacted = shutil.copytree(data_dir / "compacted-0", tmp_path / "cleaned-0")
+    result = audit_files(spark, [copied.as_uri(), str(compacted)], compacted_topics=["cleaned"])
+    assert result.verdict == "clean"
+    assert sorted(map(str, result.partitions)) == ["cleaned-0", "shown-0"]
+
+
+def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no segment files; name a partition directory"):
+        audit_files(spark, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"torn-0 is in .* audit one replica at a time"):
+        audit_files(spark, [str(data_dir), str(data_dir / "torn-0")])
+    with pytest.raises(ConfigError, match="cannot be listed"):
+        audit_files(spark, str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="no file system for it here"):
+        audit_files(spark, "ftp://host/data")
+    shutil.copytree(data_dir / "torn-0", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="must end with the partition, as in topic-0"):
+        audit_files(spark, str(tmp_path / "copy"))
+
+
+def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
+    with oncelog.Broker(tmp_path, config={"log.cleaner.backoff.ms": 20}) as broker:
+        create_topic(broker.bootstrap_servers, "ours")
+        producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
+        create_compacted(broker.bootstrap_servers, "cleaned", "cacc")
+        assert len(producers) == 1
+    del producers  # else it goes on looking for its broker
+    result = audit_files(spark, str(tmp_path))
+    assert result.findings == ()
+    assert [(note.kind, note.topic) for note in result.notes] == [("open_transaction", "ours")]
+    totals = result.partitions[TopicPartition("ours", 0)]
+    assert (totals.committed, totals.aborted) == (2, 2)
+    cleaned = result.partitions[TopicPartition("cleaned", 0)]
+    assert cleaned.control_batches == 4 and cleaned.empty_markers > 0
+    for index in (tmp_path / "ours-0").glob("*.txnindex"):
+        index.unlink()
+    seen = audit_files(spark, str(tmp_path / "ours-0"))
+    assert [f.kind for f in seen.findings] == ["visible_though_aborted"] * 2
+
+
+def test_a_topic_and_the_files_of_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str) -> None:
+    bootstrap = apache_kafka.bootstrap_servers
+    create_topic(bootstrap, topic)
+    write_transactions(bootstrap, topic, "caca")
+    wait_for_stable_end(bootstrap, topic, 4 * (RECORDS + 1))
+    asked = audit_topic(spark, bootstrap, topic)
+    read = audit_files(spark, str(apache_kafka.nodes[0].data_dir / f"{topic}-0"))
+    for result in (asked, read):
+        assert (result.verdict, result.findings, result.notes) == ("clean", (), ())
+        assert (result.totals.committed, result.totals.aborted) == (2, 2)
+    assert asked.totals == read.totals
