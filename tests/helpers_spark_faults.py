@@ -35,6 +35,8 @@ LANE_ROWS = 60
 VALUE_BYTES = 200
 PATIENCE_S = 1200.0
 
+SINKS = {"lane": '`format("oncelog")`', "batch": "`write_atomic`", "kafka": "Spark's own sink"}
+BROKERS = {"ours": "our broker", "apache": "Apache Kafka"}
 CALM = "nothing"
 FAULTS = {
     CALM: "no fault",
@@ -73,7 +75,7 @@ LEGS = (
 
 @dataclass(frozen=True)
 class Query:
-    """What is run. `sink`: lane, batch, or kafka (Spark's own)."""
+    """What is run: names of SINKS and BROKERS."""
 
     sink: str
     broker: str
@@ -258,6 +260,7 @@ _CONF = {
 _SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1",
     "spark.speculation.minTaskRuntime": "2s",
 }
 
@@ -306,7 +309,7 @@ def _cluster(directory: Path) -> Iterator[str]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Lost/doubled of each fault and query, for docs/spark.md."""
-    names = [str(outcome.query) for outcome in outcomes]
+    names = [f"{SINKS[each.query.sink]}, {BROKERS[each.query.broker]}" for each in outcomes]
     lines = [f"| | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     for fault, meaning in FAULTS.items():
         cells = ["{}/{}".format(*outcome.lost_and_doubled(fault)) for outcome in outcomes]
