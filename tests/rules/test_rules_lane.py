@@ -21,6 +21,7 @@ from oncelog.rules.lane import (
     decide_finish,
     decide_lane,
     decide_repeated,
+    may_be_repeated,
     may_claim,
 )
 from oncelog.types import OffsetAndMetadata
@@ -85,12 +86,28 @@ def test_a_repeated_batch_has_the_same_rows() -> None:
 
 def test_the_driver_notes_a_batch() -> None:
     assert decide_finish(5, [1, 0], Finished(4, 3), {2: LaneMarker(4, SUM)}) == Finished(5, 2)
-    assert decide_finish(5, [0, 1], Finished(5, 2), {}) == Finished(5, 2)
+    assert decide_finish(5, [0, 1], Finished(5, 2), {}, "run") == Finished(5, 2, "run")
     assert told(decide_finish(5, [0], Finished(6, 1), {})) == "REWOUND"
     fewer = decide_finish(5, [0, 1], Finished(4, 4), {2: None, 3: LaneMarker(5, SUM)})
     assert isinstance(fewer, Refuse) and "lane 3" in str(fewer.error(5))
     with pytest.raises(SinkError, match=r"lanes \[0, 2\]"):
         decide_finish(5, [0, 2], None, {})
+
+
+@pytest.mark.parametrize(
+    ("finished", "run_id", "answer"),
+    [
+        (None, "b", True),
+        (Finished(4, 2, "a"), "b", True),
+        (Finished(4, 2, "b"), "b", False),
+        (Finished(4, 2), "b", True),
+        (Finished(4, 2), None, True),
+    ],
+)
+def test_the_first_batch_of_a_run_may_be_a_repetition(
+    finished: Finished | None, run_id: str | None, answer: bool
+) -> None:
+    assert may_be_repeated(finished, run_id) is answer
 
 
 @pytest.mark.parametrize(
@@ -111,7 +128,7 @@ def test_one_attempt_of_a_task_claims(found: Claim | None, allowed: bool) -> Non
 
 
 def test_what_groups_keep_reads_back() -> None:
-    for kept in (LaneMarker(3, RowSum(2, 2**64 - 1)), Finished(3, 9), Claim(3, 1, 2, "why")):
+    for kept in (LaneMarker(3, RowSum(2, 2**64 - 1)), Finished(3, 9, "run"), Claim(3, 1, 2, "why")):
         assert type(kept).decode("g", kept.encode()) == kept
         assert type(kept).decode("g", None) is None
         for strange in ("", "{}", "[1]", '{"oncelog": 2}', "null"):

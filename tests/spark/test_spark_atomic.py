@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from helpers_spark import create_topic, fill, read, read_stream
-from pyspark import cloudpickle
 
 import oncelog
 from oncelog.edge.producer import Producer
@@ -65,38 +58,6 @@ def test_a_stream_in_transactions(
         (1, 40, True),
     ]
     assert values(spark, bootstrap, topic) == list(range(100))
-
-
-def dies_once(batches: Iterator[Any], *, flag: str, **rest: Any) -> Iterator[Any]:
-    """The task's work, all of it acknowledged, and then a SIGKILL before it can say so."""
-    reports = list(atomic_task.write_share(batches, **rest))
-    if reports:
-        try:
-            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            pass
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
-    yield from reports
-
-
-def test_a_worker_killed_after_it_wrote(
-    spark: Any,
-    shared_broker: oncelog.Broker,
-    topic: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, topic, partitions=2)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-    flag = str(tmp_path / "died")
-    monkeypatch.setattr(atomic, "write_share", partial(dies_once, flag=flag))
-    done = write_atomic(numbers(spark, 0, 40), 0, options_of(bootstrap, topic), name=topic)
-    assert tuple(done) == (0, 40, False) and Path(flag).exists()
-    assert values(spark, bootstrap, topic) == list(range(40))
-    everything = values(spark, bootstrap, topic, kafka_isolation_level="read_uncommitted")
-    assert len(everything) > 40
 
 
 def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:

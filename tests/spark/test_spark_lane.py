@@ -141,12 +141,15 @@ def test_a_lost_marker_is_an_error_and_not_a_second_write(bootstrap: str, topic:
 
 
 def test_fewer_lanes_than_before_are_told_by_the_driver(bootstrap: str, topic: str) -> None:
-    sink = sink_of(bootstrap, topic)
-    finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(3)])
-    write_lane(sink, 1, 2, [batch("w2")])  # and the driver died
-    repeated = [write_lane(sink, 1, 0, [batch("w0", "w1", "w2")])]
-    with pytest.raises(SinkError, match="had committed lane 2 as well"):
-        finish(sink, 1, repeated)
+    for last, before in ((2, 3), (7, 3), (7, 0)):  # also more than a batch ever had, and the very first one
+        sink = sink_of(bootstrap, topic, transactionalIdPrefix=f"{last}of{before}")
+        if before:
+            finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(before)], "first run")
+        at = min(before, 1)
+        write_lane(sink, at, last, [batch(f"w{last}")])  # and the driver died
+        repeated = [write_lane(sink, at, n, [batch("w")]) for n in range(2)]
+        with pytest.raises(SinkError, match=f"had committed lane {last} as well"):
+            finish(sink, at, repeated, "second run")
 
 
 def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> None:

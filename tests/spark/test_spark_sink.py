@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_spark import create_topic, fill, read, read_stream
-from helpers_spark_sink import run_query
 
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.rules.lane import Finished
 from oncelog.spark import write_atomic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -54,6 +54,16 @@ def take_back(checkpoint: str, *logs: str) -> None:
         newest = max((each for each in Path(checkpoint, log).iterdir() if each.name.isdigit()), key=entry)
         newest.unlink()
         (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def noted(bootstrap: str, checkpoint: str, topic: str) -> Finished:
+    """The sink's note of the last batch it finished."""
+    query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
+    with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+        kept = admin.group_offsets(f"oncelog-{query_id}")
+    found = Finished.decode(query_id, kept[oncelog.TopicPartition(topic, 0)])
+    assert found is not None
+    return found
 
 
 def entry(path: Path) -> int:
@@ -110,42 +120,6 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
     assert pairs(spark, bootstrap, topic) == []
 
 
-@pytest.mark.soak  # minutes: two Spark programs with executors of their own
-@pytest.mark.behaviour("P2", "P3")
-def test_a_stream_through_failed_tasks_killed_workers_executors_and_drivers(
-    spark: Any, shared_broker: oncelog.Broker, topic: str, tmp_path: Path
-) -> None:
-    bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, "chaos.in", partitions=2)
-    create_topic(bootstrap, "chaos.out", partitions=3)
-    for partition in range(2):
-        fill(bootstrap, "chaos.in", partition * 500, 500, partition)
-    source = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 200}
-    told = {
-        "bootstrap": bootstrap,
-        "source": "chaos.in",
-        "source_options": source,
-        "topic": "chaos.out",
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "faults": str(tmp_path),
-    }
-    log = tmp_path / "log"
-    faults = {"0/0": "raise", "0/1": "worker", "1/1": "executor", "2/1": "driver"}
-    ended = run_query(**told, master="local-cluster[2,1,512]", plan=faults)
-    assert ended == -signal.SIGKILL, log.read_text()[-3000:]
-    ended = run_query(**told, master="local[2,4]", plan={}, kill_after_commit=3)
-    assert ended == -signal.SIGKILL, log.read_text()[-3000:]
-    happened = {path.name for path in tmp_path.iterdir()}
-    assert {"raise-0-0", "worker-0-1", "executor-1-1", "driver-2-1", "commit-3"} <= happened
-
-    stream = read_stream(spark, bootstrap, subscribe="chaos.in", **source)
-    write_stream(stream.select("key", "value"), bootstrap, told["checkpoint"], topic="chaos.out")
-    assert pairs(spark, bootstrap, "chaos.out") == expected(range(1000))
-    # The faults were real: what was begun and aborted is in the log, and nobody who reads committed sees it.
-    everything = pairs(spark, bootstrap, "chaos.out", kafka_isolation_level="read_uncommitted")
-    assert len(everything) > 1000
-
-
 @pytest.mark.behaviour("T12")
 def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
@@ -157,8 +131,12 @@ def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     source = {"subscribe": "rewound.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 20}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
+    first = noted(bootstrap, checkpoint, topic)
     take_back(checkpoint, "commits")
     write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found written
+    again = noted(bootstrap, checkpoint, topic)
+    assert (first.batch_id, first.lanes) == (again.batch_id, again.lanes) == (2, 1)
+    assert first.run_id and again.run_id and first.run_id != again.run_id
     assert pairs(spark, bootstrap, topic) == expected(range(60))
     take_back(checkpoint, "commits", "offsets")
     take_back(checkpoint, "commits")

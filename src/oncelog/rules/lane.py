@@ -64,20 +64,25 @@ class LaneMarker(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The last batch of which the driver saw all lanes committed, and how many they were."""
+    """The last batch of which the driver saw all lanes committed, and how many they were.
+
+    `run_id`: the start of the query that did; None if it has no name.
+    """
 
     batch_id: int
     lanes: int
+    run_id: str | None = None
 
     def encode(self) -> OffsetAndMetadata:
         """As the sink's own consumer group keeps it."""
-        return OffsetAndMetadata(self.batch_id, None, json.dumps({"oncelog": _FORMAT, "lanes": self.lanes}))
+        note = {"oncelog": _FORMAT, "lanes": self.lanes, "run": self.run_id}
+        return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Finished | None:
         """None for nothing noted. Raises SinkError when the group holds something else."""
         note = _note(group, kept, ("lanes",))
-        return None if kept is None or note is None else cls(kept.offset, note["lanes"])
+        return None if kept is None or note is None else cls(kept.offset, note["lanes"], note.get("run"))
 
 
 def _note(group: str, kept: OffsetAndMetadata | None, names: Sequence[str]) -> Mapping[str, Any] | None:
@@ -253,12 +258,21 @@ def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:
     return Refuse(Reason.CHANGED, f"{expected.rows} rows in this lane, and now they are not the same")
 
 
+def may_be_repeated(finished: Finished | None, run_id: str | None) -> bool:
+    """Whether a run may finish a batch that an earlier one began: its first batch only."""
+    return finished is None or run_id is None or finished.run_id != run_id
+
+
 def decide_finish(
-    batch_id: int, lanes: Sequence[int], finished: Finished | None, beyond: Mapping[int, LaneMarker | None]
+    batch_id: int,
+    lanes: Sequence[int],
+    finished: Finished | None,
+    beyond: Mapping[int, LaneMarker | None],
+    run_id: str | None = None,
 ) -> Finished | Refuse:
     """What the driver notes once every lane's task has succeeded.
 
-    `beyond`: markers of lanes above these, which an earlier run may have had.
+    `beyond`: markers of lanes above these, if the batch may be repeated.
     """
     if sorted(lanes) != list(range(len(lanes))):
         raise SinkError(
@@ -269,4 +283,4 @@ def decide_finish(
     also = [lane for lane, marker in beyond.items() if marker is not None and marker.batch_id == batch_id]
     if also:
         return Refuse(Reason.FEWER, f"lane {', '.join(map(str, sorted(also)))}")
-    return Finished(batch_id, len(lanes))
+    return Finished(batch_id, len(lanes), run_id)

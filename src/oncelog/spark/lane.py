@@ -26,6 +26,7 @@ from oncelog.rules.lane import (
     decide_finish,
     decide_lane,
     decide_repeated,
+    may_be_repeated,
 )
 from oncelog.spark.remedies import failure_text
 from oncelog.spark.sink_options import SinkSettings
@@ -75,6 +76,11 @@ class Sink:
     def lane_marker(self, admin: Admin, lane: int) -> LaneMarker | None:
         """The last batch the lane committed."""
         return LaneMarker.decode(self.lane_id(lane), self._kept(admin, self.lane_id(lane)))
+
+    def lanes(self, admin: Admin) -> list[int]:
+        """All lanes that ever committed and are not forgotten; asks every broker."""
+        numbers = [each.group_id.removeprefix(f"{self.group}-") for each in admin.list_groups()]
+        return [int(number) for number in numbers if number.isdecimal()]
 
     def finished(self, admin: Admin) -> Finished | None:
         """The last batch of which all lanes were committed."""
@@ -159,22 +165,27 @@ def _agree(batch_id: int, lane: int, expected: RowSum, now: RowSum) -> None:
         raise refusal.error(batch_id, lane)
 
 
-def finish(sink: Sink, batch_id: int, reports: Iterable[LaneReport]) -> None:
-    """Note on the driver that every lane of the batch is committed. May be repeated. Raises SinkError."""
+def finish(sink: Sink, batch_id: int, reports: Iterable[LaneReport], run_id: str | None = None) -> None:
+    """Note on the driver that every lane of the batch is committed. May be repeated. Raises SinkError.
+
+    `run_id`: the start of the query; without it every batch is looked at as one that may be repeated.
+    """
     lanes = [report.lane for report in reports]
     try:
-        _finish(sink, batch_id, lanes)
+        _finish(sink, batch_id, lanes, run_id)
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(failure_text(error, f"batch {batch_id}", sink.settings, None)) from error
 
 
-def _finish(sink: Sink, batch_id: int, lanes: list[int]) -> None:
+def _finish(sink: Sink, batch_id: int, lanes: list[int], run_id: str | None) -> None:
     with Admin(sink.settings.admin) as admin:
         before = sink.finished(admin)
-        beyond = range(len(lanes), before.lanes) if before else ()
-        markers = {lane: sink.lane_marker(admin, lane) for lane in beyond}
-        decided = decide_finish(batch_id, lanes, before, markers)
+        beyond: dict[int, LaneMarker | None] = {}
+        if may_be_repeated(before, run_id):
+            others = (lane for lane in sink.lanes(admin) if lane >= len(lanes))
+            beyond = {lane: sink.lane_marker(admin, lane) for lane in others}
+        decided = decide_finish(batch_id, lanes, before, beyond, run_id)
         if isinstance(decided, Refuse):
             raise decided.error(batch_id)
         if decided != before:

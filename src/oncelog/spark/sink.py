@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+_RUN_ID = "spark.jobGroup.id"
+"""All jobs of a query's run are in the group of its run id."""
 _ONLY_BATCH = 0
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):  # type: ignore[misc]
-    """A task's message to the driver. `query_id` None in a batch."""
+    """A task's message to the driver. `query_id` and `run_id` None in a batch."""
 
     report: LaneReport
     query_id: str | None = None
+    run_id: str | None = None
 
 
 class OncelogFormat(OncelogSource):
@@ -97,14 +100,15 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
         sink = Sink(query_id, self._settings)
-        return Written(write_lane(sink, int(batch_id), task.partitionId(), iterator), query_id)
+        report = write_lane(sink, int(batch_id), task.partitionId(), iterator)
+        return Written(report, query_id, task.getLocalProperty(_RUN_ID))
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
         written = [_of(message) for message in messages]
         if written and written[0].query_id is not None:
-            reports = [each.report for each in written]
-            finish(Sink(written[0].query_id, self._settings), batchId, reports)
-            publish(SinkMetrics.of(written[0].query_id, batchId, reports))
+            sink, reports = Sink(written[0].query_id, self._settings), [each.report for each in written]
+            finish(sink, batchId, reports, written[0].run_id)
+            publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
         """Nothing to do: no transaction outlives its task."""
