@@ -44,7 +44,7 @@ class Engine:
 
 @contextmanager
 def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
-    """A session of `local[2]`; the connector of Spark is left out with the reason where it cannot be had.
+    """A session of MASTER; the connector of Spark is left out with the reason where it cannot be had.
 
     Raises ConfigError where PySpark or Java is missing.
     """
