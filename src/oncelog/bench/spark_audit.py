@@ -109,8 +109,16 @@ TARGETS = tuple(
     target
     for broker in BROKERS
     for target in (
-        Target(f"audit of 4 GB in GB/s, to that of 1 GB ({broker})", 0.9, "times", True, _growth(broker)),
-        Target(f"audit of 4 GB, to bare reading ({broker})", 0.5, "times", True, _of_reading(broker)),
+        Target(
+            f"audit of the largest topic in GB/s, to that of the next ({broker})",
+            0.9,
+            "times",
+            True,
+            _growth(broker),
+        ),
+        Target(
+            f"audit of the largest topic, to bare reading ({broker})", 0.5, "times", True, _of_reading(broker)
+        ),
     )
 )
 
