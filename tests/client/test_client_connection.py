@@ -196,3 +196,24 @@ def test_a_request_that_cannot_be_written_uses_no_correlation_id() -> None:
     )
     assert header.correlation_id == 1
     assert core.in_flight_count == 1
+
+
+def test_a_large_answer_is_received_where_it_stays() -> None:
+    core = negotiated()
+    core.send(MetadataRequest(), 2, token=TOKEN, timeout_ms=1000)
+    names = [MetadataResponse.MetadataResponseTopic(name=f"topic-{n:05}") for n in range(20_000)]
+    answer = encode_response(MetadataResponse(topics=names), core.version_for(MetadataRequest.api), 1)
+    assert core.room(1_000) is None
+    assert core.receive(answer[:70_000], 3) == ([], b"")
+    taken, completed = 70_000, []
+    while not completed:
+        room = core.room(1_000)
+        if room is None:
+            completed, _ = core.receive(answer[taken:], 4)
+            break
+        part = answer[taken : taken + min(len(room), 50_000)]
+        room[: len(part)] = part
+        taken += len(part)
+        completed, _ = core.filled(len(part), 4)
+    assert [topic.name for topic in completed[0].response.topics] == [topic.name for topic in names]
+    assert core.in_flight_count == 0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from helpers_spark import START_MS, Collected, create_topic, fill, records, store
-from helpers_spark_connector import add_connector
 from helpers_spark_txn import wait_for_stable_end, write_transactions
 
 from oncelog.dev.apache_kafka import PartMissing
+from oncelog.dev.spark_connector import add_connector
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch
 

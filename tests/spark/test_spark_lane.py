@@ -284,6 +284,16 @@ def test_the_hash_sees_rows_and_not_their_order() -> None:
     assert hash_rows(pa.array([], pa.binary())) == 0
 
 
+def test_a_row_is_hashed_alike_wherever_it_stands() -> None:
+    long, short = [b"%03d" % n * 200 for n in range(50)], [b"%d" % n for n in range(50)]
+    rows: list[bytes | None] = [*long, None, b"", *short]
+    one_by_one = sum(hash_rows(pa.array([row], pa.binary())) for row in rows) % 2**64
+    column = pa.array([b"before", *rows, b"behind"], pa.binary())[1:-1]
+    assert hash_rows(column) == one_by_one
+    assert (hash_rows(column[:51]) + hash_rows(column[51:])) % 2**64 == one_by_one
+    assert hash_rows(pa.array(["ä" * 300, "b"])) == hash_rows(pa.array(["ä".encode() * 300, b"b"]))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

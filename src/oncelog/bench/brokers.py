@@ -16,6 +16,7 @@ from oncelog.bench.raw_produce import ProduceOrder, ProduceReport
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing
 from oncelog.dev.served import ServedBroker
 from oncelog.edge.admin import Admin, NewTopic
+from oncelog.edge.producer import Producer
 from oncelog.errors import MisuseError
 from oncelog.wire.header import HEADER_BYTES
 
@@ -28,6 +29,8 @@ KAFKA_HEAP_MB = 1_024
 BROKERS = (OURS, KAFKA)
 RECORD_OVERHEAD_BYTES = 10
 """About what a record of some hundred bytes adds to its value, without key and headers."""
+
+_FILLED_AT_ONCE = 1_000
 
 _numbers = itertools.count()
 _kept: tuple[ExitStack, dict[str, Side]] | None = None
@@ -143,6 +146,19 @@ def _warmed(side: Side, seconds: float) -> Side:
 def raw_produce(order: ProduceOrder) -> ProduceReport:
     """Run the raw generator in a process of its own."""
     return ProduceReport(**run_child("oncelog.bench.raw_produce", asdict(order)))
+
+
+def fill_topic(
+    side: Side, topic: str, partitions: int, record_bytes: int, total_bytes: int, compression: str = "none"
+) -> int:
+    """Values of about `total_bytes` in all, in batches of 16 KB as producers leave them; how many records."""
+    values = [b"%08d" % index + bytes(record_bytes - 8) for index in range(_FILLED_AT_ONCE)]
+    rounds = max(total_bytes // (record_bytes * len(values)), partitions)
+    settings = {"bootstrap.servers": side.bootstrap_servers, "compression.type": compression}
+    with Producer({**settings, "batch.size": 16_384, "linger.ms": 5}) as producer:
+        for index in range(rounds):
+            producer.send_many(topic, values, partition=index % partitions)
+    return rounds * len(values)
 
 
 def records_per_batch(record_bytes: int, batch_bytes: int = 16_384) -> int:

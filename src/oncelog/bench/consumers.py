@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from oncelog.bench.brokers import Side, running
+from oncelog.bench.brokers import Side, fill_topic, running
 from oncelog.bench.clients import METRICS, Report, draw_by_size, installed
 from oncelog.bench.consuming import CLIENTS, Order
 from oncelog.bench.framework import (
@@ -22,7 +22,6 @@ from oncelog.bench.framework import (
 )
 from oncelog.bench.generators import run_child
 from oncelog.bench.page import markdown_table, range_of_ratios
-from oncelog.edge.producer import Producer
 from oncelog.errors import OncelogError
 
 NAME = "consumers"
@@ -80,24 +79,16 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
         topics = {}
         for cell in plan.cells():
             topic = stack.enter_context(sides[OURS].topic(plan.partitions))
-            topics[cell] = topic, _load(plan, sides[OURS], cell, topic)
+            records = fill_topic(
+                sides[OURS], topic, plan.partitions, cell.record_bytes, plan.topic_bytes, cell.compression
+            )
+            topics[cell] = topic, records
         for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
             head = {"repeat": repeat, **cell._asdict(), "client": client}
             samples.append({**head, **_take(plan, sides[OURS], cell, client, *topics[cell])})
             on_sample(len(samples))
     rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=left_out)
-
-
-def _load(plan: Plan, side: Side, cell: Cell, topic: str) -> int:
-    """Fill a topic with batches of 16 KB as producers leave them; how many records."""
-    settings = {"bootstrap.servers": side.bootstrap_servers, "compression.type": cell.compression}
-    values = [b"%08d" % index + bytes(cell.record_bytes - 8) for index in range(1_000)]
-    rounds = max(plan.topic_bytes // (cell.record_bytes * len(values)), plan.partitions)
-    with Producer({**settings, "batch.size": 16_384, "linger.ms": 5}) as producer:
-        for index in range(rounds):
-            producer.send_many(topic, values, partition=index % plan.partitions)
-    return rounds * len(values)
 
 
 def _take(plan: Plan, side: Side, cell: Cell, client: str, topic: str, records: int) -> dict[str, float]:

@@ -30,6 +30,10 @@ NAMES = (
     "coordinator",
     "producer_ids",
     "partitions",
+    "spark_source",
+    "spark_sink",
+    "spark_lanes",
+    "spark_audit",
 )
 """Every measurement, in the order of the page."""
 

@@ -21,6 +21,16 @@ def cpu_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def tree_cpu_seconds(pid: int) -> float:
+    """Processor seconds of a process and its descendants so far.
+
+    Those that ended count too, unless their parent ended before them.
+    """
+    root = _process(pid)
+    times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
+    return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
+
+
 def settle(pid: int) -> None:
     """Wait until the process rests (5 % of a core over 100 ms), at most SETTLE_S.
 

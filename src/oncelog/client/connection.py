@@ -3,7 +3,8 @@
 Law: a broker answers in request order, so the answer that arrives belongs to the oldest
 request in flight; any other correlation id is a PeerError and the connection cannot go on.
 Whoever owns the socket writes what `hello` and `send` return and feeds what arrives to
-`receive`; after a failure it asks `abandon` for the requests whose outcome is unknown.
+`receive`, or puts it into `room`; after a failure it asks `abandon` for the requests whose
+outcome is unknown.
 """
 
 from __future__ import annotations
@@ -151,9 +152,21 @@ class ConnectionCore:
 
         Raises PeerError when they break the protocol and BrokerError when negotiation is refused.
         """
+        return self._take(self._frames(data), now_ms)
+
+    def room(self, least_bytes: int) -> memoryview | None:
+        """Where the rest of a large answer belongs: `FrameReader.room`. Whoever fills it calls `filled`."""
+        return self._reader.room(least_bytes)
+
+    def filled(self, size_bytes: int, now_ms: float) -> tuple[list[Completed], bytes]:
+        """`receive` of bytes that were put into the room."""
+        frame = self._reader.filled(size_bytes)
+        return self._take([] if frame is None else [frame], now_ms)
+
+    def _take(self, frames: list[memoryview], now_ms: float) -> tuple[list[Completed], bytes]:
         completed: list[Completed] = []
         to_write = b""
-        for frame in self._frames(data):
+        for frame in frames:
             if self._served is None:
                 to_write += self._take_versions(frame, now_ms)
             else:

@@ -28,7 +28,11 @@ class _Outgoing(NamedTuple):
     answered: bool
 
 
-class _Protocol(asyncio.Protocol):
+_RECEIVE_BYTES = 65_536
+"""Taken at a time; what an answer lacks beyond that is received where it stays."""
+
+
+class _Protocol(asyncio.BufferedProtocol):
     """Carries what the transport tells to the link; one per connection attempt."""
 
     def __init__(self, link: BrokerLink, core: ConnectionCore) -> None:
@@ -36,15 +40,26 @@ class _Protocol(asyncio.Protocol):
         self.ready: asyncio.Future[None] = link.loop.create_future()
         self.transport: asyncio.Transport | None = None
         self.failure: OncelogError | None = None
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        self._is_in_room = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = self.core.room(_RECEIVE_BYTES)
+        self._is_in_room = room is not None
+        return self._received if room is None else room
+
+    def buffer_updated(self, size_bytes: int) -> None:
         if self.failure is not None:
             return
+        now_ms = self.link.now_ms()
         try:
-            completed, to_write = self.core.receive(data, self.link.now_ms())
+            if self._is_in_room:
+                completed, to_write = self.core.filled(size_bytes, now_ms)
+            else:  # a copy, since answers are views of what they came in
+                completed, to_write = self.core.receive(bytes(self._received[:size_bytes]), now_ms)
         except OncelogError as error:
             self.fail(error)
             return

@@ -69,7 +69,7 @@ def _choose(
     dealt = (np.arange(size) + random.randrange(count)) % count
     if "key" not in rows.schema.names or partitioner.is_round_robin:
         return dealt.astype(np.int32)
-    keys = rows.column("key").cast(pa.binary()).to_pylist()
+    keys = rows.column("key").cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()
     hashed = [at for at, key in enumerate(keys) if key is not None and (key or partitioner.hashes_empty_keys)]
     dealt[hashed] = partitioner.for_keys([keys[at] for at in hashed], count)
     return dealt.astype(np.int32)

@@ -21,6 +21,8 @@ SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
 """Records of which a copy costs more than a place of their own in a write."""
 FIRST_ROOM_BYTES = 1 << 16
+_ROOM_GROWTH = 8
+"""An incomplete frame gets room for so many times what has arrived of it."""
 """What an incomplete frame may take of memory before more of it has arrived."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
@@ -261,10 +263,10 @@ class FrameReader:
             self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
 
     def _grow(self, least_bytes: int) -> None:
-        """Room for `least_bytes`: what has arrived twice over, but not more than the frame."""
+        """Room for `least_bytes`: what has arrived some times over, but not more than the frame."""
         if least_bytes <= len(self._gathered):
             return
-        size = max(least_bytes, 2 * self._filled_bytes, FIRST_ROOM_BYTES)
+        size = max(least_bytes, _ROOM_GROWTH * self._filled_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
             size = min(size, self._frame_bytes)
         # A new one, since views of the old may be about.

@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, from Maven Central, as the referee of the source."""
+"""Spark's own Kafka connector, from Maven Central, as the referee beside ours."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""The measurements on Spark at a tiny size, in one session: what is kept and rendered, not the figures."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from oncelog.bench.brokers import kept
+from oncelog.bench.framework import load, targets_of
+from oncelog.bench.spark_engine import CONNECTOR, MASTER
+from oncelog.spark.session import local_session
+
+FIELDS = {
+    "spark_source": {"mb_per_s", "records_per_s", "cpu_s_per_gb"},
+    "spark_sink": {"mb_per_s", "records_per_s", "cpu_s_per_gb"},
+    "spark_lanes": {"trigger_s", "write_s"},
+    "spark_audit": {"gb_per_s", "seconds", "of_reading", "cpu_s_per_gb"},
+}
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """What each returns, without Spark's own connector where its jars cannot be had."""
+    taken = {}
+    with kept(), local_session("oncelog tests", MASTER):
+        for name in FIELDS:
+            done: list[int] = []
+            measurement = load(name)
+            taken[name] = measurement.measure(measurement.QUICK, done.append)
+            assert done == list(range(1, len(taken[name]["samples"]) + 1)), name
+    return taken
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_sample_has_every_figure(name: str, results: dict[str, dict[str, Any]]) -> None:
+    result = results[name]
+    assert set(result["left_out"]) <= {CONNECTOR}
+    assert result["left_out"] or len(result["samples"]) == load(name).QUICK.samples_count
+    for row in (*result["samples"], *result["medians"]):
+        assert all(isinstance(row[field], float) for field in FIELDS[name]), row
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_it_is_rendered(name: str, results: dict[str, dict[str, Any]]) -> None:
+    measurement = load(name)
+    text = measurement.section(results[name])
+    assert text.startswith("## ") and "What this shows." in text
+    assert ElementTree.fromstring(measurement.picture(results[name])).tag.endswith("svg")  # type: ignore[attr-defined]
+    for target in targets_of(measurement):
+        measured = target.measured(results[name])
+        assert measured is None or isinstance(measured, float)
