@@ -252,7 +252,7 @@ def writer_of(frame: Any, sink: str, faults: Faults) -> Any:
             atomic.write_share = partial(faulty_share, faults=faults)
             return frame.writeStream.foreachBatch(partial(write_atomically, faults=faults))
         case _:
-            from helpers_spark_connector import add_connector
+            from oncelog.dev.spark_connector import add_connector
 
             add_connector(spark)
             return frame.writeStream.foreachBatch(partial(write_sparks_own, faults=faults))

@@ -21,9 +21,9 @@ SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
 """Records of which a copy costs more than a place of their own in a write."""
 FIRST_ROOM_BYTES = 1 << 16
+"""What an incomplete frame may take of memory before more of it has arrived."""
 _ROOM_GROWTH = 8
 """An incomplete frame gets room for so many times what has arrived of it."""
-"""What an incomplete frame may take of memory before more of it has arrived."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
