@@ -34,7 +34,7 @@ fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=
 model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
 	$(BIN)/python tools/model.py
 
-bench: setup  ## measure beside Apache Kafka (about 30 minutes), and write docs/benchmarks.md anew
+bench: setup  ## measure beside Apache Kafka (about 50 minutes), and write docs/benchmarks.md anew
 	$(BIN)/oncelog bench all
 
 behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
