@@ -60,8 +60,13 @@ def raise_file_limit() -> None:
     "--listen",
     default="127.0.0.1:9092",
     show_default=True,
-    metavar="HOST:PORT",
-    help="Address to listen on; port 0 takes a free one.",
+    metavar="[PROTOCOL://]HOST:PORT",
+    help="Address to listen on; port 0 takes a free one. PROTOCOL: PLAINTEXT, SSL, SASL_SSL, SASL_PLAINTEXT.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond loopback although clients need not say who they are (docs/security.md).",
 )
 @click.option(
     "--config",
@@ -83,6 +88,7 @@ def raise_file_limit() -> None:
 def command(
     data_dir: Path | None,
     listen: str,
+    insecure: bool,
     config_file: Path | None,
     pairs: tuple[str, ...],
     metrics_port: int | None,
@@ -98,8 +104,13 @@ def command(
 
     log_to_stderr(log_level)
     raise_file_limit()
-    host, port = parse_address(listen, "--listen")
+    protocol, separator, address = listen.rpartition("://")
+    host, port = parse_address(address, "--listen")
     given = {**(read_properties(config_file) if config_file else {}), **parse_properties(pairs)}
+    if separator:
+        given["security.protocol"] = protocol
+    if insecure:
+        given["oncelog.insecure"] = "true"
 
     def on_ready(host: str, port: int, metrics_port: int | None) -> None:
         click.echo(f"listening on {host}:{port}")

@@ -64,6 +64,7 @@ def _config(
         value=entry.value,
         read_only=is_read_only,
         config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
         synonyms=[
             DescribeConfigsResponse.DescribeConfigsSynonym(name=s.name, value=s.value, source=s.source)
             for s in synonyms
