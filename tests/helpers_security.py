@@ -8,7 +8,8 @@ from pathlib import Path
 
 import trustme
 
-from oncelog.broker.users import Mechanism, Users, salt_password
+from oncelog.broker.users import Users
+from oncelog.rules.scram import Mechanism, salt_password
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
 

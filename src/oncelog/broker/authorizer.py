@@ -21,7 +21,6 @@ from oncelog.errors import (
 )
 from oncelog.log.disk import Disk
 from oncelog.rules.authorization import (
-    CLUSTER_NAME,
     Acl,
     AclFilter,
     AclTable,
@@ -80,15 +79,9 @@ class _Everything:
 EVERYTHING: Access = _Everything()
 
 
-def check(access: Access, operation: Operation, resource_type: ResourceType, name: str) -> None:
-    """Raises the resource's ..._AUTHORIZATION_FAILED."""
-    if not access.may(operation, resource_type, name):
-        raise _REFUSALS[resource_type]()
-
-
-def check_cluster(access: Access, operation: Operation) -> None:
-    """Raises ClusterAuthorizationFailed."""
-    check(access, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+def refusal_of(resource_type: ResourceType) -> BrokerError:
+    """..._AUTHORIZATION_FAILED."""
+    return _REFUSALS[resource_type]()
 
 
 def allowed_bits(access: Access, resource_type: ResourceType, name: str) -> int:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import EVERYTHING, Access
 from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
-from oncelog.broker.users import Mechanism
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.scram import Mechanism
 from oncelog.wire.messages import Message
 
 if TYPE_CHECKING:

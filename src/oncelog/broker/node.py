@@ -13,12 +13,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from oncelog.broker.apis import api_versions
-from oncelog.broker.authorizer import EVERYTHING, Access, Authorizer
+from oncelog.broker.authorizer import EVERYTHING, Access, Authorizer, refusal_of
 from oncelog.broker.door import Door, Farewell
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.flushing import Flushes, FlushWait
 from oncelog.broker.groups import GroupCoordinator
 from oncelog.broker.metrics import Metrics
+from oncelog.broker.needs import NEEDS
 from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
@@ -30,6 +31,7 @@ from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
 from oncelog.config import INT64_MAX, Settings
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message
@@ -58,6 +60,18 @@ class Request:
     def access(self) -> Access:
         """What its client may do."""
         return EVERYTHING if self.door is None else self.door.access
+
+    def may(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Whether its client may do to the resource what its API does (`broker.needs`)."""
+        access = self.access
+        return access is EVERYTHING or access.may(
+            NEEDS[self.message.api.name][resource_type], resource_type, name
+        )
+
+    def check(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> None:
+        """Raises the resource's ..._AUTHORIZATION_FAILED."""
+        if not self.may(resource_type, name):
+            raise refusal_of(resource_type)
 
 
 class Node:

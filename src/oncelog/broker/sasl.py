@@ -11,8 +11,9 @@ import hmac
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from oncelog.broker.users import LEAST_ITERATIONS, Credential, Mechanism, Users
+from oncelog.broker.users import Users
 from oncelog.errors import SaslAuthenticationFailed
+from oncelog.rules.scram import LEAST_ITERATIONS, Credential, Mechanism
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
 """(token, now_ms) -> (user's name, end of the token in ms). Raises SaslAuthenticationFailed."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from oncelog.broker.authorizer import check_cluster
 from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
-from oncelog.rules.authorization import Operation
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentia
     for name in dict.fromkeys(name for name, _ in asked):
         result = _Result(user=name)
         try:
-            check_cluster(request.access, Operation.ALTER)
+            request.check(ResourceType.CLUSTER)
             if name in twice:
                 raise DuplicateResource(f"a mechanism of user {name!r} is named twice")
             _alter(node, message, name)

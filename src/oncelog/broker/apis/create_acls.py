@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.broker.authorizer import check_cluster
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
@@ -40,7 +39,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateAclsResponse:
     try:
         if node.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        check_cluster(request.access, Operation.ALTER)
+        request.check(ResourceType.CLUSTER)
         for asked in message.creations:
             results.append(_take(asked, good))
         node.authorizer.add(good)

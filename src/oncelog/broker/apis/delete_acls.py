@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.apis.describe_acls import acl_filter
-from oncelog.broker.authorizer import check_cluster
 from oncelog.errors import BrokerError, KafkaStorageError, SecurityDisabled, StorageError
-from oncelog.rules.authorization import Acl, AclFilter, Operation
+from oncelog.rules.authorization import Acl, AclFilter, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteAclsResponse:
     try:
         if node.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        check_cluster(request.access, Operation.ALTER)
+        request.check(ResourceType.CLUSTER)
         asked = [_filter(each) for each in message.filters]
         removed = iter(node.authorizer.remove([each for each in asked if isinstance(each, AclFilter)]))
     except (BrokerError, StorageError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from oncelog.broker.authorizer import check_cluster
 from oncelog.errors import BrokerError, InvalidRequest, SecurityDisabled
 from oncelog.rules.authorization import (
     AclFilter,
@@ -26,7 +25,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeAclsResponse:
     try:
         if node.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        check_cluster(request.access, Operation.DESCRIBE)
+        request.check(ResourceType.CLUSTER)
         wanted = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from oncelog.broker.authorizer import check_cluster
 from oncelog.errors import BrokerError, DuplicateResource, ResourceNotFound
-from oncelog.rules.authorization import Operation
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
@@ -27,7 +26,7 @@ _Result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResul
 def handle(node: Node, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
     message: DescribeUserScramCredentialsRequest = request.message
     try:
-        check_cluster(request.access, Operation.DESCRIBE)
+        request.check(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
     asked = Counter(each.name for each in message.users) if message.users else Counter(node.users.names())
