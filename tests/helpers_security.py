@@ -9,9 +9,9 @@ from pathlib import Path
 import trustme
 
 from oncelog.broker.users import Users
-from oncelog.rules.scram import Mechanism, salt_password
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
+from oncelog.rules.scram import Mechanism, salt_password
 
 PASSWORD = "correct horse, battery=staple"
 SALT = b"sixteen bytes!!!"

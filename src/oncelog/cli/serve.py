@@ -7,34 +7,14 @@ from pathlib import Path
 
 import click
 
-from oncelog.cli.common import parse_properties
+from oncelog.cli.common import parse_properties, read_properties
 from oncelog.config import BROKER
-from oncelog.errors import ConfigError
 
 
 def default_data_dir() -> Path:
     """Where data of this user lives: $XDG_DATA_HOME or ~/.local/share, then oncelog."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "oncelog"
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """A Java .properties file: `key=value` or `key: value`, # and ! comments, \\ continues. ConfigError."""
-    properties: dict[str, str] = {}
-    pending = ""
-    for number, raw in enumerate(path.read_text().splitlines(), 1):
-        line = pending + raw.strip() if pending else raw.strip()
-        pending = ""
-        if not line or line[0] in "#!":
-            continue
-        if line.endswith("\\"):
-            pending = line[:-1]
-            continue
-        cut = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
-        if cut <= 0:
-            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
-        properties[line[:cut].strip()] = line[cut + 1 :].strip()
-    return properties
 
 
 def raise_file_limit() -> None:

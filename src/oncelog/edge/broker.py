@@ -13,7 +13,8 @@ import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,7 +33,7 @@ from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
-from oncelog.log.manager import LogManager
+from oncelog.log.manager import LOCK, LogManager
 
 START_SECONDS = STOP_SECONDS = 60.0
 
@@ -137,6 +138,23 @@ def open_node(
     except BaseException:
         manager.release()
         raise
+
+
+@contextmanager
+def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
+    """A data directory that no broker uses meanwhile. Raises StorageError when one does."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        disk = RealDisk(data_dir)
+        lock = disk.lock(LOCK)
+    except OSError as error:
+        raise StorageError(
+            f"data directory {data_dir} cannot be used: {error}; stop its broker first"
+        ) from error
+    try:
+        yield disk
+    finally:
+        lock.release()
 
 
 def _new_uuid() -> bytes:

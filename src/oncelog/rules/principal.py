@@ -69,7 +69,10 @@ def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], str, str]]:
             yield re.compile("(?s).*"), r"\g<0>", ""
         else:
             try:
-                yield re.compile(found[1]), re.sub(r"\$(\d)", r"\\g<\1>", found[2]), found[3]
+                pattern = re.compile(found[1])
+                if any(int(group) > pattern.groups for group in re.findall(r"\$(\d)", found[2])):
+                    raise re.error(f"{found[2]!r} names a group that is not there")
+                yield pattern, re.sub(r"\$(\d)", r"\\g<\1>", found[2]), found[3]
             except re.error as error:
                 raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: {error}") from None
         rest = after[1:].lstrip()
