@@ -49,7 +49,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def bootstrap_options(function: F) -> F:
-    """Add `-b/--bootstrap-server`, `-X` and `--command-config`; the command receives `client_config: dict`."""
+    """Add `-b/--bootstrap-server`, `-X` and `--command-config`; the command receives `client_config`."""
     import functools
 
     @click.option(
