@@ -147,10 +147,10 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
         lock = disk.lock(LOCK)
+    except BlockingIOError:
+        raise StorageError(f"data directory {data_dir} is in use; its broker must be stopped first") from None
     except OSError as error:
-        raise StorageError(
-            f"data directory {data_dir} cannot be used: {error}; stop its broker first"
-        ) from error
+        raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
     try:
         yield disk
     finally:
