@@ -192,7 +192,7 @@ def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 _TLS = _rows(
     ("ssl.keystore.location", "str", None, "PEM file: certificate chain and private key of this side."),
@@ -223,7 +223,7 @@ _CLIENT = _rows(
     ("ssl.certificate.location", "str", None, "librdkafka's name of a PEM file with this side's certificate chain."),
     ("ssl.key.location", "str", None, "librdkafka's name of a PEM file with its private key."),
     ("ssl.endpoint.identification.algorithm", "str", "https", "https: the broker's certificate must name its host. none does not look.", None, None, ("https", "none", "")),
-    ("sasl.mechanism", "str", None, "How to say who one is; needed with SASL_PLAINTEXT and SASL_SSL (Kafka's default is GSSAPI).", None, None, _MECHANISMS),
+    ("sasl.mechanism", "str", None, "How to say who one is; needed with SASL_PLAINTEXT and SASL_SSL (Kafka's default is GSSAPI).", None, None, MECHANISMS),
     ("sasl.username", "str", None, "For PLAIN and SCRAM, as librdkafka."),
     ("sasl.password", "password", None, "For PLAIN and SCRAM, as librdkafka."),
     ("sasl.jaas.config", "password", None, 'Instead of these two, as Java: "...ScramLoginModule required username=... password=...;".'),

@@ -150,6 +150,12 @@ def test_a_listener_without_sasl_says_so() -> None:
         assert client.ask(SaslAuthenticateRequest(auth_bytes=b""), 2).error_code == 34
 
 
+@pytest.mark.parametrize("mechanisms", ["GSSAPI", "SCRAM-SHA-256,SCRAM-SHA-1", ""])
+def test_mechanisms_that_are_not_served(tmp_path: Path, mechanisms: str) -> None:
+    with pytest.raises(ConfigError, match="SCRAM-SHA-512"):
+        secured_broker(tmp_path, **{"sasl.enabled.mechanisms": mechanisms}).start()
+
+
 def test_sessions_end(tmp_path: Path) -> None:
     config = {"connections.max.reauth.ms": 700, "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256"}
     with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:

@@ -83,7 +83,11 @@ class Door:
         node = self._node
         if mechanism in _SCRAM:
             return ScramExchange(node.users, _SCRAM[mechanism], node.new_name(), node.secret)
-        return BearerExchange(node.check_token) if mechanism == "OAUTHBEARER" else PlainExchange(node.users)
+        if mechanism == "OAUTHBEARER":
+            return BearerExchange(node.check_token)
+        if mechanism == "PLAIN":
+            return PlainExchange(node.users)
+        raise UnsupportedSaslMechanism(f"{mechanism!r} is not served")
 
     def answer(self, data: bytes, now_ms: int) -> tuple[bytes, int]:
         """The next message of the exchange and how long the client is then known (ms; 0: no end, or not yet).

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from oncelog.broker.users import Users
 from oncelog.errors import SaslAuthenticationFailed
-from oncelog.rules.scram import LEAST_ITERATIONS, Credential, Mechanism
+from oncelog.rules.scram import Credential, Mechanism
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
 """(token, now_ms) -> (user's name, end of the token in ms). Raises SaslAuthenticationFailed."""
@@ -73,7 +73,7 @@ class ScramExchange:
             return found
         made_up = hmac.digest(self._secret, user.encode(), "sha512")
         size = hashlib.new(self._mechanism.hash_name).digest_size
-        return Credential(made_up[:24], made_up[-size:], made_up[:size], LEAST_ITERATIONS)
+        return Credential(made_up[:24], made_up[-size:], made_up[:size], self._users.usual_iterations)
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
         from scramp import ScramException

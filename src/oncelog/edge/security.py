@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oncelog.client.sasl import Credentials, credentials
 from oncelog.config import Settings
-from oncelog.edge.tls import client_context, uses_sasl
+from oncelog.edge.tls import check_mechanisms, client_context, uses_sasl
 from oncelog.errors import AuthenticationError, ConfigError
 
 _TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
@@ -36,6 +36,8 @@ def client_security(settings: Settings) -> ClientSecurity:
             )
         return PLAINTEXT
     who = credentials(settings, lambda: _token(settings[_TOKEN_URL])) if uses_sasl(settings) else None
+    if who is not None and who.mechanism != "OAUTHBEARER":  # a client only hands its token on
+        check_mechanisms([who.mechanism])
     return ClientSecurity(client_context(settings), who)
 
 

@@ -15,7 +15,7 @@ from oncelog.broker.node import Node
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import log_event
 from oncelog.edge.server_connection import Connection
-from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, WatchedFile, uses_sasl, uses_tls
+from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
 from oncelog.log.partition import Partition
 from oncelog.rules.principal import principal_mapper
 
@@ -40,6 +40,8 @@ class Server:
         self.max_connections: int = settings["max.connections"]
         self.max_idle_ms: int = settings["connections.max.idle.ms"]
         self.needs_sasl = uses_sasl(settings)
+        if self.needs_sasl:
+            check_mechanisms(settings["sasl.enabled.mechanisms"])
         self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
         self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
         self._tls = ServerTls(settings) if uses_tls(settings) else None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from pathlib import Path
 
-from oncelog.config import Settings
+from oncelog.config import MECHANISMS, Settings
 from oncelog.edge.event_log import log_event
 from oncelog.errors import ConfigError
 
@@ -34,6 +35,18 @@ def uses_tls(settings: Settings) -> bool:
 
 def uses_sasl(settings: Settings) -> bool:
     return str(settings["security.protocol"]).startswith("SASL")
+
+
+def check_mechanisms(mechanisms: Collection[str]) -> None:
+    """Raises ConfigError when a SASL mechanism is not known or needs a package that is not installed."""
+    unknown = [name for name in mechanisms if name not in MECHANISMS]
+    if unknown or not mechanisms:
+        raise ConfigError(
+            f"SASL mechanisms {', '.join(unknown) or '(none)'}: expected {', '.join(MECHANISMS)}"
+        )
+    for prefix, package in (("SCRAM", "scramp"), ("OAUTHBEARER", "joserfc")):
+        if any(name.startswith(prefix) for name in mechanisms) and find_spec(package) is None:
+            raise ConfigError(f"SASL {prefix} needs the package {package}: pip install 'oncelog[security]'")
 
 
 def client_context(settings: Settings) -> ssl.SSLContext | None:
