@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from oncelog.broker.users import Users
 from oncelog.edge.broker import Broker
@@ -39,7 +40,12 @@ def make_certificates(directory: Path, client_name: str = "alice") -> Certificat
 
 
 def _write(issued: trustme.LeafCert, path: Path) -> None:
-    issued.private_key_and_cert_chain_pem.write_to_path(path)
+    """Java reads private keys as PKCS #8 only."""
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(text + b"".join(each.bytes() for each in issued.cert_chain_pems))
 
 
 def add_users(data_dir: Path, *names: str, password: str = PASSWORD) -> None:

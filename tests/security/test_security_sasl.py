@@ -224,3 +224,19 @@ def test_secrets_are_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert PASSWORD not in stored and base64.b64encode(PASSWORD.encode()).decode() not in stored
     assert {row["user"] for row in json.loads(stored)["credentials"]} == {"alice"}
     assert (tmp_path / "data" / "oncelog-users.json").stat().st_mode & 0o077 == 0
+
+
+def test_sparks_options_are_the_same_settings() -> None:
+    from oncelog.spark.options import parse_options
+
+    given = {
+        "kafka.bootstrap.servers": "h:1",
+        "subscribe": "t",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": f'a.b.ScramLoginModule required username="u" password="{PASSWORD}";',
+    }
+    assert parse_options(given).client["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert PASSWORD not in repr(parse_options(given))
+    with pytest.raises(ConfigError, match=r"security\.protocol"):
+        parse_options({**given, "kafka.security.protocol": "TLS"})

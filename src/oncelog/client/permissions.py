@@ -116,7 +116,7 @@ def _deleted(response: DeleteAclsResponse) -> Iterator[Acl]:
 
 
 def set_user(
-    name: str, password: str, mechanisms: Collection[Mechanism], salt: bytes, iterations: int
+    name: str, password: str, mechanism: Mechanism, salt: bytes, iterations: int
 ) -> AlterUserScramCredentialsRequest:
     """The password itself is not sent. Takes milliseconds."""
     return AlterUserScramCredentialsRequest(
@@ -128,17 +128,13 @@ def set_user(
                 salt=salt,
                 salted_password=salt_password(mechanism, password, salt, iterations),
             )
-            for mechanism in mechanisms
         ]
     )
 
 
-def delete_user(name: str, mechanisms: Collection[Mechanism]) -> AlterUserScramCredentialsRequest:
+def delete_user(name: str, mechanism: Mechanism) -> AlterUserScramCredentialsRequest:
     return AlterUserScramCredentialsRequest(
-        deletions=[
-            AlterUserScramCredentialsRequest.ScramCredentialDeletion(name=name, mechanism=mechanism)
-            for mechanism in mechanisms
-        ]
+        deletions=[AlterUserScramCredentialsRequest.ScramCredentialDeletion(name=name, mechanism=mechanism)]
     )
 
 

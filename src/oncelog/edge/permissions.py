@@ -45,14 +45,17 @@ class AsyncPermissions:
         iterations: int = calls.DEFAULT_ITERATIONS,
     ) -> None:
         """Add a SCRAM user or change the password; the password itself is not sent."""
-        message = calls.set_user(name, password, mechanisms, os.urandom(_SALT_BYTES), iterations)
-        calls.check_altered(await self._ask_controller(message))
+        salt = os.urandom(_SALT_BYTES)
+        for mechanism in mechanisms:  # a user may be named once in a request
+            message = calls.set_user(name, password, mechanism, salt, iterations)
+            calls.check_altered(await self._ask_controller(message))
 
     async def delete_user(self, name: str, *, mechanisms: Collection[Mechanism] | None = None) -> None:
         """Remove a SCRAM user (None: whatever mechanisms it has). Raises ResourceNotFound."""
         if mechanisms is None:
             mechanisms = list((await self.list_users([name]))[name])
-        calls.check_altered(await self._ask_controller(calls.delete_user(name, mechanisms)))
+        for mechanism in mechanisms:
+            calls.check_altered(await self._ask_controller(calls.delete_user(name, mechanism)))
 
     async def list_users(self, names: Collection[str] | None = None) -> Mapping[str, Mapping[Mechanism, int]]:
         """SCRAM users (None: all) with their mechanisms and iterations. Raises ResourceNotFound."""

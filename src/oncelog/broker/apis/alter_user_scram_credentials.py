@@ -1,7 +1,7 @@
 """AlterUserScramCredentials (key 51), version 0: add, replace and remove SCRAM users' credentials.
 
-31 without ALTER of the cluster, 33 an unknown mechanism, 91 nothing to delete, 92 a user's mechanism named
-twice, 93 iterations, salt or name that will not do. A user's changes hold all or none; one answer for each.
+31 without ALTER of the cluster, 33 an unknown mechanism, 91 nothing to delete, 92 a user named twice,
+93 iterations, salt or name that will not do. One answer for each user.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
     message: AlterUserScramCredentialsRequest = request.message
-    asked = [(each.name, each.mechanism) for each in message.deletions]
-    asked += [(each.name, each.mechanism) for each in message.upsertions]
-    named = Counter(asked)
-    twice = {name for (name, _), count in named.items() if count > 1}
+    named = Counter(each.name for each in message.deletions)
+    named.update(each.name for each in message.upsertions)
     results = []
-    for name in dict.fromkeys(name for name, _ in asked):
+    for name, count in named.items():
         result = _Result(user=name)
         try:
             request.check(ResourceType.CLUSTER)
-            if name in twice:
-                raise DuplicateResource(f"a mechanism of user {name!r} is named twice")
+            if count > 1:
+                raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
             _alter(node, message, name)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
