@@ -174,7 +174,7 @@ def apache(kafka_class_path: str, certificates: Certificates) -> Iterator[Apache
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": certificates.authority,
         "listener.name.ssl.ssl.client.auth": "required",
-        "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^CN=(.*?)$/$1/,RULE:^CN=(.*?),.*$/$1/",
+        "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
         "listener.name.sasl_ssl.connections.max.reauth.ms": 2000,
         "listener.name.sasl_ssl.plain.sasl.jaas.config": (
             f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'

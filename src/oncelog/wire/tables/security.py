@@ -1,7 +1,7 @@
 """Who is there and what it may do: SASL, ACLs, SCRAM users. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
-api SaslHandshake 17 versions 0-1 offer 1-1 flexible 99
+api SaslHandshake 17 versions 1-1 offer 1-1 flexible 99
 request
   mechanism  string
 response
