@@ -76,7 +76,17 @@ class _Everything:
         return True
 
 
+class _Nothing:
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return False
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return False
+
+
 EVERYTHING: Access = _Everything()
+NOTHING: Access = _Nothing()
+"""Of those who have not said who they are."""
 
 
 def refusal_of(resource_type: ResourceType) -> BrokerError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oncelog.broker.authorizer import EVERYTHING, Access
+from oncelog.broker.authorizer import NOTHING, Access
 from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
@@ -39,7 +39,7 @@ class Door:
         self._node, self._host = node, host
         self.needs_sasl = needs_sasl
         self.principal: str | None = None if needs_sasl else principal
-        self.access: Access = EVERYTHING if needs_sasl else node.access(principal, host)
+        self.access: Access = NOTHING if needs_sasl else node.access(principal, host)
         self._state = DoorState.STRANGER if needs_sasl else DoorState.KNOWN
         self._mechanism = ""
         self._exchange: Exchange | None = None
