@@ -15,9 +15,31 @@ from oncelog.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+"""Kafka's name for the authorizer that keeps ACLs in the cluster itself, as ours does."""
 
-Kind = Literal["int", "float", "bool", "str", "list"]
-SettingValue = int | float | bool | str | list[str] | None
+Kind = Literal["int", "float", "bool", "str", "list", "password"]
+
+
+class Password:
+    """A secret: printed, logged or put into an error text it says [hidden]. `value` is what it hides."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "[hidden]"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Password) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+SettingValue = int | float | bool | str | list[str] | Password | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +108,17 @@ def _parse_list(setting: Setting, raw: object) -> list[str]:
     raise ConfigError(f"{setting.key}={raw!r}: expected a list or a comma-separated string")
 
 
+def _parse_password(setting: Setting, raw: object) -> Password:
+    return raw if isinstance(raw, Password) else Password(str(raw))
+
+
 _PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
     "int": _parse_int,
     "float": _parse_float,
     "bool": _parse_bool,
     "str": _parse_str,
     "list": _parse_list,
+    "password": _parse_password,
 }
 
 
@@ -164,6 +191,21 @@ def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
 # fmt: off
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+_TLS = _rows(
+    ("ssl.keystore.location", "str", None, "PEM file: certificate chain and private key of this side."),
+    ("ssl.keystore.type", "str", "PEM", "Only PEM (Kafka's default is JKS).", None, None, ("PEM",)),
+    ("ssl.keystore.certificate.chain", "password", None, "The chain itself, as PEM text."),
+    ("ssl.keystore.key", "password", None, "The private key itself, as PEM text."),
+    ("ssl.key.password", "password", None, "Of an encrypted private key."),
+    ("ssl.truststore.location", "str", None, "PEM file: certificates of the authorities that the other side's must come from."),
+    ("ssl.truststore.type", "str", "PEM", "Only PEM (Kafka's default is JKS).", None, None, ("PEM",)),
+    ("ssl.truststore.certificates", "password", None, "These certificates themselves, as PEM text."),
+    ("ssl.enabled.protocols", "list", ["TLSv1.2", "TLSv1.3"], "TLS versions that may be used."),
+)
+
 _CLIENT = _rows(
     ("bootstrap.servers", "list", None, "HOST:PORT of one or more brokers to start from."),
     ("client.id", "str", "oncelog", "Name of this client in the broker's logs."),
@@ -176,7 +218,17 @@ _CLIENT = _rows(
     ("socket.connection.setup.timeout.ms", "int", 10_000, "How long connecting may take.", 1),
     ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
     ("oncelog.bootstrap.timeout.ms", "int", 5_000, "How long a new client keeps trying when no bootstrap server can be reached. (Ours.)", 0),
-)
+    ("security.protocol", "str", "PLAINTEXT", "SSL is TLS; SASL says who one is.", None, None, _PROTOCOLS),
+    ("ssl.ca.location", "str", None, "librdkafka's name of ssl.truststore.location."),
+    ("ssl.certificate.location", "str", None, "librdkafka's name of a PEM file with this side's certificate chain."),
+    ("ssl.key.location", "str", None, "librdkafka's name of a PEM file with its private key."),
+    ("ssl.endpoint.identification.algorithm", "str", "https", "https: the broker's certificate must name its host. none does not look.", None, None, ("https", "none", "")),
+    ("sasl.mechanism", "str", None, "How to say who one is; needed with SASL_PLAINTEXT and SASL_SSL (Kafka's default is GSSAPI).", None, None, MECHANISMS),
+    ("sasl.username", "str", None, "For PLAIN and SCRAM, as librdkafka."),
+    ("sasl.password", "password", None, "For PLAIN and SCRAM, as librdkafka."),
+    ("sasl.jaas.config", "password", None, 'Instead of these two, as Java: "...ScramLoginModule required username=... password=...;".'),
+    ("sasl.oauthbearer.token.endpoint.url", "str", None, "For OAUTHBEARER: file:///PATH of a token, read anew each time one is needed."),
+) + _TLS
 
 PRODUCER = SettingsTable(
     "producer",
@@ -319,7 +371,23 @@ BROKER = SettingsTable(
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1),
         ("group.consumer.max.size", "int", INT32_MAX, "Most members of such a group.", 1),
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first."),
-    ),
+        ("security.protocol", "str", "PLAINTEXT", "What clients must speak. (Ours; Kafka writes it before each address in listeners, and so may --listen.)", None, None, _PROTOCOLS),
+        ("oncelog.insecure", "bool", False, "Listen on more than loopback although anybody may connect, or read passwords on their way. (Ours.)"),
+        ("ssl.client.auth", "str", "none", "Whether clients must show a certificate.", None, None, ("none", "requested", "required")),
+        ("ssl.principal.mapping.rules", "str", "DEFAULT", "How a certificate's name becomes a principal: DEFAULT, RULE:pattern/replacement/[LU]."),
+        ("sasl.enabled.mechanisms", "list", ["SCRAM-SHA-256", "SCRAM-SHA-512"], "SASL mechanisms offered (Kafka's default is GSSAPI). PLAIN checks the password against the SCRAM credentials."),
+        ("sasl.server.max.receive.size", "int", 524_288, "Largest request of a client that has not said who it is.", 1),
+        ("connections.max.reauth.ms", "int", 0, "A SASL client must say again who it is after this long, or is cut off; 0: never.", 0),
+        ("connection.failed.authentication.delay.ms", "int", 100, "How long the answer to a failed authentication is held back.", 0),
+        ("sasl.oauthbearer.jwks.endpoint.url", "str", None, "file:///PATH of the key set (JWKS) that signs tokens; read again when it changes."),
+        ("sasl.oauthbearer.expected.audience", "list", None, "A token must be for one of these."),
+        ("sasl.oauthbearer.expected.issuer", "str", None, "A token must come from here."),
+        ("sasl.oauthbearer.sub.claim.name", "str", "sub", "The claim that names the principal."),
+        ("sasl.oauthbearer.clock.skew.seconds", "int", 30, "How far clocks may differ.", 0),
+        ("authorizer.class.name", "str", "", "Kafka's name of its authorizer: ACLs hold. Empty: everybody may do everything.", None, None, ("", AUTHORIZER)),
+        ("super.users", "str", "", "Principals that may do everything: User:a;User:b."),
+        ("allow.everyone.if.no.acl.found", "bool", False, "What no ACL speaks of is open to everybody."),
+    ) + _TLS,
 )
 
 PIPELINE = SettingsTable(

@@ -5,6 +5,7 @@ MisuseError   a call that cannot be right now; the text says what to do instead
 PeerError     bytes from the other side that are not what the protocol says
 StorageError  the disk: which file, position or offset
 TimedOut      an operation of ours did not finish in its time
+AuthenticationError  a broker and a client could not agree on who they are (TLS, SASL)
 OutcomeUnknown  a record was given up, and whether it is stored is not known
 TransactionAborted  a record's transaction was aborted before it was stored
 LoadRefused   a load cannot go on with other files or options than it began with
@@ -46,6 +47,10 @@ class DisconnectedError(OncelogError, ConnectionError):
 
 class NotConnectedError(DisconnectedError):
     """There was no connection to begin with: the request was surely not sent."""
+
+
+class AuthenticationError(NotConnectedError):
+    """TLS or SASL failed: one side does not believe who the other is. Trying again does not help."""
 
 
 class OutcomeUnknown(OncelogError):

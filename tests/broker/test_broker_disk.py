@@ -116,7 +116,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
         real(self, memoryview(data)[: len(data) // 2], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def no_room(self: RealDisk, path: str, data: bytes, *, sync: bool = True) -> None:
+    def no_room(self: RealDisk, path: str, data: bytes, **how: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:

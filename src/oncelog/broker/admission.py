@@ -31,13 +31,14 @@ from oncelog.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node
+    from oncelog.broker.node import Answer, Node, Request
 
 
 class Dialect(NamedTuple):
@@ -128,17 +129,20 @@ class Admission:
         return error
 
 
-def admit_produce(node: Node, message: ProduceRequest, version: int, now_ms: int) -> Admission:
+def admit_produce(node: Node, request: Request, now_ms: int) -> Admission:
     """The transactional batches of a Produce request."""
+    message, version = request.message, request.header.api_version
     dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
-    outside = dict(_outside(node, message))
+    outside = dict(_outside(node, request))
     return Admission(node, message.transactional_id or "", outside, dialect, now_ms)
 
 
-def _outside(node: Node, message: ProduceRequest) -> Iterator[tuple[TopicPartition, Identity]]:
+def _outside(node: Node, request: Request) -> Iterator[tuple[TopicPartition, Identity]]:
     """Partitions that the producer of their batch has no transaction open in, with who that is."""
+    message: ProduceRequest = request.message
     for topic in message.topic_data:
-        known = node.topics.get(topic.name)
+        may_write = request.may(ResourceType.TOPIC, topic.name)
+        known = node.topics.get(topic.name) if may_write else None
         for part in topic.partition_data:
             if known is None or not 0 <= part.index < len(known.partitions) or not part.records:
                 continue

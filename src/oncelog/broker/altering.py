@@ -15,9 +15,10 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from oncelog.rules.authorization import ResourceType as acl
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node
+    from oncelog.broker.node import Node, Request
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
 """From a topic's present overrides to its new ones."""
@@ -57,7 +58,12 @@ def check_has_value(config: Config) -> None:
 
 
 def alter(
-    node: Node, asked: Resource, change: Change, validate_only: bool, repeated: Collection[tuple[int, str]]
+    node: Node,
+    request: Request,
+    asked: Resource,
+    change: Change,
+    validate_only: bool,
+    repeated: Collection[tuple[int, str]],
 ) -> tuple[int, str | None]:
     """Error code and message; (0, None) when the change holds and is on disk.
 
@@ -67,6 +73,10 @@ def alter(
     try:
         if (resource_type, name) in repeated:
             raise InvalidRequest(f"{name!r} is named twice; name each resource once")
+        if resource_type == ResourceType.TOPIC:
+            request.check(acl.TOPIC, name)
+        else:
+            request.check(acl.CLUSTER)
         if resource_type == ResourceType.BROKER:
             raise InvalidRequest("broker settings are fixed at start: use --config or --set and restart")
         if resource_type != ResourceType.TOPIC:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
-from oncelog.config import BROKER, INT32_MAX, TOPIC, Setting, Settings, SettingValue
+from oncelog.config import BROKER, INT32_MAX, TOPIC, Password, Setting, Settings, SettingValue
 
 
 class Source(IntEnum):
@@ -44,15 +44,16 @@ class ConfigEntry:
     synonyms: tuple[Synonym, ...]
     wire_type: int
     doc: str
+    is_sensitive: bool
 
 
 def to_text(value: SettingValue) -> str | None:
-    """Kafka's spelling: true/false, lists with commas; None stays None."""
+    """Kafka's spelling: true/false, lists with commas; None stays None, a secret is None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
         return ",".join(value)
-    return None if value is None else str(value)
+    return None if value is None or isinstance(value, Password) else str(value)
 
 
 def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
@@ -85,15 +86,23 @@ def _broker_synonyms(broker: Settings, key: str) -> list[Synonym]:
 
 
 def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> ConfigEntry:
-    return ConfigEntry(row.key, to_text(value), synonyms[0].source, tuple(synonyms), _wire_type(row), row.doc)
+    return ConfigEntry(
+        row.key,
+        to_text(value),
+        synonyms[0].source,
+        tuple(synonyms),
+        _wire_type(row),
+        row.doc,
+        is_sensitive=row.kind == "password",
+    )
 
 
 def _wire_type(row: Setting) -> int:
-    """Kafka's DescribeConfigsResponse.ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list."""
+    """Kafka's ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list, 9 password."""
     if row.kind == "int":
         is_long = row.key.endswith((".ms", "retention.bytes"))
         fits = isinstance(row.default, int) and row.default <= INT32_MAX and not is_long
         return 3 if fits else 5
     if row.key.endswith("cleanup.policy"):
         return 7
-    return {"bool": 1, "str": 2, "float": 6, "list": 7}[row.kind]
+    return {"bool": 1, "str": 2, "float": 6, "list": 7, "password": 9}[row.kind]

@@ -39,6 +39,7 @@ class Metrics:
     bytes_sent: int = 0
     connections_opened: int = 0
     connections_closed_for_cause: int = 0
+    authentications_failed: int = 0
     producer_ids_given: int = 0
     producers_expired: int = 0
     transactions_timed_out: int = 0
@@ -76,6 +77,7 @@ _COUNTERS = (
         "connections_closed_for_cause",
         "Connections ended by the broker: bad bytes, too large, idle, failed acks=0.",
     ),
+    ("authentications_failed", "SASL authentications refused."),
     ("producer_ids_given", "Producer ids handed out by InitProducerId."),
     ("producers_expired", "Producer states forgotten after producer.id.expiration.ms."),
     ("transactions_timed_out", "Transactions the coordinator aborted after their timeout."),

@@ -13,19 +13,25 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from oncelog.broker.apis import api_versions
+from oncelog.broker.authorizer import EVERYTHING, Access, Authorizer, refusal_of
+from oncelog.broker.door import Door, Farewell
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.flushing import Flushes, FlushWait
 from oncelog.broker.groups import GroupCoordinator
 from oncelog.broker.metrics import Metrics
+from oncelog.broker.needs import NEEDS
 from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.registry import HANDLERS, OFFERED
+from oncelog.broker.sasl import TokenCheck, token_check
 from oncelog.broker.sessions import FetchSessions
 from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
+from oncelog.broker.users import Users
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
 from oncelog.config import INT64_MAX, Settings
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message
@@ -33,7 +39,7 @@ from oncelog.wire.messages import Message
 FLUSH_CHECK_MS = 500
 """How often flush.ms of the topics is looked at, and so how exactly it is kept."""
 
-Answer = Message | Deferred | Disconnect | None
+Answer = Message | Deferred | Disconnect | Farewell | None
 """None: this request has no response (acks=0)."""
 
 
@@ -41,13 +47,31 @@ Answer = Message | Deferred | Disconnect | None
 class Request:
     """A decoded request. `records` fields are views of the receive buffer, valid while it is handled.
 
-    `client_host`: where it comes from, as Kafka writes it: /127.0.0.1.
+    `client_host`: where it comes from, as Kafka writes it: /127.0.0.1. `door`: whose connection it came on.
     """
 
     connection_id: int
     header: RequestHeader
     message: Any
     client_host: str = ""
+    door: Door | None = None
+
+    @property
+    def access(self) -> Access:
+        """What its client may do."""
+        return EVERYTHING if self.door is None else self.door.access
+
+    def may(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Whether its client may do to the resource what its API does (`broker.needs`)."""
+        access = self.access
+        return access is EVERYTHING or access.may(
+            NEEDS[self.message.api.name][resource_type], resource_type, name
+        )
+
+    def check(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> None:
+        """Raises the resource's ..._AUTHORIZATION_FAILED."""
+        if not self.may(resource_type, name):
+            raise refusal_of(resource_type)
 
 
 class Node:
@@ -77,6 +101,13 @@ class Node:
         self.metrics = Metrics()
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk)
+        self.users = Users(log_manager.disk)
+        self.secret = new_uuid() + new_uuid()
+        """Nobody's but this node's; new with each start."""
+        self.token_keys: str | None = None
+        """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the edge reads and replaces it."""
+        self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
+        self.authorizer = _authorizer(log_manager, settings)
         self.sessions = FetchSessions(
             settings["max.incremental.fetch.session.cache.slots"],
             first_id=int.from_bytes(new_uuid()[:3], "big") + 1,
@@ -94,6 +125,10 @@ class Node:
         self.transactions.load()
         self.groups.load(now_ms)
         self.transactions.resume(now_ms)
+
+    def access(self, principal: str, host: str) -> Access:
+        """What a principal may do from a host (an address)."""
+        return EVERYTHING if self.authorizer is None else self.authorizer.access(principal, host)
 
     def advertise(self, host: str, port: int) -> None:
         """What Metadata tells clients to connect to, once the listener is known."""
@@ -168,6 +203,16 @@ class Node:
     def close(self, now_ms: int) -> None:
         """Snapshots, synced files and the clean-shutdown marker."""
         self.log_manager.close(now_ms)
+
+
+def _authorizer(log_manager: LogManager, settings: Settings) -> Authorizer | None:
+    if not settings["authorizer.class.name"]:
+        return None
+    return Authorizer(
+        log_manager.disk,
+        settings["super.users"],
+        allows_if_none=settings["allow.everyone.if.no.acl.found"],
+    )
 
 
 _Job = Callable[[Node, int], None]

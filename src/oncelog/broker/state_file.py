@@ -16,9 +16,9 @@ def read_state(disk: Disk, name: str) -> str | None:
         raise StorageError(f"{disk.describe(name)} cannot be read: {error}") from error
 
 
-def write_state(disk: Disk, name: str, text: str) -> None:
+def write_state(disk: Disk, name: str, text: str, *, is_private: bool = False) -> None:
     """After this a crash finds the new text, during it the old or the new. Raises StorageError."""
     try:
-        disk.replace(name, text.encode())
+        disk.replace(name, text.encode(), is_private=is_private)
     except OSError as error:
         raise StorageError(f"{disk.describe(name)} cannot be written: {error}") from error

@@ -6,9 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from oncelog.errors import ConfigError
 
 _PIPED_COLUMNS = 400
 
@@ -26,8 +29,27 @@ def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
     return properties
 
 
+def read_properties(path: Path) -> dict[str, str]:
+    """A Java .properties file: `key=value` or `key: value`, # and ! comments, \\ continues. ConfigError."""
+    properties: dict[str, str] = {}
+    pending = ""
+    for number, raw in enumerate(path.read_text().splitlines(), 1):
+        line = pending + raw.strip() if pending else raw.strip()
+        pending = ""
+        if not line or line[0] in "#!":
+            continue
+        if line.endswith("\\"):
+            pending = line[:-1]
+            continue
+        cut = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
+        if cut <= 0:
+            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
+        properties[line[:cut].strip()] = line[cut + 1 :].strip()
+    return properties
+
+
 def bootstrap_options(function: F) -> F:
-    """Add `-b/--bootstrap-server` and `-X key=value`; the command receives `client_config: dict`."""
+    """Add `-b/--bootstrap-server`, `-X` and `--command-config`; the command receives `client_config`."""
     import functools
 
     @click.option(
@@ -46,10 +68,23 @@ def bootstrap_options(function: F) -> F:
         metavar="KEY=VALUE",
         help="A client setting by its Kafka name; also as ONCELOG_KEY_NAME in the environment.",
     )
+    @click.option(
+        "--command-config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="ONCELOG_COMMAND_CONFIG",
+        help="A .properties file with client settings, for example of TLS and SASL.",
+    )
     @functools.wraps(function)
-    def wrapper(*args: Any, bootstrap_server: str, properties: tuple[str, ...], **kwargs: Any) -> Any:
+    def wrapper(
+        *args: Any,
+        bootstrap_server: str,
+        properties: tuple[str, ...],
+        command_config: Path | None,
+        **kwargs: Any,
+    ) -> Any:
         config = {
             **_environment_properties(),
+            **(read_properties(command_config) if command_config else {}),
             **parse_properties(properties),
             "bootstrap.servers": bootstrap_server,
         }

@@ -17,6 +17,8 @@ COMMANDS = {
     "consume": "Print records.",
     "producers": "Show the producer ids a partition remembers.",
     "groups": "List, describe, reset and delete consumer groups.",
+    "acls": "List, add and remove ACLs.",
+    "users": "List, set and delete SCRAM users.",
     "transactions": "List and describe transactions; find and abort those that hang.",
     "web": "Pages about transactions, producers and groups of a cluster.",
     "dump": "Print segment files batch by batch.",

@@ -7,34 +7,14 @@ from pathlib import Path
 
 import click
 
-from oncelog.cli.common import parse_properties
+from oncelog.cli.common import parse_properties, read_properties
 from oncelog.config import BROKER
-from oncelog.errors import ConfigError
 
 
 def default_data_dir() -> Path:
     """Where data of this user lives: $XDG_DATA_HOME or ~/.local/share, then oncelog."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "oncelog"
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """A Java .properties file: `key=value` or `key: value`, # and ! comments, \\ continues. ConfigError."""
-    properties: dict[str, str] = {}
-    pending = ""
-    for number, raw in enumerate(path.read_text().splitlines(), 1):
-        line = pending + raw.strip() if pending else raw.strip()
-        pending = ""
-        if not line or line[0] in "#!":
-            continue
-        if line.endswith("\\"):
-            pending = line[:-1]
-            continue
-        cut = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
-        if cut <= 0:
-            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
-        properties[line[:cut].strip()] = line[cut + 1 :].strip()
-    return properties
 
 
 def raise_file_limit() -> None:
@@ -60,8 +40,13 @@ def raise_file_limit() -> None:
     "--listen",
     default="127.0.0.1:9092",
     show_default=True,
-    metavar="HOST:PORT",
-    help="Address to listen on; port 0 takes a free one.",
+    metavar="[PROTOCOL://]HOST:PORT",
+    help="Address to listen on; port 0 takes a free one. PROTOCOL: PLAINTEXT, SSL, SASL_SSL, SASL_PLAINTEXT.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond loopback although clients need not say who they are (docs/security.md).",
 )
 @click.option(
     "--config",
@@ -83,6 +68,7 @@ def raise_file_limit() -> None:
 def command(
     data_dir: Path | None,
     listen: str,
+    insecure: bool,
     config_file: Path | None,
     pairs: tuple[str, ...],
     metrics_port: int | None,
@@ -98,8 +84,13 @@ def command(
 
     log_to_stderr(log_level)
     raise_file_limit()
-    host, port = parse_address(listen, "--listen")
+    protocol, separator, address = listen.rpartition("://")
+    host, port = parse_address(address, "--listen")
     given = {**(read_properties(config_file) if config_file else {}), **parse_properties(pairs)}
+    if separator:
+        given["security.protocol"] = protocol
+    if insecure:
+        given["oncelog.insecure"] = "true"
 
     def on_ready(host: str, port: int, metrics_port: int | None) -> None:
         click.echo(f"listening on {host}:{port}")

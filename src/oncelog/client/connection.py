@@ -4,7 +4,8 @@ Law: a broker answers in request order, so the answer that arrives belongs to th
 request in flight; any other correlation id is a PeerError and the connection cannot go on.
 Whoever owns the socket writes what `hello` and `send` return and feeds what arrives to
 `receive`, or puts it into `room`; after a failure it asks `abandon` for the requests whose
-outcome is unknown.
+outcome is unknown. With credentials the connection is ready only when the broker knows who this is;
+`log_in_again` says so once more in time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from oncelog.errors import PeerError, UnsupportedVersion, raise_for_code
+from oncelog.client.sasl import Credentials, Exchange, begin
+from oncelog.errors import AuthenticationError, PeerError, UnsupportedVersion, error_for_code, raise_for_code
 from oncelog.wire.frames import FrameReader, decode_response, encode_large_request
-from oncelog.wire.messages import ApiVersionsRequest, ApiVersionsResponse
+from oncelog.wire.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 from oncelog.wire.primitives import Buffer
 
 MAX_FRAME_BYTES = 2**30
@@ -24,6 +33,8 @@ _FIRST_API_VERSIONS_VERSION = 3
 """Every broker since Kafka 2.4 knows it; older ones answer UNSUPPORTED_VERSION with their range."""
 
 _UNSUPPORTED_VERSION = 35
+_SESSION_SHARE = 0.85
+"""Of a session's lifetime, after which the client says again who it is."""
 _API_VERSIONS_KEY = 18
 _CLIENT_SOFTWARE_NAME, _CLIENT_SOFTWARE_VERSION = "oncelog", "0.2.0"
 
@@ -52,7 +63,14 @@ class ConnectionCore:
     `peer` ("host:port") only appears in error texts. Times are milliseconds of any one clock.
     """
 
-    def __init__(self, client_id: str, peer: str, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        peer: str,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.peer = peer
         self._client_id = client_id
         self._reader = FrameReader(max_frame_bytes)
@@ -62,11 +80,15 @@ class ConnectionCore:
         self.features: dict[str, int] = {}
         """The levels of the cluster's features, as the broker told them when the connection was made."""
         self._hello_version: int | None = None
+        self._credentials = credentials
+        self._exchange: Exchange | None = None
+        self.login_due_ms: float | None = None
+        """When to `log_in_again` at the latest; None: never."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the broker's versions are known, so that requests may be sent."""
-        return self._served is not None
+        """Whether requests may be sent: the broker's versions are known, and it knows who this is."""
+        return self._served is not None and self._exchange is None
 
     @property
     def in_flight_count(self) -> int:
@@ -150,7 +172,8 @@ class ConnectionCore:
     def receive(self, data: bytes | bytearray | memoryview, now_ms: float) -> tuple[list[Completed], bytes]:
         """Take bytes from the socket: the answers they complete, and bytes to write (negotiation only).
 
-        Raises PeerError when they break the protocol and BrokerError when negotiation is refused.
+        Raises PeerError when they break the protocol, BrokerError when negotiation is refused, and
+        AuthenticationError when the broker does not believe who this is, or this not the broker.
         """
         return self._take(self._frames(data), now_ms)
 
@@ -169,6 +192,8 @@ class ConnectionCore:
         for frame in frames:
             if self._served is None:
                 to_write += self._take_versions(frame, now_ms)
+            elif self._exchange is not None and self._in_flight and self._in_flight[0].token is None:
+                to_write += self._take_login(self._exchange, frame, now_ms)
             else:
                 completed.append(self._take_answer(frame, now_ms))
         return completed, to_write
@@ -177,7 +202,7 @@ class ConnectionCore:
         try:
             return self._reader.feed(data)
         except PeerError as error:
-            doubt = "" if self.is_ready else "; is it a Kafka broker without TLS?"
+            doubt = "" if self.is_ready else "; is it a Kafka broker, and security.protocol what it speaks?"
             raise PeerError(f"{self.peer} sent what is not the Kafka protocol: {error}{doubt}") from error
 
     def _oldest(self, frame: memoryview) -> _InFlight:
@@ -216,4 +241,44 @@ class ConnectionCore:
         raise_for_code(response.error_code, f"{self.peer} refused ApiVersions")
         self._served = served
         self.features = {row.name: row.max_version_level for row in response.finalized_features}
+        return self._log_in(now_ms, request.deadline_ms - now_ms) if self._credentials else b""
+
+    def log_in_again(self, now_ms: float, timeout_ms: float) -> bytes:
+        """Bytes to write on a connection whose session is about to end (KIP-368); then it is not ready for
+        a moment. Raises AuthenticationError when there is nothing to log in with.
+        """
+        return self._log_in(now_ms, timeout_ms)
+
+    def _log_in(self, now_ms: float, timeout_ms: float) -> bytes:
+        assert self._credentials is not None
+        self._exchange = begin(self._credentials)
+        self.login_due_ms = None
+        return self._ask(SaslHandshakeRequest(mechanism=self._credentials.mechanism), now_ms, timeout_ms)
+
+    def _ask(self, message: Any, now_ms: float, timeout_ms: float) -> bytes:
+        low = 1 if isinstance(message, SaslHandshakeRequest) else None
+        return b"".join(self.send(message, now_ms, token=None, timeout_ms=timeout_ms, min_version=low))
+
+    def _take_login(self, exchange: Exchange, frame: memoryview, now_ms: float) -> bytes:
+        """One answer of the login: what to say next."""
+        left_ms = self._in_flight[0].deadline_ms - now_ms if self._in_flight else 0.0
+        response = self._take_answer(frame, now_ms).response
+        mechanism = self._credentials.mechanism if self._credentials else ""
+        if isinstance(response, SaslHandshakeResponse):
+            if response.error_code:
+                offered = ", ".join(response.mechanisms) or "none"
+                raise AuthenticationError(
+                    f"{self.peer} does not take sasl.mechanism={mechanism}; it takes {offered}"
+                )
+            return self._ask(SaslAuthenticateRequest(auth_bytes=exchange.first()), now_ms, left_ms)
+        assert isinstance(response, SaslAuthenticateResponse)
+        if response.error_code:
+            why = error_for_code(response.error_code, response.error_message or "")
+            raise AuthenticationError(f"{self.peer} refused sasl.mechanism={mechanism}: {why}")
+        reply = exchange.reply(response.auth_bytes)
+        if reply is not None:
+            return self._ask(SaslAuthenticateRequest(auth_bytes=reply), now_ms, left_ms)
+        self._exchange = None
+        if response.session_lifetime_ms > 0:
+            self.login_due_ms = now_ms + response.session_lifetime_ms * _SESSION_SHARE
         return b""

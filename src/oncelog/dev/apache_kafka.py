@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +84,8 @@ class KafkaNode(NodeProcess):
     def __init__(self, node_id: int, port: int, directory: Path, command: list[str]) -> None:
         super().__init__(node_id, port, directory / "server.log", command, mark=command[-1])
         self.directory, self.data_dir = directory, directory / "data"
+        self.ports: dict[str, int] = {"PLAINTEXT": port}
+        """Security protocol -> port of its listener."""
 
 
 class ApacheKafka:
@@ -92,7 +94,7 @@ class ApacheKafka:
     Without a `directory` a temporary one is used and removed by `stop()`; after a failed start it stays, for
     its logs. With three nodes or more the internal topics have three replicas, two of which must be in sync.
     The nodes die with the thread that launched them, where `setpriv` exists (Linux), unless they are to
-    `outlive_parent`. Raises PartMissing, TimedOut.
+    `outlive_parent`. `also_listen`: security protocols of further listeners. Raises PartMissing, TimedOut.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class ApacheKafka:
         properties: Mapping[str, object] | None = None,
         heap_mb: int = 512,
         outlive_parent: bool = False,
+        also_listen: Sequence[str] = (),
     ) -> None:
         self.class_path = fetch_jars()
         self._is_temporary = directory is None
@@ -114,11 +117,15 @@ class ApacheKafka:
         for node_id, port, controller_port in listeners:
             home = self.directory / f"node-{node_id}"
             home.mkdir(parents=True, exist_ok=True)
+            more = dict(zip(also_listen, free_ports(len(also_listen)), strict=True))
+            listeners_text = "".join(f",{name}://127.0.0.1:{each}" for name, each in more.items())
             listed = {
                 "node.id": node_id,
                 "controller.quorum.voters": voters,
-                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}{listeners_text}",
                 "log.dirs": home / "data",
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,"
+                + ",".join(f"{name}:{name}" for name in ("PLAINTEXT", *also_listen)),
                 **_common_properties(nodes),
                 **(properties or {}),
             }
@@ -134,7 +141,9 @@ class ApacheKafka:
                 "kafka.Kafka",
                 str(file),
             ]
-            self.nodes.append(KafkaNode(node_id, port, home, command))
+            node = KafkaNode(node_id, port, home, command)
+            node.ports |= more
+            self.nodes.append(node)
 
     @property
     def bootstrap_servers(self) -> str:

@@ -28,6 +28,7 @@ from oncelog.config import ADMIN, Settings
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.coordination import AsyncCoordination
 from oncelog.edge.offsets import list_offsets
+from oncelog.edge.permissions import AsyncPermissions
 from oncelog.errors import (
     BrokerError,
     BrokerNotAvailable,
@@ -51,7 +52,7 @@ _BROKER_CHOOSES_VERSION = 4
 """CreateTopics from this version (Kafka 2.4) takes -1 for partitions and replication factor."""
 
 
-class AsyncAdmin(AsyncCoordination):
+class AsyncAdmin(AsyncCoordination, AsyncPermissions):
     """Topics, settings, offsets and producers of a cluster, on the running asyncio loop.
 
     Calls that take several items raise the first item's error (others as notes on it) after all items

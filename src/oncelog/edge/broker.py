@@ -7,12 +7,14 @@ directory that another process holds.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import shutil
 import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,11 +28,12 @@ from oncelog.edge.clock import Clock
 from oncelog.edge.collector import Collector
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
-from oncelog.edge.loop import LoopThread, new_event_loop
+from oncelog.edge.loop import LoopThread, close_loop, new_event_loop
 from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
+from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
-from oncelog.log.manager import LogManager
+from oncelog.log.manager import LOCK, LogManager
 
 START_SECONDS = STOP_SECONDS = 60.0
 
@@ -77,7 +80,9 @@ class _Running:
 def _advertised(settings: Settings, host: str, port: int) -> tuple[str, int]:
     given = settings["advertised.listeners"]
     if given:
-        return parse_address(given.removeprefix("PLAINTEXT://"), "advertised.listeners")
+        return parse_address(
+            given.removeprefix(f"{settings['security.protocol']}://"), "advertised.listeners"
+        )
     # Clients cannot connect to "every interface"; Kafka advertises the host's name then, too.
     return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
 
@@ -88,6 +93,33 @@ def parse_address(text: str, what: str) -> tuple[str, int]:
     if not separator or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"{what}={text!r}: expected HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def check_listener(host: str, settings: Settings) -> None:
+    """Who listens beyond loopback must know its clients. Raises ConfigError unless `oncelog.insecure`."""
+    if settings["oncelog.insecure"] or _is_loopback(host):
+        return
+    protocol = settings["security.protocol"]
+    readable = {"PLAIN", "OAUTHBEARER"} & set(settings["sasl.enabled.mechanisms"])
+    if uses_sasl(settings) and not uses_tls(settings) and readable:
+        why = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
+    elif uses_sasl(settings) or (uses_tls(settings) and settings["ssl.client.auth"] == "required"):
+        return
+    else:
+        why = "anybody could connect; use SASL_SSL, or SSL with ssl.client.auth=required"
+    raise ConfigError(
+        f"listening on {host or 'every interface'} with security.protocol={protocol}: {why} "
+        "(docs/security.md), or say --insecure (oncelog.insecure=true) where the network keeps others out"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def open_node(
@@ -106,6 +138,23 @@ def open_node(
     except BaseException:
         manager.release()
         raise
+
+
+@contextmanager
+def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
+    """A data directory that no broker uses meanwhile. Raises StorageError when one does."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        disk = RealDisk(data_dir)
+        lock = disk.lock(LOCK)
+    except BlockingIOError:
+        raise StorageError(f"data directory {data_dir} is in use; its broker must be stopped first") from None
+    except OSError as error:
+        raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
+    try:
+        yield disk
+    finally:
+        lock.release()
 
 
 def _new_uuid() -> bytes:
@@ -131,6 +180,7 @@ class Broker:
         on_append: Callable[[AppendEvent], None] | None = None,
     ) -> None:
         self._settings = BROKER.parse(config or {})
+        check_listener(host, self._settings)
         self._is_temporary = data_dir is None
         self.data_dir = Path(data_dir if data_dir is not None else tempfile.mkdtemp(prefix="oncelog-"))
         self.host = host
@@ -203,7 +253,11 @@ class Broker:
 
 
 async def _start(node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> _Running:
-    running = _Running(node, clock, host, port, metrics_port)
+    try:
+        running = _Running(node, clock, host, port, metrics_port)
+    except ConfigError:  # of certificates
+        node.close(clock.now_ms())
+        raise
     await running.start()
     return running
 
@@ -222,6 +276,7 @@ def run_foreground(
     on_ready: Callable[[str, int, int | None], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT. `on_ready(host, port, metrics_port)` is called once it listens."""
+    check_listener(host, settings)
     clock = Clock()
     node = open_node(data_dir, settings, clock)
     Collector().install()
@@ -239,4 +294,4 @@ def run_foreground(
     try:
         loop.run_until_complete(serve())
     finally:
-        loop.close()
+        close_loop(loop)

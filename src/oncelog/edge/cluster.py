@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from oncelog.client.cluster import ClusterMetadata
 from oncelog.config import Settings
 from oncelog.edge.link import BrokerLink
+from oncelog.edge.security import client_security
 from oncelog.errors import (
+    AuthenticationError,
     BrokerError,
     ConfigError,
     DisconnectedError,
@@ -57,6 +59,7 @@ class ClusterConnection:
     def __init__(self, settings: Settings) -> None:
         self.metadata = ClusterMetadata()
         self._settings = settings
+        self._security = client_security(settings)
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
         self._topics: dict[str, bool] = {}
@@ -75,8 +78,9 @@ class ClusterConnection:
     async def start(self) -> None:
         """Find the cluster through the bootstrap servers; further calls do nothing.
 
-        Raises DisconnectedError when none answers within oncelog.bootstrap.timeout.ms, and PeerError at
-        once when all of them speak something else than Kafka's protocol.
+        Raises AuthenticationError when TLS or SASL fails, DisconnectedError when none answers within
+        oncelog.bootstrap.timeout.ms, and PeerError at once when all of them speak something else than
+        Kafka's protocol.
         """
         if self._refresher is None:
             await self._find_cluster()
@@ -88,8 +92,8 @@ class ClusterConnection:
             try:
                 await self.refresh_metadata(())
                 return
-            except (DisconnectedError, TimedOut):
-                if self.now_ms() >= deadline_ms:
+            except (DisconnectedError, TimedOut) as error:
+                if isinstance(error, AuthenticationError) or self.now_ms() >= deadline_ms:
                     raise
                 await asyncio.sleep(self._settings["reconnect.backoff.ms"] / 1000)
 
@@ -201,7 +205,7 @@ class ClusterConnection:
     def _link(self, host: str, port: int, channel: str) -> BrokerLink:
         key = (host, port, channel)
         if key not in self._links:
-            self._links[key] = BrokerLink(host, port, self._settings)
+            self._links[key] = BrokerLink(host, port, self._settings, self._security)
         return self._links[key]
 
     def _candidates(self) -> list[tuple[str, int]]:
@@ -334,6 +338,8 @@ class ClusterConnection:
                 return await attempt_once()
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
+                    raise
+                if isinstance(error, AuthenticationError):
                     raise
                 pause_ms = self.retry_pause_ms(attempt)
                 if isinstance(error, UnknownTopicOrPartition) or self.now_ms() + pause_ms > deadline_ms:

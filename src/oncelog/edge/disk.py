@@ -145,11 +145,11 @@ class RealDisk:
         with open(self._prefix + path, "rb") as file:
             return file.read()
 
-    def replace(self, path: str, data: bytes, *, sync: bool = True) -> None:
+    def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         full = self._prefix + path
         temporary = full + ".tmp"
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=_open_private if is_private else None) as file:
                 file.write(data)
                 file.flush()
                 if sync:
@@ -188,6 +188,10 @@ class RealDisk:
             os.close(fd)
             raise
         return RealLock(fd)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _sync_directory(path: str) -> None:

@@ -9,13 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 import time
 from collections import deque
 from typing import Any, NamedTuple, cast
 
 from oncelog.client.connection import ConnectionCore
 from oncelog.config import Settings
-from oncelog.errors import DisconnectedError, NotConnectedError, OncelogError, TimedOut
+from oncelog.edge.security import PLAINTEXT, ClientSecurity, tls_failed
+from oncelog.errors import (
+    AuthenticationError,
+    DisconnectedError,
+    NotConnectedError,
+    OncelogError,
+    TimedOut,
+)
+
+GOODBYE_SECONDS = 1.0
+"""How long the end of a TLS connection may take."""
 
 
 class _Outgoing(NamedTuple):
@@ -42,6 +53,7 @@ class _Protocol(asyncio.BufferedProtocol):
         self.failure: OncelogError | None = None
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
         self._is_in_room = False
+        self.is_lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -54,12 +66,16 @@ class _Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, size_bytes: int) -> None:
         if self.failure is not None:
             return
-        now_ms = self.link.now_ms()
+        now_ms, was_logging_in = self.link.now_ms(), not self.core.is_ready
         try:
             if self._is_in_room:
                 completed, to_write = self.core.filled(size_bytes, now_ms)
             else:  # a copy, since answers are views of what they came in
                 completed, to_write = self.core.receive(bytes(self._received[:size_bytes]), now_ms)
+        except AuthenticationError as error:
+            # What is in flight while logging in again may have been carried out.
+            self.fail(DisconnectedError(str(error)) if self.ready.done() else error)
+            return
         except OncelogError as error:
             self.fail(error)
             return
@@ -67,8 +83,11 @@ class _Protocol(asyncio.BufferedProtocol):
             self.transport.write(to_write)
         for token, response, latency_ms in completed:
             self.link.on_answer(token, response, latency_ms)
-        if self.core.is_ready and not self.ready.done():
-            self.ready.set_result(None)
+        if self.core.is_ready:
+            if not self.ready.done():
+                self.ready.set_result(None)
+            elif was_logging_in:
+                self.link.on_ready(self)
 
     def fail(self, error: OncelogError) -> None:
         """Close at once; everything in flight ends with `error`."""
@@ -78,6 +97,7 @@ class _Protocol(asyncio.BufferedProtocol):
         self.link.on_lost(self, self.failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost.set()
         error = self.failure or self._lost_text(exc)
         if not self.ready.done():
             self.ready.set_exception(error)
@@ -86,10 +106,13 @@ class _Protocol(asyncio.BufferedProtocol):
 
     def _lost_text(self, exc: Exception | None) -> OncelogError:
         why = f"lost ({exc})" if exc else "closed by the broker"
+        if isinstance(exc, ssl.SSLError):
+            return tls_failed(self.core.peer, exc)
         if not self.core.is_ready:
             return DisconnectedError(
-                f"connection to {self.core.peer} {why} before it said which versions it serves; "
-                "check that a Kafka broker listens there without TLS or SASL"
+                f"connection to {self.core.peer} {why} before it said which versions it serves; check that a "
+                "Kafka broker listens there, that security.protocol is what it speaks, and whether it asks "
+                "for a certificate (ssl.keystore.location)"
             )
         return DisconnectedError(
             f"connection to {self.core.peer} {why} with {self.core.in_flight_count} requests unanswered; "
@@ -100,12 +123,15 @@ class _Protocol(asyncio.BufferedProtocol):
 class BrokerLink:
     """The requests to one address. Not thread safe: use it on its loop."""
 
-    def __init__(self, host: str, port: int, settings: Settings) -> None:
+    def __init__(
+        self, host: str, port: int, settings: Settings, security: ClientSecurity = PLAINTEXT
+    ) -> None:
         self.host, self.port = host, port
         self.peer = f"{host}:{port}"
         self.loop = asyncio.get_running_loop()
         self.latencies: deque[float] | None = None
         self._settings = settings
+        self._security = security
         self._waiting: deque[_Outgoing] = deque()
         self._protocol: _Protocol | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -156,11 +182,11 @@ class BrokerLink:
         self._last_used_ms = now_ms = self.now_ms()
         deadline_ms = now_ms + timeout_ms
         out = _Outgoing(message, future, deadline_ms, timeout_ms, min_version, max_version, answered)
-        if self._protocol is not None:
+        if self._protocol is not None and self._protocol.core.is_ready:
             self._write(self._protocol, out)
         else:
             self._waiting.append(out)
-            if self._connecting is None:
+            if self._protocol is None and self._connecting is None:
                 self._connecting = self.loop.create_task(self._connect())
         self._arm(out.deadline_ms)
         return future
@@ -220,18 +246,38 @@ class BrokerLink:
             self._fail_waiting(self._never_sent(error))
             return
         self._connecting, self._protocol, self._failure_count = None, protocol, 0
+        self.on_ready(protocol)
+        self._watch_idle()
+
+    def on_ready(self, protocol: _Protocol) -> None:
+        """Requests may be written, for the first time or again; also note when to log in next."""
         while self._waiting:
             self._write(protocol, self._waiting.popleft())
-        self._watch_idle()
+        due_ms = protocol.core.login_due_ms
+        if due_ms is not None:
+            self.loop.call_later(max(due_ms - self.now_ms(), 0) / 1000, self._log_in_again, protocol)
+
+    def _log_in_again(self, protocol: _Protocol) -> None:
+        if self._protocol is not protocol or protocol.transport is None:
+            return
+        timeout_ms = self._settings["socket.connection.setup.timeout.ms"]
+        try:
+            protocol.transport.write(protocol.core.log_in_again(self.now_ms(), timeout_ms))
+        except OncelogError as error:
+            protocol.fail(DisconnectedError(str(error)))
+        else:
+            self._arm(self.now_ms() + timeout_ms)
 
     async def _open(self) -> _Protocol:
         """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms."""
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
-        core = ConnectionCore(self._settings["client.id"], self.peer)
+        core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
         protocol = _Protocol(self, core)
         try:
             async with asyncio.timeout(setup_ms / 1000):
-                await self.loop.create_connection(lambda: protocol, self.host, self.port)
+                await self.loop.create_connection(
+                    lambda: protocol, self.host, self.port, ssl=self._security.context
+                )
                 assert protocol.transport is not None
                 protocol.transport.write(core.hello(self.now_ms(), setup_ms))
                 await asyncio.shield(protocol.ready)
@@ -250,6 +296,10 @@ class BrokerLink:
 
     def _never_sent(self, error: OncelogError | OSError) -> OncelogError:
         """What requests are told that waited for a connection which did not come about."""
+        if isinstance(error, NotConnectedError):
+            return error
+        if isinstance(error, ssl.SSLError):
+            return tls_failed(self.peer, error)
         if isinstance(error, DisconnectedError):
             return NotConnectedError(str(error))
         if isinstance(error, OncelogError):
@@ -298,7 +348,7 @@ class BrokerLink:
     def _expire_in_flight(self, protocol: _Protocol, now_ms: float) -> None:
         late = protocol.core.expired(now_ms)
         for future in late:
-            if not future.done():
+            if future is not None and not future.done():
                 what = protocol.core.describe(future)
                 future.set_exception(
                     TimedOut(
@@ -331,6 +381,17 @@ class BrokerLink:
         if self._protocol is protocol:
             self._watch_idle()
 
+    async def _until_lost(self, protocol: _Protocol) -> None:
+        """TLS says goodbye and waits for the answer; the loop must not end meanwhile."""
+        if self._security.context is None or protocol.transport is None:
+            return
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await protocol.is_lost.wait()
+        except TimeoutError:
+            protocol.transport.abort()
+            await asyncio.sleep(0)
+
     async def close(self) -> None:
         """End the connection; whatever is unanswered fails with DisconnectedError."""
         self._closed = True
@@ -349,3 +410,4 @@ class BrokerLink:
                     future.set_exception(error)
             if protocol.transport:
                 protocol.transport.close()
+                await self._until_lost(protocol)

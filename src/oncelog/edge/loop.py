@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop. A client that is amid TLS' handshake cannot be told; uvloop then says "busy" (EBUSY)."""
+    try:
+        loop.close()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+
+
 class LoopThread:
     """One daemon thread that runs one loop until `stop`. Its methods may be called from any other thread."""
 
@@ -40,7 +50,7 @@ class LoopThread:
             self._loop.run_forever()
         finally:
             self._drain()
-            self._loop.close()
+            close_loop(self._loop)
 
     def _drain(self) -> None:
         tasks = asyncio.all_tasks(self._loop)

@@ -9,22 +9,27 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 from oncelog.broker.node import Node
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import log_event
 from oncelog.edge.server_connection import Connection
+from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
 from oncelog.log.partition import Partition
+from oncelog.rules.principal import principal_mapper
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
 LINGER_MS = 5_000
 """How long a connection being closed may take to read its last answers."""
 SWEEP_SECONDS = 1.0
+STRANGER_MS = 30_000
+"""How long a connection may stay without saying who it is, where it must."""
 
 
 class Server:
-    """Serves a node on one TCP listener."""
+    """Serves a node on one TCP listener. Raises ConfigError for settings of TLS that cannot be used."""
 
     def __init__(self, node: Node, clock: Clock) -> None:
         settings = node.settings
@@ -34,6 +39,14 @@ class Server:
         self.max_pending_requests: int = settings["oncelog.connection.max.pending.requests"]
         self.max_connections: int = settings["max.connections"]
         self.max_idle_ms: int = settings["connections.max.idle.ms"]
+        self.needs_sasl = uses_sasl(settings)
+        if self.needs_sasl:
+            check_mechanisms(settings["sasl.enabled.mechanisms"])
+        self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
+        self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
+        self._tls = ServerTls(settings) if uses_tls(settings) else None
+        keys = "sasl.oauthbearer.jwks.endpoint.url"
+        self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self.connections: set[Connection] = set()
         self.port = 0
@@ -47,10 +60,20 @@ class Server:
     async def start(self, host: str, port: int) -> None:
         """Bind and listen; `port` 0 takes a free one. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connect, host, port, backlog=1024)
+        self._refresh_files()
+        secured: dict[str, Any] = {}
+        if self._tls is not None:
+            secured = {"ssl": self._tls.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+        self._listener = await loop.create_server(self._connect, host, port, backlog=1024, **secured)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
         self.after_round(self.clock.now_ms())
+
+    def _refresh_files(self) -> None:
+        if self._tls is not None:
+            self._tls.refresh()
+        if self._token_keys is not None:
+            self.node.token_keys = self._token_keys.refresh()
 
     def _connect(self) -> Connection:
         return Connection(self, next(self._ids))
@@ -121,13 +144,16 @@ class Server:
         self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
-        """Close idle connections, and those that do not take their last answers."""
+        """Close idle connections, strangers, and those that do not take their last answers."""
+        self._refresh_files()
         now_ms = self.clock.now_ms()
         for connection in list(self.connections):
             idle_ms = now_ms - connection.active_ms
             if connection.is_closing:
                 if idle_ms > LINGER_MS and connection.transport is not None:
                     connection.transport.abort()
+            elif not connection.door.is_open and now_ms - connection.opened_ms > STRANGER_MS:
+                connection.close(f"did not authenticate within {STRANGER_MS} ms", at_once=True)
             elif 0 <= self.max_idle_ms < idle_ms and not connection.is_waiting:
                 connection.close(f"idle for {idle_ms} ms (connections.max.idle.ms)", at_once=True)
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)

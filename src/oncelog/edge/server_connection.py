@@ -14,10 +14,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from oncelog.broker.apis.produce_direct import answer as answer_produce
+from oncelog.broker.authorizer import Access
+from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
-from oncelog.errors import OncelogError, PeerError
+from oncelog.errors import ConfigError, OncelogError, PeerError
+from oncelog.rules.authorization import ANONYMOUS
+from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from oncelog.rules.principal import distinguished_name
 from oncelog.wire.frames import (
     FrameReader,
     RequestHeader,
@@ -62,9 +67,12 @@ class Connection(asyncio.BufferedProtocol):
         self.server, self.node, self.connection_id = server, server.node, connection_id
         self.transport: asyncio.Transport | None = None
         self.peer = self.client_host = ""
-        self.active_ms = server.clock.now_ms()
+        self.active_ms = self.opened_ms = server.clock.now_ms()
         self.is_closing = False
-        self._reader = FrameReader(server.max_request_bytes)
+        self.door = Door(self.node, needs_sasl=True)
+        self._is_plain = False
+        self._access: Access | None = None
+        self._reader = FrameReader(server.max_stranger_bytes)
         self._room: memoryview | None = None
         self._slots: deque[_Slot] = deque()
         self._queue: deque[memoryview] = deque()
@@ -83,6 +91,28 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = f"/{name[0]}" if name else ""
         self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         self.server.opened(self)
+        try:
+            principal = self._certified()
+        except ConfigError as error:
+            self.close(str(error), at_once=True)
+            return
+        host = self.client_host.removeprefix("/")
+        self.door = Door(self.node, host, needs_sasl=self.server.needs_sasl, principal=principal)
+        self._look_at_door()
+
+    def _certified(self) -> str:
+        """Whom the client's certificate names, where it has shown one."""
+        certificate = self.transport.get_extra_info("peercert") if self.transport is not None else None
+        if not certificate:
+            return ANONYMOUS
+        return f"User:{self.server.name_of(distinguished_name(certificate['subject']))}"
+
+    def _look_at_door(self) -> None:
+        """What follows from its state for the next requests."""
+        self._is_plain = self.door.is_plain
+        if self.door.is_open:
+            self._reader.max_frame_bytes = self.server.max_request_bytes
+            self._access = None if self.node.authorizer is None else self.door.access
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._room = self._reader.room(LARGE_REST_BYTES)
@@ -146,7 +176,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_closing:
             return
         try:
-            payload = None if self._slots else answer_produce(self.node, frame, now_ms)
+            if not self._is_plain:
+                reason = self.door.pass_through(int.from_bytes(frame[:2]), now_ms)
+                if reason is not None:
+                    self.close(reason)
+                    return
+            payload = None if self._slots else answer_produce(self.node, frame, now_ms, self._access)
             if payload is None:
                 self._begin_any(frame, now_ms, started)
             else:
@@ -169,11 +204,18 @@ class Connection(asyncio.BufferedProtocol):
             return
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
-        answer = self.node.handle(Request(self.connection_id, header, message, self.client_host), now_ms)
+        request = Request(self.connection_id, header, message, self.client_host, self.door)
+        answer = self.node.handle(request, now_ms)
+        if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+            self._look_at_door()
         self._take_answer(header, answer, started)
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
-        if isinstance(answer, Deferred):
+        if isinstance(answer, Farewell):
+            self._holds += 1  # nothing after it is begun
+            delay_s = answer.delay_ms / 1000
+            asyncio.get_running_loop().call_later(delay_s, self._part, header, answer, started)
+        elif isinstance(answer, Deferred):
             slot = _Slot(answer)
             self._slots.append(slot)
             self._holds += answer.holds_later_requests
@@ -184,6 +226,12 @@ class Connection(asyncio.BufferedProtocol):
             self._fill(slot, header, answer, started)
         else:
             self._put(self._encode(header, answer, started))
+
+    def _part(self, header: RequestHeader, farewell: Farewell, started: float) -> None:
+        if not self.is_closing:
+            if not self._slots:
+                self._put(self._encode(header, farewell.answer, started))
+            self.close(farewell.reason)
 
     def _late(self, slot: _Slot, header: RequestHeader, answer: Any, started: float) -> None:
         self._holds -= slot.holds_later_requests

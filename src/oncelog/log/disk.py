@@ -68,10 +68,11 @@ class Disk(Protocol):
         """A whole file."""
         ...
 
-    def replace(self, path: str, data: bytes, *, sync: bool = True) -> None:
+    def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         """Write a whole file so that a crash leaves the old or the new content, never a mixture.
 
-        With `sync` False a power loss may leave neither; only for what can be rebuilt.
+        With `sync` False a power loss may leave neither; only for what can be rebuilt. `is_private`: nobody
+        but the owner may read it.
         """
         ...
 

@@ -184,7 +184,7 @@ class MemoryDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return bytes(self._files[path].data)
 
-    def replace(self, path: str, data: bytes, *, sync: bool = True) -> None:
+    def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         inode = _Inode()
         self.step("replace", path)
         self.write_into(inode.data, data, 0, path)

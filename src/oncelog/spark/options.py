@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from oncelog.config import CONSUMER
@@ -111,7 +111,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     include_headers: bool
     fail_on_data_loss: bool
-    client: dict[str, object]
+    client: dict[str, object] = field(repr=False)
 
 
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:

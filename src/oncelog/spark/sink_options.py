@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from oncelog.config import ADMIN, PRODUCER
@@ -61,8 +61,8 @@ class SinkSettings:
     prefix: str
     first_batch_id: int
     max_row_bytes: int
-    producer: dict[str, object]
-    admin: dict[str, object]
+    producer: dict[str, object] = field(repr=False)
+    admin: dict[str, object] = field(repr=False)
 
 
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:

@@ -2453,3 +2453,339 @@ class ConsumerGroupDescribeResponse(Message):
         throttle_time_ms: int = ...,
         groups: list[ConsumerGroupDescribeResponse.DescribedGroup] = ...,
     ) -> None: ...
+
+class SaslHandshakeRequest(Message):
+    mechanism: str
+    def __init__(
+        self,
+        *,
+        mechanism: str = ...,
+    ) -> None: ...
+
+class SaslHandshakeResponse(Message):
+    error_code: int
+    mechanisms: list[str]
+    def __init__(
+        self,
+        *,
+        error_code: int = ...,
+        mechanisms: list[str] = ...,
+    ) -> None: ...
+
+class SaslAuthenticateRequest(Message):
+    auth_bytes: bytes
+    def __init__(
+        self,
+        *,
+        auth_bytes: bytes = ...,
+    ) -> None: ...
+
+class SaslAuthenticateResponse(Message):
+    error_code: int
+    error_message: str | None
+    auth_bytes: bytes
+    session_lifetime_ms: int
+    def __init__(
+        self,
+        *,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        auth_bytes: bytes = ...,
+        session_lifetime_ms: int = ...,
+    ) -> None: ...
+
+class DescribeAclsRequest(Message):
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+    def __init__(
+        self,
+        *,
+        resource_type_filter: int = ...,
+        resource_name_filter: str | None = ...,
+        pattern_type_filter: int = ...,
+        principal_filter: str | None = ...,
+        host_filter: str | None = ...,
+        operation: int = ...,
+        permission_type: int = ...,
+    ) -> None: ...
+
+class DescribeAclsResponse(Message):
+    class DescribeAclsResource(Part):
+        resource_type: int
+        resource_name: str
+        pattern_type: int
+        acls: list[DescribeAclsResponse.AclDescription]
+        def __init__(
+            self,
+            *,
+            resource_type: int = ...,
+            resource_name: str = ...,
+            pattern_type: int = ...,
+            acls: list[DescribeAclsResponse.AclDescription] = ...,
+        ) -> None: ...
+
+    class AclDescription(Part):
+        principal: str
+        host: str
+        operation: int
+        permission_type: int
+        def __init__(
+            self,
+            *,
+            principal: str = ...,
+            host: str = ...,
+            operation: int = ...,
+            permission_type: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    resources: list[DescribeAclsResponse.DescribeAclsResource]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        resources: list[DescribeAclsResponse.DescribeAclsResource] = ...,
+    ) -> None: ...
+
+class CreateAclsRequest(Message):
+    class AclCreation(Part):
+        resource_type: int
+        resource_name: str
+        resource_pattern_type: int
+        principal: str
+        host: str
+        operation: int
+        permission_type: int
+        def __init__(
+            self,
+            *,
+            resource_type: int = ...,
+            resource_name: str = ...,
+            resource_pattern_type: int = ...,
+            principal: str = ...,
+            host: str = ...,
+            operation: int = ...,
+            permission_type: int = ...,
+        ) -> None: ...
+
+    creations: list[CreateAclsRequest.AclCreation]
+    def __init__(
+        self,
+        *,
+        creations: list[CreateAclsRequest.AclCreation] = ...,
+    ) -> None: ...
+
+class CreateAclsResponse(Message):
+    class AclCreationResult(Part):
+        error_code: int
+        error_message: str | None
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    results: list[CreateAclsResponse.AclCreationResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        results: list[CreateAclsResponse.AclCreationResult] = ...,
+    ) -> None: ...
+
+class DeleteAclsRequest(Message):
+    class DeleteAclsFilter(Part):
+        resource_type_filter: int
+        resource_name_filter: str | None
+        pattern_type_filter: int
+        principal_filter: str | None
+        host_filter: str | None
+        operation: int
+        permission_type: int
+        def __init__(
+            self,
+            *,
+            resource_type_filter: int = ...,
+            resource_name_filter: str | None = ...,
+            pattern_type_filter: int = ...,
+            principal_filter: str | None = ...,
+            host_filter: str | None = ...,
+            operation: int = ...,
+            permission_type: int = ...,
+        ) -> None: ...
+
+    filters: list[DeleteAclsRequest.DeleteAclsFilter]
+    def __init__(
+        self,
+        *,
+        filters: list[DeleteAclsRequest.DeleteAclsFilter] = ...,
+    ) -> None: ...
+
+class DeleteAclsResponse(Message):
+    class DeleteAclsFilterResult(Part):
+        error_code: int
+        error_message: str | None
+        matching_acls: list[DeleteAclsResponse.DeleteAclsMatchingAcl]
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            matching_acls: list[DeleteAclsResponse.DeleteAclsMatchingAcl] = ...,
+        ) -> None: ...
+
+    class DeleteAclsMatchingAcl(Part):
+        error_code: int
+        error_message: str | None
+        resource_type: int
+        resource_name: str
+        pattern_type: int
+        principal: str
+        host: str
+        operation: int
+        permission_type: int
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            resource_type: int = ...,
+            resource_name: str = ...,
+            pattern_type: int = ...,
+            principal: str = ...,
+            host: str = ...,
+            operation: int = ...,
+            permission_type: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    filter_results: list[DeleteAclsResponse.DeleteAclsFilterResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        filter_results: list[DeleteAclsResponse.DeleteAclsFilterResult] = ...,
+    ) -> None: ...
+
+class DescribeUserScramCredentialsRequest(Message):
+    class UserName(Part):
+        name: str
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+        ) -> None: ...
+
+    users: list[DescribeUserScramCredentialsRequest.UserName] | None
+    def __init__(
+        self,
+        *,
+        users: list[DescribeUserScramCredentialsRequest.UserName] | None = ...,
+    ) -> None: ...
+
+class DescribeUserScramCredentialsResponse(Message):
+    class DescribeUserScramCredentialsResult(Part):
+        user: str
+        error_code: int
+        error_message: str | None
+        credential_infos: list[DescribeUserScramCredentialsResponse.CredentialInfo]
+        def __init__(
+            self,
+            *,
+            user: str = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            credential_infos: list[DescribeUserScramCredentialsResponse.CredentialInfo] = ...,
+        ) -> None: ...
+
+    class CredentialInfo(Part):
+        mechanism: int
+        iterations: int
+        def __init__(
+            self,
+            *,
+            mechanism: int = ...,
+            iterations: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    results: list[DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        results: list[DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult] = ...,
+    ) -> None: ...
+
+class AlterUserScramCredentialsRequest(Message):
+    class ScramCredentialDeletion(Part):
+        name: str
+        mechanism: int
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            mechanism: int = ...,
+        ) -> None: ...
+
+    class ScramCredentialUpsertion(Part):
+        name: str
+        mechanism: int
+        iterations: int
+        salt: bytes
+        salted_password: bytes
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            mechanism: int = ...,
+            iterations: int = ...,
+            salt: bytes = ...,
+            salted_password: bytes = ...,
+        ) -> None: ...
+
+    deletions: list[AlterUserScramCredentialsRequest.ScramCredentialDeletion]
+    upsertions: list[AlterUserScramCredentialsRequest.ScramCredentialUpsertion]
+    def __init__(
+        self,
+        *,
+        deletions: list[AlterUserScramCredentialsRequest.ScramCredentialDeletion] = ...,
+        upsertions: list[AlterUserScramCredentialsRequest.ScramCredentialUpsertion] = ...,
+    ) -> None: ...
+
+class AlterUserScramCredentialsResponse(Message):
+    class AlterUserScramCredentialsResult(Part):
+        user: str
+        error_code: int
+        error_message: str | None
+        def __init__(
+            self,
+            *,
+            user: str = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    results: list[AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        results: list[AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = ...,
+    ) -> None: ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
@@ -29,6 +30,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
     who = Identity(message.producer_id, message.producer_epoch)
     try:
+        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+        request.check(ResourceType.GROUP, message.group_id)
         at = node.groups.offsets_partition(message.group_id, now_ms)
         done = node.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
     except BrokerError as error:

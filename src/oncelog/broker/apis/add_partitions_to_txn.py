@@ -14,10 +14,14 @@ from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import Written, answer_when_durable
 from oncelog.errors import (
     BrokerError,
+    ClusterAuthorizationFailed,
     InvalidRequest,
     OperationNotAttempted,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartition,
 )
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
@@ -35,7 +39,9 @@ _Result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: AddPartitionsToTxnRequest = request.message
     version = request.header.api_version
-    work = _Adding(node, now_ms, version >= FIRST_FENCED_VERSION)
+    work = _Adding(node, request, now_ms)
+    if version >= FIRST_BATCHED_VERSION and not request.may(ResourceType.CLUSTER):
+        return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
     if version >= FIRST_BATCHED_VERSION:
         answer = AddPartitionsToTxnResponse(
             results_by_transaction=[
@@ -61,22 +67,24 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 class _Adding:
     """One request: what was written for it."""
 
-    def __init__(self, node: Node, now_ms: int, knows_fenced: bool) -> None:
-        self.node, self.now_ms, self.knows_fenced = node, now_ms, knows_fenced
+    def __init__(self, node: Node, request: Request, now_ms: int) -> None:
+        version = request.header.api_version
+        self.node, self.now_ms, self.request = node, now_ms, request
+        self.knows_fenced = version >= FIRST_FENCED_VERSION
+        self.is_by_client = version < FIRST_BATCHED_VERSION
         self.written: list[Written] = []
 
     def results(
         self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
     ) -> list[_Result]:
         asked = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
-        missing = {at for at in asked if not self._is_there(at)}
-        if not transactional_id:
+        bad = {at: code for at in asked if (code := self._refusal(at))}
+        if self.is_by_client and not self.request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
+            codes = dict.fromkeys(asked, TransactionalIdAuthorizationFailed.code)
+        elif not transactional_id:
             codes = dict.fromkeys(asked, InvalidRequest.code)
-        elif missing:
-            codes = {
-                at: UnknownTopicOrPartition.code if at in missing else OperationNotAttempted.code
-                for at in asked
-            }
+        elif bad:
+            codes = {at: bad.get(at, OperationNotAttempted.code) for at in asked}
         elif is_only_asked:
             codes = {at: self._verify(transactional_id, who, at) for at in asked}
         else:
@@ -95,9 +103,13 @@ class _Adding:
             for topic in topics
         ]
 
-    def _is_there(self, at: TopicPartition) -> bool:
+    def _refusal(self, at: TopicPartition) -> int:
+        """An error code, or 0."""
+        if self.is_by_client and not self.request.may(ResourceType.TOPIC, at.topic):
+            return TopicAuthorizationFailed.code
         topic = self.node.topics.get(at.topic)
-        return topic is not None and 0 <= at.partition < len(topic.partitions)
+        is_there = topic is not None and 0 <= at.partition < len(topic.partitions)
+        return 0 if is_there else UnknownTopicOrPartition.code
 
     def _add(self, transactional_id: str, who: Identity, asked: list[TopicPartition]) -> int:
         try:

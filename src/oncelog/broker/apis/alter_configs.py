@@ -22,12 +22,15 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
     repeated = named_twice(message.resources)
     return AlterConfigsResponse(
-        responses=[_alter(node, asked, message.validate_only, repeated) for asked in message.resources]
+        responses=[
+            _alter(node, request, asked, message.validate_only, repeated) for asked in message.resources
+        ]
     )
 
 
 def _alter(
     node: Node,
+    request: Request,
     asked: AlterConfigsRequest.AlterConfigsResource,
     validate_only: bool,
     repeated: Collection[tuple[int, str]],
@@ -38,7 +41,7 @@ def _alter(
             check_has_value(config)
         return {config.name: config.value for config in asked.configs}
 
-    code, text = alter(node, asked, replaced, validate_only, repeated)
+    code, text = alter(node, request, asked, replaced, validate_only, repeated)
     return AlterConfigsResponse.AlterConfigsResourceResponse(
         error_code=code,
         error_message=text,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oncelog.broker.allowed import GROUP_OPERATIONS
+from oncelog.broker.authorizer import allowed_bits
 from oncelog.broker.consumer_group_log import by_topic_id
-from oncelog.errors import GroupIdNotFound
+from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, TopicAuthorizationFailed
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.consumer_group import ConsumerGroup
 from oncelog.rules.consumer_member import NOTHING, Place
 from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
@@ -23,12 +24,29 @@ _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 def handle(node: Node, request: Request, now_ms: int) -> ConsumerGroupDescribeResponse:
     message: ConsumerGroupDescribeRequest = request.message
-    described = [_describe(node, group_id) for group_id in message.group_ids]
+    described = [_described(node, request, group_id) for group_id in message.group_ids]
     if message.include_authorized_operations:
         for each in described:
             if not each.error_code:
-                each.authorized_operations = GROUP_OPERATIONS
+                each.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, each.group_id)
     return ConsumerGroupDescribeResponse(groups=described)
+
+
+def _described(node: Node, request: Request, group_id: str) -> _Group:
+    if not request.may(ResourceType.GROUP, group_id):
+        return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
+    group = _describe(node, group_id)
+    named = {name for member in group.members for name in member.subscribed_topic_names}
+    for member in group.members:
+        for assignment in (member.assignment, member.target_assignment):
+            named |= {each.topic_name for each in assignment.topic_partitions} if assignment else set()
+    if all(request.may(ResourceType.TOPIC, name) for name in named):
+        return group
+    return _Group(
+        group_id=group_id,
+        error_code=TopicAuthorizationFailed.code,
+        error_message="the group reads topics that the client may not describe",
+    )
 
 
 def _describe(node: Node, group_id: str) -> _Group:

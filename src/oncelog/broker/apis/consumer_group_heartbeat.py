@@ -18,6 +18,7 @@ from oncelog.errors import (
     UnsupportedAssignor,
     UnsupportedVersion,
 )
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.consumer_group import SERVER_ASSIGNORS, Beat, BeatAnswer
 from oncelog.rules.consumer_member import STATIC_LEAVE_EPOCH
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -39,7 +40,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
 
     try:
+        request.check(ResourceType.GROUP, message.group_id)
         _check(node, message, request.header.api_version)
+        for name in message.subscribed_topic_names or ():
+            request.check(ResourceType.TOPIC, name)
         beat = _beat(node, message, request)
         node.groups.make_room_for_consumers(message.group_id, now_ms)
         answer, written = node.groups.consumers.heartbeat(message.group_id, beat, now_ms)

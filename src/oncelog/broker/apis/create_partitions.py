@@ -20,6 +20,7 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import CreatePartitionsRequest, CreatePartitionsResponse
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
+            request.check(ResourceType.TOPIC, asked.name)
             _grow(node, asked, message.validate_only, now_ms)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message

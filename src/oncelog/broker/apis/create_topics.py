@@ -24,7 +24,9 @@ from oncelog.errors import (
     KafkaStorageError,
     StorageError,
     TopicAlreadyExists,
+    TopicAuthorizationFailed,
 )
+from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.wire.messages import NO_ID, CreateTopicsRequest, CreateTopicsResponse
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
-            results.append(_create(node, asked, message.validate_only, now_ms))
+            if not request.may(ResourceType.CLUSTER):
+                request.check(ResourceType.TOPIC, asked.name)
+            results.append(_create(node, request, asked, message.validate_only, now_ms))
         except (BrokerError, StorageError) as error:
             results.append(_error(asked, error))
     return CreateTopicsResponse(topics=results)
@@ -69,11 +73,20 @@ class _Plan:
     overrides: dict[str, str]
 
 
-def _create(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> _Result:
+def _create(node: Node, request: Request, asked: _Asked, validate_only: bool, now_ms: int) -> _Result:
     plan = _plan(node, asked)
     topic_id = NO_ID
     if not validate_only:
         topic_id = node.topics.create(asked.name, plan.partition_count, plan.overrides, now_ms).topic_id
+    if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, asked.name):
+        return _Result(
+            name=asked.name,
+            topic_id=topic_id,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=None,
+            topic_config_error_code=TopicAuthorizationFailed.code,
+        )
     return _Result(
         name=asked.name,
         topic_id=topic_id,

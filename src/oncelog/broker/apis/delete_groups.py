@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import Written, answer_when_durable
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
     def delete(group_id: str) -> int:
         try:
+            request.check(ResourceType.GROUP, group_id)
             done = node.groups.delete(group_id, now_ms)
         except BrokerError as error:
             return error.code

@@ -16,6 +16,7 @@ from oncelog.errors import (
     PolicyViolation,
     StorageError,
 )
+from oncelog.rules.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
@@ -35,7 +36,9 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteRecordsResponse:
             DeleteRecordsResponse.DeleteRecordsTopicResult(
                 name=topic.name,
                 partitions=[
-                    _delete(node, TopicPartition(topic.name, asked.partition_index), asked.offset, now_ms)
+                    _delete(
+                        node, request, TopicPartition(topic.name, asked.partition_index), asked.offset, now_ms
+                    )
                     for asked in topic.partitions
                 ],
             )
@@ -44,9 +47,10 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteRecordsResponse:
     )
 
 
-def _delete(node: Node, at: TopicPartition, offset: int, now_ms: int) -> _Result:
+def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
     result = _Result(partition_index=at.partition, low_watermark=-1)
     try:
+        request.check(ResourceType.TOPIC, at.topic)
         topic, partition = node.topics.partition(at)
         if topic.is_internal:
             raise InvalidTopicException(f"{at.topic} is the broker's own")

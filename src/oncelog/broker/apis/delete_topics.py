@@ -6,6 +6,7 @@ id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -18,10 +19,12 @@ from oncelog.errors import (
     InvalidTopicException,
     KafkaStorageError,
     StorageError,
+    TopicAuthorizationFailed,
     TopicDeletionDisabled,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, DeleteTopicsRequest, DeleteTopicsResponse
 
@@ -44,7 +47,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteTopicsResponse:
     both_ways = _named_both_ways(node, asked)
     once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
     return DeleteTopicsResponse(
-        responses=[_delete(node, one, key in twice, both_ways, now_ms) for key, one in once.items()]
+        responses=[_delete(node, request, one, key in twice, both_ways, now_ms) for key, one in once.items()]
     )
 
 
@@ -61,14 +64,26 @@ def _named_both_ways(node: Node, asked: Iterable[_Asked]) -> set[bytes]:
 
 
 def _delete(
-    node: Node, asked: _Asked, is_named_twice: bool, both_ways: Collection[bytes], now_ms: int
+    node: Node,
+    request: Request,
+    asked: _Asked,
+    is_named_twice: bool,
+    both_ways: Collection[bytes],
+    now_ms: int,
 ) -> _Result:
     result = _Result(name=asked.name, topic_id=asked.topic_id or NO_ID)
     try:
         if is_named_twice:
             raise InvalidRequest("the topic is named twice")
+        may_describe = functools.partial(request.access.may, Operation.DESCRIBE, ResourceType.TOPIC)
+        may_all = request.may(ResourceType.CLUSTER)
+        if asked.name is not None and not (may_all or may_describe(asked.name)):
+            raise TopicAuthorizationFailed()
         topic = _find(node, asked)
-        result.name, result.topic_id = topic.name, topic.topic_id
+        if may_all or may_describe(topic.name):
+            result.name, result.topic_id = topic.name, topic.topic_id
+        if not may_all:
+            request.check(ResourceType.TOPIC, topic.name)
         if topic.topic_id in both_ways:
             raise InvalidRequest("the topic is named by its name and by its id")
         if topic.is_internal:

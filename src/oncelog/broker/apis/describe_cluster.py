@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.broker.allowed import CLUSTER_OPERATIONS
+from oncelog.broker.apis.metadata import cluster_bits
 from oncelog.errors import MismatchedEndpointType, UnsupportedEndpointType
 from oncelog.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
@@ -34,5 +34,5 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse
     )
     answer = DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])
     if message.include_cluster_authorized_operations:
-        answer.cluster_authorized_operations = CLUSTER_OPERATIONS
+        answer.cluster_authorized_operations = cluster_bits(request)
     return answer

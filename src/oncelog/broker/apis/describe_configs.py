@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.config_text import ConfigEntry, ResourceType, broker_entries, topic_entries
 from oncelog.broker.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
+from oncelog.rules.authorization import ResourceType as acl
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
             wanted = asked.configuration_keys
             result.configs = [
                 _config(entry, asked.resource_type == ResourceType.BROKER, message)
-                for entry in _entries(node, asked)
+                for entry in _entries(node, request, asked)
                 if not wanted or entry.name in wanted
             ]
         except BrokerError as error:
@@ -41,14 +42,18 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
     return DescribeConfigsResponse(results=results)
 
 
-def _entries(node: Node, asked: DescribeConfigsRequest.DescribeConfigsResource) -> Iterable[ConfigEntry]:
+def _entries(
+    node: Node, request: Request, asked: DescribeConfigsRequest.DescribeConfigsResource
+) -> Iterable[ConfigEntry]:
     if asked.resource_type == ResourceType.TOPIC:
+        request.check(acl.TOPIC, asked.resource_name)
         check_topic_name(asked.resource_name)
         topic = node.topics.get(asked.resource_name)
         if topic is None:
             raise UnknownTopicOrPartition()
         return topic_entries(node.settings, topic.overrides)
     if asked.resource_type == ResourceType.BROKER:
+        request.check(acl.CLUSTER)
         if asked.resource_name not in ("", str(node.node_id)):
             raise InvalidRequest(f"this is broker {node.node_id}, not {asked.resource_name!r}")
         return broker_entries(node.settings)
@@ -64,6 +69,7 @@ def _config(
         value=entry.value,
         read_only=is_read_only,
         config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
         synonyms=[
             DescribeConfigsResponse.DescribeConfigsSynonym(name=s.name, value=s.value, source=s.source)
             for s in synonyms

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.broker.allowed import GROUP_OPERATIONS
-from oncelog.errors import GroupIdNotFound
+from oncelog.broker.authorizer import allowed_bits
+from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import GroupState
 from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
@@ -24,12 +25,18 @@ _Group = DescribeGroupsResponse.DescribedGroup
 
 def handle(node: Node, request: Request, now_ms: int) -> DescribeGroupsResponse:
     message: DescribeGroupsRequest = request.message
-    described = [_describe(node, group_id, request.header.api_version) for group_id in message.groups]
+    described = [_described(node, request, group_id) for group_id in message.groups]
     if message.include_authorized_operations:
         for each in described:
             if not each.error_code:
-                each.authorized_operations = GROUP_OPERATIONS
+                each.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, each.group_id)
     return DescribeGroupsResponse(groups=described)
+
+
+def _described(node: Node, request: Request, group_id: str) -> _Group:
+    if not request.may(ResourceType.GROUP, group_id):
+        return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
+    return _describe(node, group_id, request.header.api_version)
 
 
 def _describe(node: Node, group_id: str, version: int) -> _Group:

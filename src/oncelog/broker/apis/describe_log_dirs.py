@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from oncelog.errors import ClusterAuthorizationFailed
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ KEY = 35
 
 def handle(node: Node, request: Request, now_ms: int) -> DescribeLogDirsResponse:
     message: DescribeLogDirsRequest = request.message
+    if not request.may(ResourceType.CLUSTER):
+        return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
     wanted = None if message.topics is None else {t.topic: set(t.partitions) for t in message.topics}
     total_bytes, usable_bytes = node.log_manager.disk.volume()
     return DescribeLogDirsResponse(

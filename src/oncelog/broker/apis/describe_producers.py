@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.names import check_topic_name
 from oncelog.errors import BrokerError
 from oncelog.log.partition import ProducerState
+from oncelog.rules.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import DescribeProducersRequest, DescribeProducersResponse
 
@@ -27,16 +28,17 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeProducersRespon
         topics=[
             DescribeProducersResponse.TopicResponse(
                 name=topic.name,
-                partitions=[_describe(node, topic.name, index) for index in topic.partition_indexes],
+                partitions=[_describe(node, request, topic.name, index) for index in topic.partition_indexes],
             )
             for topic in message.topics
         ]
     )
 
 
-def _describe(node: Node, topic: str, index: int) -> _Result:
+def _describe(node: Node, request: Request, topic: str, index: int) -> _Result:
     result = _Result(partition_index=index)
     try:
+        request.check(ResourceType.TOPIC, topic)
         check_topic_name(topic)
         _, partition = node.topics.partition(TopicPartition(topic, index))
         result.active_producers = [_producer(state) for state in partition.describe_producers()]

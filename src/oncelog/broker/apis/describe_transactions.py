@@ -8,7 +8,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from oncelog.errors import InvalidRequest, TransactionalIdNotFound
+from oncelog.errors import InvalidRequest, TransactionalIdAuthorizationFailed, TransactionalIdNotFound
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.transaction_entry import TransactionEntry
 from oncelog.wire.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
 
@@ -23,13 +24,15 @@ _State = DescribeTransactionsResponse.TransactionState
 def handle(node: Node, request: Request, now_ms: int) -> DescribeTransactionsResponse:
     message: DescribeTransactionsRequest = request.message
     return DescribeTransactionsResponse(
-        transaction_states=[_describe(node, asked) for asked in message.transactional_ids]
+        transaction_states=[_describe(node, request, asked) for asked in message.transactional_ids]
     )
 
 
-def _describe(node: Node, transactional_id: str) -> _State:
+def _describe(node: Node, request: Request, transactional_id: str) -> _State:
     if not transactional_id:
         return _State(transactional_id=transactional_id, error_code=InvalidRequest.code)
+    if not request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
+        return _State(transactional_id=transactional_id, error_code=TransactionalIdAuthorizationFailed.code)
     entry = node.transactions.get(transactional_id)
     if entry is None:
         return _State(transactional_id=transactional_id, error_code=TransactionalIdNotFound.code)
@@ -40,7 +43,7 @@ def _describe(node: Node, transactional_id: str) -> _State:
         transaction_start_time_ms=entry.start_ms,
         producer_id=entry.producer_id,
         producer_epoch=entry.producer_epoch,
-        topics=_topics(entry),
+        topics=[t for t in _topics(entry) if request.may(ResourceType.TOPIC, t.topic)],
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry
 from oncelog.wire.messages import EndTxnRequest, EndTxnResponse
@@ -33,6 +34,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     who = Identity(message.producer_id, message.producer_epoch)
     client_version = EPOCH_PER_TRANSACTION if version >= FIRST_EPOCH_VERSION else 0
     try:
+        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         done = node.transactions.end(message.transactional_id, who, message.committed, client_version, now_ms)
     except BrokerError as error:
         return refusal(error)

@@ -23,10 +23,12 @@ from oncelog.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     StorageError,
+    TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
 from oncelog.log.partition import Partition
+from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
 
@@ -45,7 +47,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         context = node.sessions.open(message, request.header.api_version, now_ms)
     except BrokerError as error:
         return error_response(error)
-    fetch = _Fetch(node, message, context, request.header.api_version)
+    fetch = _Fetch(node, request, context)
     results = list(fetch.read())
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
@@ -66,10 +68,12 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 class _Fetch:
     """One fetch: may be read twice, when it is asked and when what it waited for is there."""
 
-    __slots__ = ("context", "is_by_replica", "max_bytes", "message", "node", "unknown_topic")
+    __slots__ = ("context", "is_by_replica", "max_bytes", "message", "node", "request", "unknown_topic")
 
-    def __init__(self, node: Node, message: FetchRequest, context: FetchContext, version: int) -> None:
-        self.node, self.message, self.context = node, message, context
+    def __init__(self, node: Node, request: Request, context: FetchContext) -> None:
+        message: FetchRequest = request.message
+        version = request.header.api_version
+        self.node, self.request, self.message, self.context = node, request, message, context
         self.unknown_topic = UnknownTopicId if version >= FIRST_ID_VERSION else UnknownTopicOrPartition
         state = message.replica_state
         self.is_by_replica = message.replica_id >= 0 or (state is not None and state.replica_id >= 0)
@@ -160,12 +164,23 @@ class _Fetch:
 
     def _partition(self, target: Target) -> Partition:
         topic = self._topic(target)
+        name, topic_id, _ = target.key
+        if topic is None and topic_id != NO_ID:
+            raise self.unknown_topic()
+        self._check(topic.name if topic is not None else name)
         if topic is None:
             raise self.unknown_topic()
         partition = topic.partition(target.asked.partition)
         if self.is_by_replica:
             raise NotLeaderOrFollower("this node is the partition's only replica; no other may follow it")
         return partition
+
+    def _check(self, topic: str) -> None:
+        """Consumers read a topic; a replica that follows needs the cluster's trust."""
+        if not self.is_by_replica:
+            self.request.check(ResourceType.TOPIC, topic)
+        elif not self.request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise TopicAuthorizationFailed()
 
     @staticmethod
     def _diverges(result: _Result, partition: Partition, asked: FetchRequest.FetchPartition) -> bool:

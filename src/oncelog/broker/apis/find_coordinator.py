@@ -9,9 +9,12 @@ and others: INVALID_REQUEST, which is not retried.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
+from oncelog.broker.authorizer import refusal_of
 from oncelog.errors import InvalidRequest
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
@@ -23,19 +26,23 @@ GROUP, TRANSACTION = 0, 1
 
 def handle(node: Node, request: Request, now_ms: int) -> FindCoordinatorResponse:
     message: FindCoordinatorRequest = request.message
-    told = _tell(node, message.key_type)
+    tell = functools.partial(_tell, node, request, message.key_type)
     if request.header.api_version < 4:
-        return FindCoordinatorResponse(**told)
+        return FindCoordinatorResponse(**tell(message.key))
     return FindCoordinatorResponse(
         coordinators=[
-            FindCoordinatorResponse.Coordinator(key=key, **told) for key in message.coordinator_keys
+            FindCoordinatorResponse.Coordinator(key=key, **tell(key)) for key in message.coordinator_keys
         ]
     )
 
 
-def _tell(node: Node, key_type: int) -> dict[str, Any]:
+def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, Any]:
     if key_type not in (GROUP, TRANSACTION):
         text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
         return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
+    resource_type = ResourceType.GROUP if key_type == GROUP else ResourceType.TRANSACTIONAL_ID
+    if not request.may(resource_type, key):
+        refusal = refusal_of(resource_type)
+        return {"error_code": refusal.code, "error_message": str(refusal), "node_id": -1, "port": -1}
     address = node.address
     return {"node_id": address.node_id, "host": address.host, "port": address.port}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import HeartbeatRequest, HeartbeatResponse
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ KEY = 12
 def handle(node: Node, request: Request, now_ms: int) -> HeartbeatResponse:
     message: HeartbeatRequest = request.message
     try:
+        request.check(ResourceType.GROUP, message.group_id)
         group = node.groups.joined(message.group_id)
     except BrokerError as error:
         return HeartbeatResponse(error_code=error.code)

@@ -30,12 +30,14 @@ def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigs
     message: IncrementalAlterConfigsRequest = request.message
     repeated = named_twice(message.resources)
     return IncrementalAlterConfigsResponse(
-        responses=[_alter(node, asked, message.validate_only, repeated) for asked in message.resources]
+        responses=[
+            _alter(node, request, asked, message.validate_only, repeated) for asked in message.resources
+        ]
     )
 
 
 def _alter(
-    node: Node, asked: _Asked, validate_only: bool, repeated: Collection[tuple[int, str]]
+    node: Node, request: Request, asked: _Asked, validate_only: bool, repeated: Collection[tuple[int, str]]
 ) -> IncrementalAlterConfigsResponse.AlterConfigsResourceResponse:
     def changed(present: Mapping[str, str]) -> Mapping[str, str | None]:
         check_each_once(asked.configs)
@@ -47,7 +49,7 @@ def _alter(
             _apply(result, config, str(effective.get(config.name, "")))
         return result
 
-    code, text = alter(node, asked, changed, validate_only, repeated)
+    code, text = alter(node, request, asked, changed, validate_only, repeated)
     return IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
         error_code=code,
         error_message=text,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError, CoordinatorLoadInProgress, InvalidRequest, StorageError
+from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
@@ -35,7 +36,11 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         if (message.producer_id == -1) != (message.producer_epoch == -1):
             raise InvalidRequest("producer id and epoch must be given both or not at all")
         if message.transactional_id is None:
+            # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
+            if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
+                request.check(ResourceType.CLUSTER)
             return _new_producer_id(node)
+        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
         done = node.transactions.init(message.transactional_id, given, message.transaction_timeout_ms, now_ms)
     except BrokerError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.waiting import Deferred
 from oncelog.errors import BrokerError, InvalidSessionTimeout
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import JoinAnswer, JoinRequest
 from oncelog.wire.messages import JoinGroupRequest, JoinGroupResponse
 
@@ -24,6 +25,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: JoinGroupRequest = request.message
     version = request.header.api_version
     try:
+        request.check(ResourceType.GROUP, message.group_id)
         _check_timeout(node, message.session_timeout_ms)
         group_id = message.group_id
         group = node.groups.joined(group_id) if message.member_id else node.groups.open(group_id, now_ms)

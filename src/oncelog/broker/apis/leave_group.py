@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ FIRST_BATCHED_VERSION = 3
 def handle(node: Node, request: Request, now_ms: int) -> LeaveGroupResponse:
     message: LeaveGroupRequest = request.message
     try:
+        request.check(ResourceType.GROUP, message.group_id)
         group = node.groups.joined(message.group_id)
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)

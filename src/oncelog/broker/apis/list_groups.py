@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.groups import CONSUMER_PROTOCOL_TYPE
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import GroupState
 from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
 
@@ -19,7 +20,9 @@ def handle(node: Node, request: Request, now_ms: int) -> ListGroupsResponse:
     message: ListGroupsRequest = request.message
     states = {name.lower() for name in message.states_filter}
     types = {name.lower() for name in message.types_filter}
-    listed = (_listed(node, group_id) for group_id in sorted(node.groups.group_ids()))
+    may_all = request.may(ResourceType.CLUSTER)
+    seen = (one for one in node.groups.group_ids() if may_all or request.may(ResourceType.GROUP, one))
+    listed = (_listed(node, group_id) for group_id in sorted(seen))
     return ListGroupsResponse(
         groups=[
             group

@@ -12,8 +12,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
-from oncelog.errors import BrokerError, InvalidRequest, UnsupportedVersion
+from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
 from oncelog.log.partition import Partition
+from oncelog.rules.authorization import ResourceType
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
 
@@ -35,6 +36,8 @@ def handle(node: Node, request: Request, now_ms: int) -> ListOffsetsResponse:
     def answer(name: str, asked: _Asked) -> _Result:
         if (name, asked.partition_index) in repeated:
             return _error(asked, InvalidRequest("the partition is named twice"))
+        if not request.may(ResourceType.TOPIC, name):
+            return _error(asked, TopicAuthorizationFailed())
         return _answer(node, TopicPartition(name, asked.partition_index), asked, version, is_committed_only)
 
     return ListOffsetsResponse(

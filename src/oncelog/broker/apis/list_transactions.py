@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from oncelog.errors import InvalidRegularExpression
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
 from oncelog.wire.messages import ListTransactionsRequest, ListTransactionsResponse
 
@@ -31,7 +32,9 @@ def handle(node: Node, request: Request, now_ms: int) -> ListTransactionsRespons
     chosen = [
         entry
         for entry in node.transactions.all()
-        if _is_chosen(entry, message, now_ms) and pattern.fullmatch(entry.transactional_id)
+        if _is_chosen(entry, message, now_ms)
+        and pattern.fullmatch(entry.transactional_id)
+        and request.may(ResourceType.TRANSACTIONAL_ID, entry.transactional_id)
     ]
     return ListTransactionsResponse(
         unknown_state_filters=unknown,

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from oncelog.broker.allowed import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from oncelog.broker.authorizer import EVERYTHING, allowed_bits
 from oncelog.broker.names import check_topic_name
 from oncelog.broker.topics import Topic
-from oncelog.errors import BrokerError, UnknownTopicId, UnknownTopicOrPartition
+from oncelog.errors import BrokerError, TopicAuthorizationFailed, UnknownTopicId, UnknownTopicOrPartition
+from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 if TYPE_CHECKING:
@@ -48,16 +49,19 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
     may_create = message.allow_auto_topic_creation and node.settings["auto.create.topics.enable"]
     tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
     key = version, asked, may_create, tells, node.address
-    known = node.topics.large_answers.get(key)
+    is_for_all = request.access is EVERYTHING
+    known = node.topics.large_answers.get(key) if is_for_all else None
     if known is not None:
         return _Encoded(known)
-    answer = _answer(node, None if asks_all else message.topics, may_create, now_ms)
+    answer = _answer(node, request, None if asks_all else message.topics, may_create, now_ms)
     if message.include_topic_authorized_operations:
         for topic in answer.topics:
-            topic.topic_authorized_operations = TOPIC_OPERATIONS
+            if topic.error_code != TopicAuthorizationFailed.code:
+                bits = allowed_bits(request.access, ResourceType.TOPIC, topic.name or "")
+                topic.topic_authorized_operations = bits
     if message.include_cluster_authorized_operations:
-        answer.cluster_authorized_operations = CLUSTER_OPERATIONS
-    if sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS:
+        answer.cluster_authorized_operations = cluster_bits(request)
+    if is_for_all and sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS:
         body = answer.encode(version)
         node.topics.keep_answer(key, body)
         return _Encoded(body)
@@ -65,13 +69,18 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
 
 
 def _answer(
-    node: Node, asked: list[MetadataRequest.MetadataRequestTopic] | None, may_create: bool, now_ms: int
+    node: Node,
+    request: Request,
+    asked: list[MetadataRequest.MetadataRequestTopic] | None,
+    may_create: bool,
+    now_ms: int,
 ) -> MetadataResponse:
     if asked is None:
-        topics = [_describe(node, topic) for topic in node.topics.all()]
+        seen = (topic for topic in node.topics.all() if request.may(ResourceType.TOPIC, topic.name))
+        topics = [_describe(node, topic) for topic in seen]
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
-        topics = [_look_up(node, topic, may_create, now_ms) for topic in once.values()]
+        topics = [_look_up(node, request, topic, may_create, now_ms) for topic in once.values()]
     address = node.address
     return MetadataResponse(
         brokers=[
@@ -86,7 +95,11 @@ def _answer(
 
 
 def _look_up(
-    node: Node, asked: MetadataRequest.MetadataRequestTopic, may_create: bool, now_ms: int
+    node: Node,
+    request: Request,
+    asked: MetadataRequest.MetadataRequestTopic,
+    may_create: bool,
+    now_ms: int,
 ) -> _Topic:
     try:
         # An id counts whatever the name: the Java client leaves the name empty then, not null.
@@ -94,16 +107,35 @@ def _look_up(
             topic = node.topics.by_id(asked.topic_id)
             if topic is None:
                 raise UnknownTopicId()
+            if not request.may(ResourceType.TOPIC, topic.name):
+                return _Topic(error_code=TopicAuthorizationFailed.code, name=None, topic_id=topic.topic_id)
             return _describe(node, topic)
+        request.check(ResourceType.TOPIC, asked.name)
         topic = node.topics.get(asked.name)
         if topic is None:
             check_topic_name(asked.name)
             if not may_create:
                 raise UnknownTopicOrPartition()
+            _check_create(request, asked.name)
             topic = node.topics.create(asked.name, node.settings["num.partitions"], {}, now_ms)
         return _describe(node, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=asked.name, topic_id=asked.topic_id or NO_ID)
+
+
+def _check_create(request: Request, topic: str) -> None:
+    may = request.access.may
+    if not may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) and not may(
+        Operation.CREATE, ResourceType.TOPIC, topic
+    ):
+        raise TopicAuthorizationFailed()
+
+
+def cluster_bits(request: Request) -> int:
+    """What the client may do to the cluster; 0 when it may not even ask."""
+    if not request.may(ResourceType.CLUSTER):
+        return 0
+    return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def _describe(node: Node, topic: Topic) -> _Topic:

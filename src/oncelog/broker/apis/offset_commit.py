@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import answer_when_durable
-from oncelog.errors import BrokerError, OffsetMetadataTooLarge, UnknownTopicOrPartition
+from oncelog.errors import (
+    BrokerError,
+    GroupAuthorizationFailed,
+    OffsetMetadataTooLarge,
+    TopicAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetCommitRequest, OffsetCommitResponse
@@ -27,7 +34,9 @@ _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: OffsetCommitRequest = request.message
     expire_ms = now_ms + message.retention_time_ms if message.retention_time_ms >= 0 else -1
-    codes = {at: check_offset(node, at, asked.committed_metadata) for at, asked in _asked(message)}
+    codes = {at: check_offset(node, request, at, asked.committed_metadata) for at, asked in _asked(message)}
+    if not request.may(ResourceType.GROUP, message.group_id):
+        return _answer(message, dict.fromkeys(codes, GroupAuthorizationFailed.code))
     offsets = {
         at: CommittedOffset(
             asked.committed_offset,
@@ -58,8 +67,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(node, written, _answer(message, codes), refusal)
 
 
-def check_offset(node: Node, at: TopicPartition, metadata: str | None) -> int:
+def check_offset(node: Node, request: Request, at: TopicPartition, metadata: str | None) -> int:
     """The error code of one offset by itself."""
+    if not request.may(ResourceType.TOPIC, at.topic):
+        return TopicAuthorizationFailed.code
     topic = node.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import answer_when_durable
-from oncelog.errors import BrokerError, GroupIdNotFound, GroupSubscribedToTopic, UnknownTopicOrPartition
+from oncelog.errors import (
+    BrokerError,
+    GroupAuthorizationFailed,
+    GroupIdNotFound,
+    GroupSubscribedToTopic,
+    TopicAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
@@ -23,6 +31,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> OffsetDeleteResponse:
         return OffsetDeleteResponse(error_code=error.code)
 
+    if not request.may(ResourceType.GROUP, message.group_id):
+        return refusal(GroupAuthorizationFailed())
     if message.group_id not in node.groups.group_ids():
         return refusal(GroupIdNotFound())
     subscribed = node.groups.subscribed_topics(message.group_id)
@@ -31,7 +41,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         for topic in message.topics
         for each in topic.partitions
     ]
-    codes = {at: _code(node, at, subscribed) for at in asked}
+    codes = {at: _code(node, request, at, subscribed) for at in asked}
     try:
         done = node.groups.offsets.delete(message.group_id, [at for at in asked if not codes[at]], now_ms)
     except BrokerError as error:
@@ -51,7 +61,9 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(node, [done] if done else [], answer, refusal)
 
 
-def _code(node: Node, at: TopicPartition, subscribed: set[str]) -> int:
+def _code(node: Node, request: Request, at: TopicPartition, subscribed: set[str]) -> int:
+    if not request.may(ResourceType.TOPIC, at.topic):
+        return TopicAuthorizationFailed.code
     topic = node.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from oncelog.errors import BrokerError, UnstableOffsetCommit
+from oncelog.errors import (
+    BrokerError,
+    GroupAuthorizationFailed,
+    TopicAuthorizationFailed,
+    UnstableOffsetCommit,
+)
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import NO_OFFSET
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetFetchRequest, OffsetFetchResponse
@@ -19,12 +25,15 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 9
-FIRST_BATCHED_VERSION = 8
+FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION = 2, 8
 
 
 def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
     message: OffsetFetchRequest = request.message
     is_stable = message.require_stable
+    is_single = request.header.api_version < FIRST_BATCHED_VERSION
+    if is_single and not request.may(ResourceType.GROUP, message.group_id):
+        return _refused(message, request.header.api_version)
     if request.header.api_version < FIRST_BATCHED_VERSION:
         return OffsetFetchResponse(
             topics=[
@@ -32,17 +41,38 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
                     name=topic,
                     partitions=[OffsetFetchResponse.OffsetFetchResponsePartition(**each) for each in told],
                 )
-                for topic, told in _told(node, message.group_id, message.topics, is_stable)
+                for topic, told in _told(node, request, message.group_id, message.topics, is_stable)
             ]
         )
-    return OffsetFetchResponse(groups=[_group(node, asked, is_stable) for asked in message.groups])
+    return OffsetFetchResponse(groups=[_group(node, request, asked, is_stable) for asked in message.groups])
+
+
+def _refused(message: OffsetFetchRequest, version: int) -> OffsetFetchResponse:
+    """From version 2 on the code stands for all."""
+    code = GroupAuthorizationFailed.code
+    if version >= FIRST_GROUP_ERROR_VERSION:
+        return OffsetFetchResponse(error_code=code, topics=[])
+    fields: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
+    return OffsetFetchResponse(
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartition(partition_index=index, **fields)
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in message.topics or ()
+        ]
+    )
 
 
 def _group(
-    node: Node, asked: OffsetFetchRequest.OffsetFetchRequestGroup, is_stable: bool
+    node: Node, request: Request, asked: OffsetFetchRequest.OffsetFetchRequestGroup, is_stable: bool
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     consumers = node.groups.consumers.get(asked.group_id)
     try:
+        request.check(ResourceType.GROUP, asked.group_id)
         if consumers is not None:
             consumers.check_fetch(asked.member_id, asked.member_epoch)
     except BrokerError as error:
@@ -54,7 +84,7 @@ def _group(
                 name=topic,
                 partitions=[OffsetFetchResponse.OffsetFetchResponsePartitions(**each) for each in told],
             )
-            for topic, told in _told(node, asked.group_id, asked.topics, is_stable)
+            for topic, told in _told(node, request, asked.group_id, asked.topics, is_stable)
         ],
     )
 
@@ -66,13 +96,13 @@ _Topics = (
 
 
 def _told(
-    node: Node, group_id: str, topics: _Topics | None, is_stable: bool
+    node: Node, request: Request, group_id: str, topics: _Topics | None, is_stable: bool
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:
     """(topic, fields of its partitions) as asked; of everything when `topics` is None."""
     committed = node.groups.offsets.of(group_id)
     pending = node.groups.offsets.pending_of(group_id) if is_stable else ()
     if topics is None:
-        everything = sorted({*committed, *pending})
+        everything = sorted(at for at in {*committed, *pending} if request.may(ResourceType.TOPIC, at.topic))
         asked = [
             (topic, [at.partition for at in each]) for topic, each in groupby(everything, lambda at: at.topic)
         ]
@@ -81,6 +111,8 @@ def _told(
 
     def one(at: TopicPartition) -> dict[str, Any]:
         fields = {"partition_index": at.partition, "committed_offset": NO_OFFSET, "metadata": ""}
+        if not request.may(ResourceType.TOPIC, at.topic):
+            return {**fields, "error_code": TopicAuthorizationFailed.code}
         if at in pending:
             return {**fields, "error_code": UnstableOffsetCommit.code}
         if at not in committed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.errors import BrokerError
+from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
@@ -28,15 +29,22 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetForLeaderEpochRes
         topics=[
             OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
                 topic=topic.topic,
-                partitions=[_answer(node, topic.topic, asked) for asked in topic.partitions],
+                partitions=[_answer(node, request, topic.topic, asked) for asked in topic.partitions],
             )
             for topic in message.topics
         ]
     )
 
 
-def _answer(node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetForLeaderPartition) -> _Result:
+def _answer(
+    node: Node,
+    request: Request,
+    topic: str,
+    asked: OffsetForLeaderEpochRequest.OffsetForLeaderPartition,
+) -> _Result:
     try:
+        if not request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+            request.check(ResourceType.TOPIC, topic)
         _, partition = node.topics.partition(TopicPartition(topic, asked.partition))
         check_leader_epoch(partition, asked.current_leader_epoch)
     except BrokerError as error:

@@ -36,6 +36,7 @@ from oncelog.errors import (
     UnsupportedCompressionType,
 )
 from oncelog.log.partition import Appended, Partition
+from oncelog.rules.authorization import ResourceType
 from oncelog.types import Compression, Origin, TopicPartition
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest, ProduceResponse
@@ -62,11 +63,14 @@ _PartitionResult = ProduceResponse.PartitionProduceResponse
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: ProduceRequest = request.message
     work = _Produce(node, request, message, now_ms)
-    lacks_id = message.transactional_id is None and any(
+    is_transactional = any(
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
     )
+    lacks_id = is_transactional and message.transactional_id is None
     if message.transactional_id is not None:
-        admission = work.admission = admit_produce(node, message, request.header.api_version, now_ms)
+        if is_transactional and not request.may(ResourceType.TRANSACTIONAL_ID, message.transactional_id):
+            return work.refuse(TransactionalIdAuthorizationFailed())
+        admission = work.admission = admit_produce(node, request, now_ms)
         if admission.is_early:
             _keep_records(message)
             return admission.later(lambda: handle(node, request, now_ms), work.refuse)
@@ -107,6 +111,7 @@ class _Produce:
         return result
 
     def _append(self, at: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
+        self.request.check(ResourceType.TOPIC, at.topic)
         topic, partition = self.node.topics.partition(at)
         batch = only_batch(records, self.request.header.api_version)
         if self.message.acks not in (-1, 0, 1):

@@ -19,8 +19,10 @@ import struct
 from typing import TYPE_CHECKING
 
 from oncelog.broker.apis.produce import KEY, count_append, put_append, put_refusal
+from oncelog.broker.authorizer import Access
 from oncelog.errors import BrokerError, PeerError
 from oncelog.log.partition import Appended, Partition
+from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.types import Origin
 from oncelog.wire.batch import BatchHeader, read_header
 from oncelog.wire.frames import encode_response
@@ -50,15 +52,18 @@ _Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
 """(where topic name and partition count stand, partition, its batch, the batch's header)"""
 
 
-def answer(node: Node, frame: memoryview, now_ms: int) -> bytes | None:
-    """The response frame; None when `apis.produce` must see the request: nothing was done then."""
+def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
+    """The response frame; None when `apis.produce` must see the request: nothing was done then.
+
+    `access`: what the client may do; None where there is no authorizer.
+    """
     if node.on_append is not None:
         return None
     try:
         key, version, correlation_id, name_bytes = _HEAD.unpack_from(frame)
         if key != KEY or not FIRST_VERSION <= version <= LAST_VERSION:
             return None
-        batches = _plain_batches(node, frame, 10 + name_bytes if name_bytes > 0 else 10)
+        batches = _plain_batches(node, frame, 10 + name_bytes if name_bytes > 0 else 10, access)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
         return None  # malformed, or refused for its header: said in full there
     if batches is None:
@@ -79,13 +84,19 @@ def answer(node: Node, frame: memoryview, now_ms: int) -> bytes | None:
     return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
 
 
-def _plain_batches(node: Node, frame: memoryview, position: int) -> list[_Batch] | None:
+def _plain_batches(
+    node: Node, frame: memoryview, position: int, access: Access | None
+) -> list[_Batch] | None:
     """What the request's body, which begins after the client id, has to append; None if it is not plain."""
     id_length = frame[position + 1]
     if frame[position] or id_length == 1 or id_length > 127:
         return None
     is_transactional = id_length > 0
     position += 2 + max(id_length - 1, 0)
+    if access is not None and is_transactional:
+        transactional_id = str(frame[position - id_length + 1 : position], "utf-8")
+        if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+            return None
     acks, _, topic_count = _BODY.unpack_from(frame, position)
     if acks not in _PLAIN_ACKS or not 2 <= topic_count < 128:
         return None
@@ -96,6 +107,8 @@ def _plain_batches(node: Node, frame: memoryview, position: int) -> list[_Batch]
         topic = node.topics.get(str(frame[position + 1 : end], "utf-8"))
         partition_count = frame[end]
         if topic is None or not topic.is_plain or not 2 <= partition_count < 128:
+            return None
+        if access is not None and not access.may(Operation.WRITE, ResourceType.TOPIC, topic.name):
             return None
         end += 1
         name, position = frame[position:end], end

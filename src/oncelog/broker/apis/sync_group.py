@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.waiting import Deferred
 from oncelog.errors import BrokerError, InconsistentGroupProtocol
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import SyncAnswer
 from oncelog.wire.messages import SyncGroupRequest, SyncGroupResponse
 
@@ -21,6 +22,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: SyncGroupRequest = request.message
     is_said = message.protocol_type is not None and message.protocol_name is not None
     try:
+        request.check(ResourceType.GROUP, message.group_id)
         if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
             raise InconsistentGroupProtocol("protocol type and name must be given")
         group = node.groups.joined(message.group_id)

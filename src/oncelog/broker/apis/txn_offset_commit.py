@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.admission import Admission, Dialect
 from oncelog.broker.apis.offset_commit import check_offset
+from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError, CoordinatorNotAvailable, NotEnoughReplicas
+from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -32,7 +34,7 @@ _Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: TxnOffsetCommitRequest = request.message
     who = Identity(message.producer_id, message.producer_epoch)
-    codes = {at: check_offset(node, at, asked.committed_metadata) for at, asked in _asked(message)}
+    codes = {at: check_offset(node, request, at, asked.committed_metadata) for at, asked in _asked(message)}
     offsets = {
         at: CommittedOffset(
             asked.committed_offset,
@@ -49,6 +51,12 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
         return _answer(message, {at: code or error.code for at, code in codes.items()})
 
+    for resource_type, name in (
+        (ResourceType.TRANSACTIONAL_ID, message.transactional_id),
+        (ResourceType.GROUP, message.group_id),
+    ):
+        if not request.may(resource_type, name):
+            return _answer(message, dict.fromkeys(codes, refusal_of(resource_type).code))
     try:
         node.groups.check_commit(
             message.group_id,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.markers import Marker, write_marker
 from oncelog.broker.state_topic import Written, answer_when_durable
-from oncelog.errors import BrokerError
+from oncelog.errors import BrokerError, ClusterAuthorizationFailed
+from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
@@ -24,6 +25,9 @@ _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: WriteTxnMarkersRequest = request.message
     written: list[Written] = []
+    may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
+    if not (may_alter or request.may(ResourceType.CLUSTER)):
+        return _refused(message)
     answer = WriteTxnMarkersResponse(
         markers=[_write(node, asked, now_ms, written) for asked in message.markers]
     )
@@ -34,6 +38,28 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         return answer
 
     return answer_when_durable(node, written, answer, refusal)
+
+
+def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    code = ClusterAuthorizationFailed.code
+    return WriteTxnMarkersResponse(
+        markers=[
+            WriteTxnMarkersResponse.WritableTxnMarkerResult(
+                producer_id=asked.producer_id,
+                topics=[
+                    WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(
+                        name=topic.name,
+                        partitions=[
+                            _Partition(partition_index=index, error_code=code)
+                            for index in topic.partition_indexes
+                        ],
+                    )
+                    for topic in asked.topics
+                ],
+            )
+            for asked in message.markers
+        ]
+    )
 
 
 def _write(

@@ -11,6 +11,7 @@ from oncelog.wire.tables import (
     offsets,
     producers,
     records,
+    security,
     topics,
     transaction_log,
     transactions,
@@ -26,6 +27,7 @@ TABLES: tuple[str, ...] = (
     groups.TABLE,
     offsets.TABLE,
     consumer_groups.TABLE,
+    security.TABLE,
 )
 
 DATA_TABLES: tuple[str, ...] = (

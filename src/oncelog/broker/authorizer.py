@@ -1,0 +1,201 @@
+"""The ACLs of this node and what follows from them; decided by `rules.authorization`.
+
+One file, replaced durably with every change. Without `authorizer.class.name` there is none, and everybody
+may do everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
+
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.errors import (
+    BrokerError,
+    ClusterAuthorizationFailed,
+    GroupAuthorizationFailed,
+    StorageError,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+)
+from oncelog.log.disk import Disk
+from oncelog.rules.authorization import (
+    Acl,
+    AclFilter,
+    AclTable,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    is_allowed,
+    is_allowed_somewhere,
+    parse_super_users,
+)
+
+FILE_NAME = "oncelog-acls.json"
+_KEPT = 10_000
+"""Answers one client's access keeps; names are the client's to choose, so they are bounded."""
+
+_REFUSALS: dict[ResourceType, type[BrokerError]] = {
+    ResourceType.TOPIC: TopicAuthorizationFailed,
+    ResourceType.GROUP: GroupAuthorizationFailed,
+    ResourceType.CLUSTER: ClusterAuthorizationFailed,
+    ResourceType.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
+}
+
+_O = Operation
+OPERATIONS_ON: dict[ResourceType, tuple[Operation, ...]] = {
+    ResourceType.TOPIC: (
+        _O.READ, _O.WRITE, _O.CREATE, _O.DELETE, _O.ALTER, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS
+    ),
+    ResourceType.GROUP: (_O.READ, _O.DELETE, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS),
+    ResourceType.CLUSTER: (
+        _O.CREATE, _O.ALTER, _O.DESCRIBE, _O.CLUSTER_ACTION, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS,
+        _O.IDEMPOTENT_WRITE,
+    ),
+}  # fmt: skip
+"""What there is to do with a resource. Source: Kafka's AclEntry.supportedOperations."""
+
+
+class Access(Protocol):
+    """What one client may do."""
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool: ...
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """On any resource of the type that could be there."""
+        ...
+
+
+class _Everything:
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return True
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return True
+
+
+class _Nothing:
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return False
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return False
+
+
+EVERYTHING: Access = _Everything()
+NOTHING: Access = _Nothing()
+"""Of those who have not said who they are."""
+
+
+def refusal_of(resource_type: ResourceType) -> BrokerError:
+    """..._AUTHORIZATION_FAILED."""
+    return _REFUSALS[resource_type]()
+
+
+def allowed_bits(access: Access, resource_type: ResourceType, name: str) -> int:
+    """What Metadata and the describing APIs tell as authorized operations: a bit for each."""
+    return sum(1 << each for each in OPERATIONS_ON[resource_type] if access.may(each, resource_type, name))
+
+
+class Authorizer:
+    """All ACLs. `version` counts their changes."""
+
+    def __init__(self, disk: Disk, super_users: str, *, allows_if_none: bool) -> None:
+        self._disk = disk
+        self.super_users = parse_super_users(super_users)
+        self.allows_if_none = allows_if_none
+        self.version = 0
+        text = read_state(disk, FILE_NAME)
+        self.acls = AclTable(_parse(text) if text is not None else ())
+
+    def access(self, principal: str, host: str) -> Access:
+        """What this principal may do from this host."""
+        return EVERYTHING if principal in self.super_users else _ByAcls(self, principal, host)
+
+    def add(self, acls: Collection[Acl]) -> None:
+        """All of them, durably. Raises StorageError, and none is added."""
+        if any(acl not in self.acls for acl in acls):
+            self._save([*self.acls, *acls])
+
+    def remove(self, filters: Iterable[AclFilter]) -> list[list[Acl]]:
+        """What each filter takes; gone durably. Raises StorageError, and none is removed."""
+        found = [[acl for acl in self.acls if each.takes(acl)] for each in filters]
+        gone = {acl for each in found for acl in each}
+        if gone:
+            self._save([acl for acl in self.acls if acl not in gone])
+        return found
+
+    def _save(self, acls: list[Acl]) -> None:
+        table = AclTable(acls)
+        rows = [
+            {
+                "resource_type": acl.resource_type.name,
+                "name": acl.name,
+                "pattern_type": acl.pattern_type.name,
+                "principal": acl.principal,
+                "host": acl.host,
+                "operation": acl.operation.name,
+                "permission": acl.permission.name,
+            }
+            for acl in table
+        ]
+        write_state(self._disk, FILE_NAME, json.dumps({"version": 1, "acls": rows}, indent=1))
+        self.acls = table
+        self.version += 1
+
+
+class _ByAcls:
+    """Remembers answers until an ACL changes."""
+
+    __slots__ = ("_authorizer", "_host", "_known", "_principal", "_version")
+
+    def __init__(self, authorizer: Authorizer, principal: str, host: str) -> None:
+        self._authorizer, self._principal, self._host = authorizer, principal, host
+        self._version = authorizer.version
+        self._known: dict[tuple[Operation, ResourceType, str], bool] = {}
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        if self._version != self._authorizer.version or len(self._known) > _KEPT:
+            self._known.clear()
+            self._version = self._authorizer.version
+        key = operation, resource_type, name
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = is_allowed(
+                self._authorizer.acls.speaking_of(resource_type, name),
+                self._principal,
+                self._host,
+                operation,
+                if_none=self._authorizer.allows_if_none,
+            )
+        return known
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        # A name nobody uses: allowed where nothing is spoken of, or everything.
+        return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
+            self._authorizer.acls, self._principal, self._host, operation, resource_type
+        )
+
+
+def _parse(text: str) -> list[Acl]:
+    try:
+        content: Any = json.loads(text)
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
+        return [
+            Acl(
+                ResourceType[row["resource_type"]],
+                row["name"],
+                PatternType[row["pattern_type"]],
+                row["principal"],
+                row["host"],
+                Operation[row["operation"]],
+                Permission[row["permission"]],
+            )
+            for row in content["acls"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        # Without its ACLs the broker would let in whom they deny.
+        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error

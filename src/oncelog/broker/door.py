@@ -1,0 +1,113 @@
+"""One connection's way in: who its client is, and what it may send before that is known.
+
+The states are in `rules.door`. Without SASL the client is known from the start: by its certificate, or as
+ANONYMOUS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oncelog.broker.authorizer import NOTHING, Access
+from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
+from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
+from oncelog.rules.authorization import ANONYMOUS
+from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.scram import Mechanism
+from oncelog.wire.messages import Message
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node
+
+_SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """An answer after which the connection ends, `delay_ms` from now."""
+
+    answer: Message
+    reason: str
+    delay_ms: int
+
+
+class Door:
+    """`needs_sasl`: this listener's clients say who they are. `host`: where they come from."""
+
+    def __init__(self, node: Node, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS):
+        self._node, self._host = node, host
+        self.needs_sasl = needs_sasl
+        self.principal: str | None = None if needs_sasl else principal
+        self.access: Access = NOTHING if needs_sasl else node.access(principal, host)
+        self._state = DoorState.STRANGER if needs_sasl else DoorState.KNOWN
+        self._mechanism = ""
+        self._exchange: Exchange | None = None
+        self._expires_ms: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is known who the client is; it may have to say so again."""
+        return self.principal is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any request may come, whatever the time is."""
+        return self._state is DoorState.KNOWN and self._expires_ms is None
+
+    def pass_through(self, api_key: int, now_ms: int) -> str | None:
+        """Take note of a request that is about to be handled; why it may not be, if so."""
+        if not self.needs_sasl:
+            return None
+        if self._state is DoorState.KNOWN and self._expires_ms is not None and now_ms >= self._expires_ms:
+            self._state = DoorState.EXPIRED
+        state = next_state(self._state, api_key)
+        if state is None:
+            return f"API key {api_key} while {self._state.value}"
+        self._state = state
+        return None
+
+    @property
+    def mechanisms(self) -> list[str]:
+        return list(self._node.settings["sasl.enabled.mechanisms"])
+
+    def choose(self, mechanism: str) -> None:
+        """Raises UnsupportedSaslMechanism."""
+        if mechanism not in self.mechanisms:
+            raise UnsupportedSaslMechanism(f"{mechanism!r} is not offered")
+        if self._mechanism not in ("", mechanism):
+            raise UnsupportedSaslMechanism("authenticating again takes the mechanism of the first time")
+        self._mechanism, self._exchange = mechanism, self._new_exchange(mechanism)
+
+    def _new_exchange(self, mechanism: str) -> Exchange:
+        node = self._node
+        if mechanism in _SCRAM:
+            return ScramExchange(node.users, _SCRAM[mechanism], node.new_name(), node.secret)
+        if mechanism == "OAUTHBEARER":
+            return BearerExchange(node.check_token)
+        if mechanism == "PLAIN":
+            return PlainExchange(node.users)
+        raise UnsupportedSaslMechanism(f"{mechanism!r} is not served")
+
+    def answer(self, data: bytes, now_ms: int) -> tuple[bytes, int]:
+        """The next message of the exchange and how long the client is then known (ms; 0: no end, or not yet).
+
+        Raises SaslAuthenticationFailed.
+        """
+        if self._exchange is None:
+            raise SaslAuthenticationFailed("a mechanism must be chosen first")
+        answer = self._exchange.answer(data, now_ms)
+        if self._exchange.user is None:
+            return answer, 0
+        return answer, self._let_in(f"User:{self._exchange.user}", self._exchange.expires_ms, now_ms)
+
+    def _let_in(self, principal: str, expires_ms: int | None, now_ms: int) -> int:
+        if self.principal not in (None, principal):
+            raise SaslAuthenticationFailed("a connection does not change its user")
+        token_ms = None if expires_ms is None else max(expires_ms - now_ms, 1)
+        lifetime_ms = session_lifetime_ms(self._node.settings["connections.max.reauth.ms"], token_ms)
+        self._expires_ms = now_ms + lifetime_ms if lifetime_ms else None
+        if self.principal is None:
+            self.access = self._node.access(principal, self._host)
+        self.principal, self._state, self._exchange = principal, DoorState.KNOWN, None
+        return lifetime_ms

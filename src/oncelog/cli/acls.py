@@ -1,0 +1,181 @@
+"""`oncelog acls`: who may do what. The options are those of Kafka's kafka-acls where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_RESOURCES = ("topic", "group", "transactional_id", "user")
+_ROLES = {
+    "producer": {"topic": ("WRITE", "DESCRIBE", "CREATE"), "transactional_id": ("WRITE", "DESCRIBE")},
+    "consumer": {"topic": ("READ", "DESCRIBE"), "group": ("READ",)},
+}
+"""What --producer and --consumer stand for. Source: Kafka's AclCommand."""
+
+
+@click.group("acls")
+def command() -> None:
+    """List, add and remove ACLs. What is not allowed is denied; what is denied stays so.
+
+    \b
+    Examples:
+      oncelog acls add --allow-principal User:alice --producer --topic flights
+      oncelog acls add --allow-principal User:bob --consumer --topic flights --group dashboards
+      oncelog acls add --allow-principal User:etl --operation ALL --topic etl- --prefixed
+      oncelog acls add --deny-principal User:bob --operation READ --topic salaries
+      oncelog acls list --topic flights
+      oncelog acls remove --principal User:bob --yes
+    """
+
+
+def _resource_options(function: F) -> F:
+    for option in (
+        click.option("--topic", multiple=True, help="A topic; * is any."),
+        click.option("--group", multiple=True, help="A consumer group; * is any."),
+        click.option("--transactional-id", multiple=True, help="A transactional id; * is any."),
+        click.option("--user", multiple=True, help="A user."),
+        click.option("--cluster", is_flag=True, help="The cluster itself."),
+        click.option("--prefixed", is_flag=True, help="The names given are prefixes."),
+    ):
+        function = option(function)
+    return function
+
+
+def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.config import ADMIN
+    from oncelog.edge.admin import Admin
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
+def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(type, name) of what the options name."""
+    for kind in _RESOURCES:
+        for name in given[kind]:
+            yield kind, name
+    if given["cluster"]:
+        yield "cluster", "kafka-cluster"
+
+
+@command.command("list")
+@_resource_options
+@click.option("--principal", help="Only of this principal, as User:alice.")
+@bootstrap_options
+@output_option
+def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
+    """The ACLs; of named resources all that speak of them."""
+    with _admin(client_config) as admin:
+        found = sorted({acl for wanted in _filters(given) for acl in admin.describe_acls(wanted)})
+    rows = [
+        {
+            "principal": acl.principal,
+            "permission": acl.permission.name,
+            "operation": acl.operation.name,
+            "resource": acl.resource_type.name,
+            "name": acl.name,
+            "pattern": acl.pattern_type.name,
+            "host": acl.host,
+        }
+        for acl in found
+    ]
+    emit(rows, output)
+
+
+def _filters(given: dict[str, Any]) -> list[Any]:
+    from oncelog.rules.authorization import AclFilter, PatternType, ResourceType
+
+    pattern = PatternType.PREFIXED if given["prefixed"] else PatternType.MATCH
+    named = [
+        AclFilter(ResourceType[kind.upper()], name, pattern, principal=given["principal"])
+        for kind, name in _resources(given)
+    ]
+    return named or [AclFilter(principal=given["principal"])]
+
+
+@command.command("add")
+@_resource_options
+@click.option("--allow-principal", multiple=True, help="Whom to allow, as User:alice; User:* is anybody.")
+@click.option("--deny-principal", multiple=True, help="Whom to deny.")
+@click.option("--operation", "operations", multiple=True, help="READ, WRITE, ... or ALL; may be repeated.")
+@click.option("--producer", is_flag=True, help="What a producer needs of --topic (and --transactional-id).")
+@click.option("--consumer", is_flag=True, help="What a consumer needs of --topic and --group.")
+@click.option("--host", default="*", show_default=True, help="Only from this address.")
+@bootstrap_options
+def add(client_config: dict[str, Any], **given: Any) -> None:
+    """Add ACLs."""
+    from oncelog.client.permissions import acl_text
+
+    acls = list(_acls(given))
+    if not acls:
+        raise click.UsageError(
+            "say whom (--allow-principal or --deny-principal), what (--operation, --producer or --consumer) "
+            "and of which resource (--topic, --group, --transactional-id, --cluster)"
+        )
+    with _admin(client_config) as admin:
+        admin.create_acls(acls)
+    for acl in acls:
+        click.echo(acl_text(acl))
+
+
+def _acls(given: dict[str, Any]) -> Iterator[Any]:
+    from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+
+    pattern = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
+    principals = [(each, Permission.ALLOW) for each in given["allow_principal"]]
+    principals += [(each, Permission.DENY) for each in given["deny_principal"]]
+    for kind, name in _resources(given):
+        literal = PatternType.LITERAL if kind == "cluster" else pattern
+        for operation in _operations(given, kind):
+            if operation not in Operation.__members__:
+                raise click.BadParameter(f"--operation {operation}: there is none of this name")
+            for principal, permission in principals:
+                yield Acl(
+                    ResourceType[kind.upper()],
+                    name,
+                    literal,
+                    principal,
+                    given["host"],
+                    Operation[operation],
+                    permission,
+                )
+
+
+def _operations(given: dict[str, Any], kind: str) -> list[str]:
+    named = [each.upper().replace("-", "_") for each in given["operations"]]
+    for role, needs in _ROLES.items():
+        if given[role]:
+            named += needs.get(kind, ())
+    return list(dict.fromkeys(named))
+
+
+@command.command("remove")
+@_resource_options
+@click.option("--principal", help="Only of this principal, as User:alice.")
+@click.option("--yes", is_flag=True, help="Remove; without it only say what would go.")
+@bootstrap_options
+def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
+    """Remove the ACLs of a resource (of this name or prefix exactly), of a principal, or both."""
+    from dataclasses import replace
+
+    from oncelog.client.permissions import acl_text
+    from oncelog.rules.authorization import PatternType
+
+    if given["principal"] is None and not list(_resources(given)):
+        raise click.UsageError("say which: --principal, --topic, --group, --transactional-id or --cluster")
+    exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
+    filters = [replace(each, pattern_type=exact) if each.name else each for each in _filters(given)]
+    with _admin(client_config) as admin:
+        if yes:
+            gone = admin.delete_acls(filters)
+        else:
+            gone = sorted({acl for wanted in filters for acl in admin.describe_acls(wanted)})
+    for acl in gone:
+        click.echo(f"{'removed' if yes else 'would remove'}: {acl_text(acl)}")
+    if not yes:
+        click.echo("nothing is removed; repeat with --yes", err=True)

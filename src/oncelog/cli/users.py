@@ -1,0 +1,107 @@
+"""`oncelog users`: SCRAM users, of a running cluster or of a data directory before the first start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+
+
+@click.group("users")
+def command() -> None:
+    """List, set and delete SCRAM users. Passwords are asked for, or read from standard input.
+
+    \b
+    Examples:
+      oncelog users set admin --data-dir /var/lib/oncelog      (the first one, while the broker is stopped)
+      oncelog users set alice --command-config admin.properties
+      oncelog users list --command-config admin.properties
+      oncelog users delete alice --command-config admin.properties --yes
+    """
+
+
+def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.config import ADMIN
+    from oncelog.edge.admin import Admin
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
+@command.command("list")
+@bootstrap_options
+@output_option
+def list_users(output: str, client_config: dict[str, Any]) -> None:
+    """Users and their mechanisms."""
+    with _admin(client_config) as admin:
+        found = admin.list_users()
+    rows = [
+        {"user": user, "mechanism": mechanism.label, "iterations": iterations}
+        for user, credentials in found.items()
+        for mechanism, iterations in credentials.items()
+    ]
+    emit(rows, output, columns=["user", "mechanism", "iterations"])
+
+
+@command.command("set")
+@click.argument("user")
+@click.option("--iterations", type=click.IntRange(4_096, 16_384), default=8_192, show_default=True)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write into this directory of a broker that is not running, instead of asking one that is.",
+)
+@bootstrap_options
+def set_user(user: str, iterations: int, data_dir: Path | None, client_config: dict[str, Any]) -> None:
+    """Add a user, or change its password, for SCRAM-SHA-256 and SCRAM-SHA-512."""
+    password = _ask_password(user)
+    if data_dir is not None:
+        _set_offline(data_dir, user, password, iterations)
+    else:
+        with _admin(client_config) as admin:
+            admin.set_user(user, password, iterations=iterations)
+    click.echo(f"user {user} is set")
+
+
+def _ask_password(user: str) -> str:
+    if sys.stdin.isatty():
+        return str(click.prompt(f"Password of {user}", hide_input=True, confirmation_prompt=True))
+    password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        raise click.UsageError("no password on standard input")
+    return password
+
+
+def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> None:
+    import os
+
+    from oncelog.broker.users import Users
+    from oncelog.edge.broker import held_data_dir
+    from oncelog.rules.scram import Mechanism, salt_password
+
+    salt = os.urandom(24)
+    with held_data_dir(data_dir) as disk:
+        changes = [
+            (int(each), salt, salt_password(each, password, salt, iterations), iterations)
+            for each in Mechanism
+        ]
+        Users(disk).alter(user, [], changes)
+
+
+@command.command("delete")
+@click.argument("user")
+@click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
+@bootstrap_options
+def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
+    """Remove a user. Connections that stand stay until they end (see connections.max.reauth.ms)."""
+    with _admin(client_config) as admin:
+        mechanisms = admin.list_users([user])[user]
+        if yes:
+            admin.delete_user(user)
+    names = ", ".join(each.label for each in mechanisms)
+    click.echo(f"{'deleted' if yes else 'would delete'} {user}: {names}")
+    if not yes:
+        click.echo("nothing is deleted; repeat with --yes", err=True)

@@ -1,0 +1,111 @@
+"""`oncelog users`, `oncelog acls` and `oncelog serve` with locked doors."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_cli import oncelog
+from helpers_security import (
+    AUTHORIZER,
+    PASSWORD,
+    client_config,
+    make_certificates,
+    secured_broker,
+)
+
+from oncelog.edge.broker import Broker
+
+
+def typed(line: str) -> io.TextIOWrapper:
+    """A standard input."""
+    return io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
+    data_dir = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", typed(PASSWORD))
+        assert oncelog("users", "set", "admin", "--data-dir", str(data_dir)).code == 0
+    config = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin"}
+    with secured_broker(data_dir, certificates, **config) as broker:
+        for user in ("admin", "alice"):
+            lines = client_config(broker, certificates, user).items()
+            text = "".join(f"{key}={value}\n" for key, value in lines)
+            (data_dir.parent / f"{user}.properties").write_text(text)
+        yield broker
+
+
+def as_user(broker: Broker, user: str, *arguments: str) -> tuple[int, str, str]:
+    file = broker.data_dir.parent / f"{user}.properties"
+    done = oncelog(*arguments, "--command-config", str(file), servers=broker.bootstrap_servers)
+    return done.code, done.out, done.err
+
+
+def test_users_and_acls(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", typed(PASSWORD))
+    assert as_user(broker, "admin", "users", "set", "alice")[:2] == (0, "user alice is set\n")
+    _, out, _ = as_user(broker, "admin", "users", "list", "-o", "json")
+    assert [(row["user"], row["mechanism"]) for row in json.loads(out)] == [
+        (user, f"SCRAM-SHA-{size}") for user in ("admin", "alice") for size in (256, 512)
+    ]
+    code, _, err = as_user(broker, "alice", "users", "list")
+    assert code == 1 and "CLUSTER_AUTHORIZATION_FAILED" in err
+    code, _, err = as_user(broker, "alice", "topics", "create", "flights")
+    assert code == 1 and "TOPIC_AUTHORIZATION_FAILED" in err
+    allow = ("acls", "add", "--allow-principal", "User:alice")
+    code, out, _ = as_user(broker, "admin", *allow, "--producer", "--consumer", "--topic", "flights")
+    assert code == 0 and "allow User:alice CREATE on TOPIC flights" in out
+    assert as_user(broker, "alice", "topics", "create", "flights")[0] == 0
+    monkeypatch.setattr("sys.stdin", typed("hello"))
+    assert as_user(broker, "alice", "produce", "flights")[0] == 0
+    read = ("consume", "flights", "--from-beginning", "--max-messages", "1")
+    assert "hello" in as_user(broker, "alice", *read)[1]
+    deny = ("acls", "add", "--deny-principal", "User:alice", "--operation", "read", "--topic", "fl")
+    assert as_user(broker, "admin", *deny, "--prefixed")[:2] == (0, "deny User:alice READ on TOPIC fl*\n")
+    code, _, err = as_user(broker, "alice", *read)
+    assert code == 1 and "TOPIC_AUTHORIZATION_FAILED" in err
+    _, out, _ = as_user(broker, "admin", "acls", "list", "--topic", "flights", "-o", "json")
+    assert {(row["permission"], row["pattern"]) for row in json.loads(out)} == {
+        ("ALLOW", "LITERAL"),
+        ("DENY", "PREFIXED"),
+    }
+    remove = ("acls", "remove", "--topic", "fl", "--prefixed")
+    assert "would remove: deny" in as_user(broker, "admin", *remove)[1]
+    assert "removed: deny" in as_user(broker, "admin", *remove, "--yes")[1]
+    assert as_user(broker, "alice", *read)[0] == 0
+    assert "deleted alice" in as_user(broker, "admin", "users", "delete", "alice", "--yes")[1]
+    code, _, err = as_user(broker, "alice", *read)
+    assert code == 1 and "wrong user or password" in err and PASSWORD not in err
+
+
+def test_a_running_brokers_directory_is_left_alone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", typed("x"))
+    done = oncelog("users", "set", "eve", "--data-dir", str(broker.data_dir))
+    assert done.code == 1 and "stopped" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("acls", "add", "--topic", "t"), "--allow-principal"),
+        (("acls", "add", "--allow-principal", "User:a", "--topic", "t", "--operation", "fly"), "FLY"),
+        (("acls", "remove"), "--principal"),
+        (("acls", "list", "--command-config", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_usage(arguments: tuple[str, ...], named: str) -> None:
+    done = oncelog(*arguments)
+    assert done.code == 2 and named in done.err
+
+
+def test_serve_beyond_loopback(tmp_path: Path) -> None:
+    done = oncelog("serve", "--data-dir", str(tmp_path), "--listen", "0.0.0.0:0")
+    assert done.code == 2 and "--insecure" in done.err
+    done = oncelog("serve", "--data-dir", str(tmp_path), "--listen", "SASL_SSL://0.0.0.0:0")
+    assert done.code == 2 and "ssl.keystore.location" in done.err

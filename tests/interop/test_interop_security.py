@@ -1,0 +1,252 @@
+"""Clients of the world over TLS and SASL against our broker, and ours against Apache Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers_foreign import compiled_java, run
+from helpers_security import (
+    AUTHORIZER,
+    PASSWORD,
+    Certificates,
+    client_config,
+    make_certificates,
+    secured_broker,
+)
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.admin import Admin, NewTopic
+from oncelog.edge.broker import Broker
+from oncelog.errors import AuthenticationError, GroupAuthorizationFailed, TopicAuthorizationFailed
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.scram import Mechanism
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    config = {
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "connections.max.reauth.ms": 2000,
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:admin",
+    }
+    data_dir = tmp_path_factory.mktemp("data")
+    with secured_broker(data_dir, certificates, users=("admin", "alice"), **config) as broker:
+        yield broker
+
+
+def _confluent(config: dict[str, str]) -> list[bytes]:
+    from confluent_kafka import Consumer, Producer
+
+    producer = Producer(config)
+    errors: list[object] = []
+    producer.produce("librdkafka", b"1", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(30) == 0
+    assert errors == [None]
+    consumer = Consumer({**config, "group.id": "librdkafka", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["librdkafka"])
+    try:
+        found = consumer.consume(1, 30)
+        return [message.value() for message in found if not message.error()]
+    finally:
+        consumer.close()
+
+
+def _kafka_python(config: dict[str, str]) -> list[bytes]:
+    from kafka import KafkaConsumer, KafkaProducer
+
+    settings = {
+        "bootstrap_servers": config["bootstrap.servers"],
+        "security_protocol": config["security.protocol"],
+        "ssl_cafile": config["ssl.ca.location"],
+        "sasl_mechanism": config["sasl.mechanism"],
+        "sasl_plain_username": config["sasl.username"],
+        "sasl_plain_password": config["sasl.password"],
+    }
+    producer = KafkaProducer(**settings)
+    producer.send("kafka-python", b"1").get(30)
+    producer.close()
+    consumer = KafkaConsumer(
+        "kafka-python", **settings, auto_offset_reset="earliest", consumer_timeout_ms=30_000, group_id="kp"
+    )
+    try:
+        return [next(consumer).value]
+    finally:
+        consumer.close()
+
+
+def _aiokafka(config: dict[str, str]) -> list[bytes]:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    settings = {
+        "bootstrap_servers": config["bootstrap.servers"],
+        "security_protocol": config["security.protocol"],
+        "ssl_context": ssl.create_default_context(cafile=config["ssl.ca.location"]),
+        "sasl_mechanism": config["sasl.mechanism"],
+        "sasl_plain_username": config["sasl.username"],
+        "sasl_plain_password": config["sasl.password"],
+    }
+
+    async def pass_through() -> list[bytes]:
+        async with AIOKafkaProducer(**settings, enable_idempotence=True) as producer:
+            await producer.send_and_wait("aiokafka", b"1")
+        async with AIOKafkaConsumer("aiokafka", **settings, auto_offset_reset="earliest") as consumer:
+            return [(await asyncio.wait_for(consumer.getone(), 30)).value]
+
+    return asyncio.run(pass_through())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", [_confluent, _kafka_python, _aiokafka])
+def test_clients_of_the_world(
+    broker: Broker,
+    certificates: Certificates,
+    client: Callable[[dict[str, str]], list[bytes]],
+    mechanism: str,
+) -> None:
+    assert client(client_config(broker, certificates, "admin", mechanism)) == [b"1"]
+
+
+def test_librdkafka_is_told_that_its_password_is_wrong(broker: Broker, certificates: Certificates) -> None:
+    from confluent_kafka import KafkaError
+    from confluent_kafka import Producer as Confluent
+
+    config = client_config(broker, certificates, "admin", password="wrong")
+    told: list[int] = []
+    producer = Confluent({**config, "error_cb": lambda error: told.append(error.code())})
+    for _ in range(100):
+        producer.poll(0.1)
+        if KafkaError._AUTHENTICATION in told:
+            return
+    raise AssertionError(told)
+
+
+def test_the_java_client(
+    broker: Broker, certificates: Certificates, kafka_class_path: str, tmp_path: Path
+) -> None:
+    files = []
+    for user in ("admin", "alice"):
+        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        settings = {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "security.protocol": "SASL_SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": certificates.authority,
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f'{module} required username="{user}" password="{PASSWORD}";',
+        }
+        files.append(tmp_path / f"{user}.properties")
+        files[-1].write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    found = run(compiled_java("Secured", kafka_class_path)(*map(str, files)))
+    assert found == ["denied", "acls", "users", "transaction", "group", "expiry"]
+    # What Java's clients read is what our own read, and so Spark's options kafka.*.
+    with Admin(_properties(files[0])) as admin:
+        assert "secured" in [topic.name for topic in admin.list_topics()]
+
+
+def _properties(path: Path) -> dict[str, str]:
+    from oncelog.cli.common import read_properties
+
+    return read_properties(path)
+
+
+@pytest.fixture(scope="module")
+def apache(kafka_class_path: str, certificates: Certificates) -> Iterator[ApacheKafka]:
+    module = "org.apache.kafka.common.security"
+    properties = {
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:ANONYMOUS;User:admin",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": certificates.broker,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": certificates.authority,
+        "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
+        "listener.name.sasl_ssl.connections.max.reauth.ms": 2000,
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+            f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
+        ),
+        **{
+            f"listener.name.sasl_ssl.{each}.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;"
+            for each in ("scram-sha-256", "scram-sha-512")
+        },
+    }
+    with ApacheKafka(properties=properties, also_listen=["SASL_SSL", "SSL"]) as kafka:
+        with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+            admin.set_user("alice", PASSWORD)
+            assert set(admin.list_users()["alice"]) == set(Mechanism)
+            admin.create_topics([NewTopic("secured", num_partitions=1)])
+            admin.create_acls(
+                [
+                    Acl(
+                        ResourceType.TOPIC,
+                        "sec",
+                        PatternType.PREFIXED,
+                        "User:alice",
+                        "*",
+                        Operation.ALL,
+                        Permission.ALLOW,
+                    )
+                ]
+            )
+        yield kafka
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_our_clients_on_apache_kafka(apache: ApacheKafka, certificates: Certificates) -> None:
+    node = apache.nodes[0]
+    for mechanism in MECHANISMS:
+        config = {
+            "bootstrap.servers": f"127.0.0.1:{node.ports['SASL_SSL']}",
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(certificates.authority),
+            "sasl.mechanism": mechanism,
+            "sasl.username": "alice",
+            "sasl.password": PASSWORD,
+        }
+        _use(config)
+        with pytest.raises(AuthenticationError), Admin({**config, "sasl.password": "wrong"}) as admin:
+            admin.list_topics()
+    _use(
+        {
+            "bootstrap.servers": f"127.0.0.1:{node.ports['SSL']}",
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(certificates.authority),
+            "ssl.keystore.location": str(certificates.client),
+        }
+    )
+
+
+def _use(config: dict[str, str]) -> None:
+    """As alice, who may all of topics sec..., for longer than a session lasts."""
+    import time
+
+    with oncelog.Producer(config) as producer:
+        offsets = []
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            offsets.append(producer.send("secured", b"v").result(timeout=30).offset)
+            time.sleep(0.02)
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+        with pytest.raises(TopicAuthorizationFailed):
+            producer.send("elsewhere", b"v").result(timeout=30)
+    at = oncelog.TopicPartition("secured", 0)
+    with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([at])
+        assert consumer.poll(timeout=30)
+    with Admin(config) as admin, pytest.raises(GroupAuthorizationFailed):
+        admin.group_offsets("any")

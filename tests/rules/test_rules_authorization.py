@@ -1,0 +1,154 @@
+"""rules/authorization.py by tables/authorization.txt, and beside a naive reading of all ACLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.errors import InvalidRequest
+from oncelog.rules.authorization import (
+    Acl,
+    AclFilter,
+    AclTable,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    check_acl,
+    is_allowed,
+    is_allowed_somewhere,
+    parse_super_users,
+)
+
+TABLE = Path(__file__).parents[1] / "tables" / "authorization.txt"
+
+
+def rows() -> list[list[str]]:
+    lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+    return [[cell.strip() for cell in line.split("|")] for line in lines[1:]]
+
+
+def parse(text: str) -> list[Acl]:
+    acls = []
+    for one in text.split(";"):
+        if one.strip() == "-":
+            continue
+        permission, operation, principal, host, name = one.split()
+        pattern = PatternType.PREFIXED if name.endswith("+") else PatternType.LITERAL
+        acls.append(
+            Acl(
+                ResourceType.TOPIC,
+                name.rstrip("+"),
+                pattern,
+                f"User:{principal}",
+                host,
+                Operation[operation],
+                Permission[permission.upper()],
+            )
+        )
+    return acls
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: " ".join(row))
+def test_table(row: list[str]) -> None:
+    acls, principal, host, operation, topic, answer = row
+    table = AclTable(parse(acls))
+    speaking = table.speaking_of(ResourceType.TOPIC, topic)
+    allowed = is_allowed(speaking, f"User:{principal}", host, Operation[operation])
+    assert ("allowed" if allowed else "denied") == answer
+
+
+def test_where_no_acl_speaks() -> None:
+    table = AclTable(parse("allow READ a * t"))
+    for topic, answer in (("s", True), ("t", False)):
+        speaking = table.speaking_of(ResourceType.TOPIC, topic)
+        assert is_allowed(speaking, "User:b", "h", Operation.READ, if_none=True) is answer
+
+
+@pytest.mark.parametrize(
+    ("acls", "answer"),
+    [
+        ("-", False),
+        ("allow WRITE a * t", True),
+        ("allow ALL a * t", True),
+        ("allow READ a * t", False),
+        ("allow WRITE b * t", False),
+        ("allow WRITE a * t; deny WRITE a * t", False),
+        ("allow WRITE a * t; deny WRITE a * *", False),
+        ("allow WRITE a * t; deny ALL a * t+", False),
+        ("allow WRITE a * t+; deny WRITE a * t", True),
+        ("allow WRITE a * t+; deny WRITE a * tt+", True),
+        ("allow WRITE a * *; deny WRITE a * t+", True),
+    ],
+)
+def test_anywhere(acls: str, answer: bool) -> None:
+    found = is_allowed_somewhere(parse(acls), "User:a", "h", Operation.WRITE, ResourceType.TOPIC)
+    assert found is answer
+
+
+names = st.text("ab", min_size=1, max_size=3)
+any_acl = st.builds(
+    Acl,
+    st.just(ResourceType.TOPIC),
+    names | st.just("*"),
+    st.sampled_from([PatternType.LITERAL, PatternType.PREFIXED]),
+    st.sampled_from(["User:a", "User:b", "User:*"]),
+    st.sampled_from(["*", "h", "g"]),
+    st.sampled_from(list(Operation)[1:]),
+    st.sampled_from([Permission.ALLOW, Permission.DENY]),
+)
+
+
+@given(st.lists(any_acl, max_size=8), names, st.sampled_from(list(Operation)[2:]))
+def test_the_table_finds_what_a_scan_finds(acls: list[Acl], name: str, operation: Operation) -> None:
+    scanned = [acl for acl in dict.fromkeys(acls) if acl.speaks_of(name)]
+    found = list(AclTable(acls).speaking_of(ResourceType.TOPIC, name))
+    assert sorted(found) == sorted(scanned)
+    assert is_allowed(found, "User:a", "h", operation) == is_allowed(scanned, "User:a", "h", operation)
+
+
+def test_filters() -> None:
+    acls = parse("allow READ a * t; allow READ a * t+; allow READ a * *; deny WRITE b h s")
+    topic = ResourceType.TOPIC
+
+    def count(**wanted: object) -> int:
+        return sum(AclFilter(**wanted).takes(acl) for acl in acls)  # type: ignore[arg-type]
+
+    assert count() == 4
+    assert count(resource_type=topic, name="tt", pattern_type=PatternType.MATCH) == 2
+    assert count(name="t") == 2
+    assert count(name="t", pattern_type=PatternType.LITERAL) == 1
+    assert count(pattern_type=PatternType.PREFIXED) == 1
+    assert count(principal="User:b", host="h", permission=Permission.DENY) == 1
+    assert count(resource_type=ResourceType.GROUP) == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"resource_type": ResourceType.ANY},
+        {"pattern_type": PatternType.MATCH},
+        {"operation": Operation.ANY},
+        {"permission": Permission.ANY},
+        {"name": ""},
+        {"principal": "alice"},
+        {"principal": "User:"},
+        {"host": ""},
+        {"resource_type": ResourceType.CLUSTER},
+    ],
+)
+def test_what_is_no_acl(changed: dict[str, object]) -> None:
+    from dataclasses import replace
+
+    (good,) = parse("allow READ a * t")
+    check_acl(good)
+    with pytest.raises(InvalidRequest):
+        check_acl(replace(good, **changed))  # type: ignore[arg-type]
+
+
+def test_super_users() -> None:
+    assert parse_super_users("User:a; User:CN=b,O=c;") == {"User:a", "User:CN=b,O=c"}
+    assert parse_super_users("") == frozenset()

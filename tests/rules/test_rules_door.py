@@ -1,0 +1,72 @@
+"""rules/door.py as the table at its top says, and rules/principal.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.errors import ConfigError
+from oncelog.rules import door
+from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.principal import distinguished_name, principal_mapper
+
+COLUMNS = (door.API_VERSIONS, door.SASL_HANDSHAKE, door.SASL_AUTHENTICATE, 3)
+
+
+def rows() -> list[tuple[str, list[str]]]:
+    lines = (door.__doc__ or "").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.strip().startswith("state "))
+    cells = [line.split() for line in lines[start + 1 : start + 1 + len(DoorState)]]
+    return [(row[0], row[1:]) for row in cells]
+
+
+@pytest.mark.parametrize(("state", "expected"), rows())
+def test_table(state: str, expected: list[str]) -> None:
+    for api_key, name in zip(COLUMNS, expected, strict=True):
+        found = next_state(DoorState[state], api_key)
+        assert (found.name if found else "-") == name
+
+
+def test_sessions() -> None:
+    assert session_lifetime_ms(0, None) == 0
+    assert session_lifetime_ms(500, None) == 500
+    assert session_lifetime_ms(0, 700) == 700
+    assert session_lifetime_ms(500, 700) == 500
+    assert session_lifetime_ms(900, 700) == 700
+
+
+SUBJECT = (
+    (("countryName", "DE"),),
+    (("organizationName", 'Shop, "Inc"'),),
+    (("organizationalUnitName", "ops"), ("userId", "7")),
+    (("commonName", " Alice"),),
+)
+
+
+def test_names_of_certificates() -> None:
+    assert distinguished_name(SUBJECT) == 'CN=\\ Alice,OU=ops+UID=7,O=Shop\\, \\"Inc\\",C=DE'
+
+
+@pytest.mark.parametrize(
+    ("rules", "name"),
+    [
+        ("DEFAULT", "CN=Alice,OU=ops"),
+        ("RULE:^CN=(.*?),.*$/$1/", "Alice"),
+        ("RULE:^CN=(.*?),.*$/$1/L", "alice"),
+        ("RULE:^CN=(.*?),.*$/$1/U, DEFAULT", "ALICE"),
+        ("RULE:^O=(.*)$/$1/,RULE:^CN=(.*?),OU=(.*?)$/$1@$2/L", "alice@ops"),
+        ("RULE:^O=(.*)$/$1/,DEFAULT", "CN=Alice,OU=ops"),
+    ],
+)
+def test_rules_for_names(rules: str, name: str) -> None:
+    assert principal_mapper(rules)("CN=Alice,OU=ops") == name
+
+
+@pytest.mark.parametrize("rules", ["RULE:x", "CN", "RULE:(/x/", "DEFAULT RULE:x/y/", "RULE:a/$1/"])
+def test_rules_that_are_none(rules: str) -> None:
+    with pytest.raises(ConfigError, match="mapping"):
+        principal_mapper(rules)("a")
+
+
+def test_a_name_that_no_rule_fits() -> None:
+    with pytest.raises(ConfigError, match="no rule"):
+        principal_mapper("RULE:^O=(.*)$/$1/")("CN=Alice")

@@ -1,0 +1,242 @@
+"""SASL on the listener and in our clients, over real sockets; the broker's side also byte by byte."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient
+from helpers_security import (
+    PASSWORD,
+    Certificates,
+    client_config,
+    make_certificates,
+    secured_broker,
+    without,
+)
+
+import oncelog
+from oncelog.client.admin_types import ConfigResource
+from oncelog.edge.admin import Admin
+from oncelog.edge.broker import Broker
+from oncelog.errors import AuthenticationError, ConfigError
+from oncelog.wire.messages import (
+    ApiVersionsRequest,
+    MetadataRequest,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    offered = {"sasl.enabled.mechanisms": ",".join(MECHANISMS)}
+    data_dir = tmp_path_factory.mktemp("data")
+    with secured_broker(data_dir, certificates, users=("alice", "bob, =the builder"), **offered) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The same without TLS, to look at the bytes."""
+    config = {"sasl.enabled.mechanisms": ",".join(MECHANISMS), "connection.failed.authentication.delay.ms": 0}
+    with secured_broker(tmp_path_factory.mktemp("data"), users=("alice",), **config) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", ["alice", "bob, =the builder"])
+def test_who_has_the_password_comes_in(
+    broker: Broker, certificates: Certificates, mechanism: str, user: str
+) -> None:
+    with oncelog.Producer(client_config(broker, certificates, user, mechanism)) as producer:
+        assert producer.send("t", b"v").result(timeout=20).topic == "t"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", PASSWORD)])
+def test_who_has_not_stays_out_and_learns_nothing(
+    broker: Broker, certificates: Certificates, mechanism: str, user: str, password: str
+) -> None:
+    config = client_config(broker, certificates, user, mechanism, password)
+    failed = broker.metrics()["authentications_failed"]
+    with pytest.raises(AuthenticationError, match="wrong user or password"), Admin(config) as admin:
+        admin.list_topics()
+    assert broker.metrics()["authentications_failed"] == failed + 1
+
+
+def test_java_clients_settings(broker: Broker, certificates: Certificates) -> None:
+    config = client_config(broker, certificates, "alice")
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    jaas = f'{module} required username="alice" password="{PASSWORD}";'
+    java = without(config, "sasl.username", "sasl.password", "ssl.ca.location") | {
+        "sasl.jaas.config": jaas,
+        "ssl.truststore.location": str(certificates.authority),
+        "ssl.truststore.type": "PEM",
+    }
+    with Admin(java) as admin:
+        assert admin.list_topics() is not None
+    with (
+        pytest.raises(ConfigError, match="keep one of them"),
+        Admin(config | {"sasl.jaas.config": jaas}) as both,
+    ):
+        both.list_topics()
+    with pytest.raises(ConfigError) as caught, Admin(java | {"sasl.jaas.config": jaas.rstrip(";")}) as bad:
+        bad.list_topics()
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_mechanism_that_is_not_offered(broker: Broker, certificates: Certificates, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    config = without(client_config(broker, certificates, "alice"), "sasl.username", "sasl.password")
+    config |= {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": f"file://{token}"}
+    with pytest.raises(AuthenticationError, match="SCRAM-SHA-512"), Admin(config) as admin:
+        admin.list_topics()
+
+
+def test_before_it_is_known_who_asks(plain: Broker) -> None:
+    address = plain.bootstrap_servers
+    with RawClient(address) as client:
+        assert client.ask(ApiVersionsRequest(), 0).error_code == 0
+        client.send(MetadataRequest(topics=[]), 9)
+        assert client.is_closed()
+    with RawClient(address) as client:  # authenticating without having chosen how
+        client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0x"), 0)
+        assert client.is_closed()
+    with RawClient(address) as client:  # anything else amid the exchange
+        assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).mechanisms == list(MECHANISMS)
+        client.send(ApiVersionsRequest(), 0)
+        assert client.is_closed()
+    with RawClient(address) as client:  # more than a stranger may send
+        client.socket.sendall((524_289).to_bytes(4, "big"))
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"\0", b"alice", b"\0alice\0", b"bob\0alice\0x", b"\xff\xfe\0a\0b", b"\0" * 100_000]
+)
+def test_messages_that_are_none(plain: Broker, message: bytes) -> None:
+    for mechanism in MECHANISMS:
+        with RawClient(plain.bootstrap_servers) as client:
+            client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=message), 2).error_code == 58
+            assert client.is_closed()
+
+
+def _log_in(client: RawClient, user: str = "alice", password: str = PASSWORD) -> int:
+    assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+    said = f"\0{user}\0{password}".encode()
+    answer = client.ask(SaslAuthenticateRequest(auth_bytes=said), 2)
+    assert answer.error_code == 0, answer.error_message
+    return int(answer.session_lifetime_ms)
+
+
+def test_a_listener_without_sasl_says_so() -> None:
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 34
+        assert client.ask(SaslAuthenticateRequest(auth_bytes=b""), 2).error_code == 34
+
+
+@pytest.mark.parametrize("mechanisms", ["GSSAPI", "SCRAM-SHA-256,SCRAM-SHA-1", ""])
+def test_mechanisms_that_are_not_served(tmp_path: Path, mechanisms: str) -> None:
+    with pytest.raises(ConfigError, match="SCRAM-SHA-512"):
+        secured_broker(tmp_path, **{"sasl.enabled.mechanisms": mechanisms}).start()
+
+
+def test_sessions_end(tmp_path: Path) -> None:
+    config = {"connections.max.reauth.ms": 700, "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256"}
+    with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            assert _log_in(client) == 700
+            assert _log_in(client) == 700  # again, early
+            assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
+            time.sleep(0.8)
+            client.send(MetadataRequest(topics=[]), 9)
+            assert client.is_closed()
+        with RawClient(broker.bootstrap_servers) as client:
+            _log_in(client)
+            client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+            said = f"\0bob\0{PASSWORD}".encode()
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=said), 2).error_code == 58
+            assert client.is_closed()
+
+
+def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
+    with secured_broker(tmp_path, users=("alice",), **{"connections.max.reauth.ms": 400}) as broker:
+        opened = broker.metrics()["connections_opened"]
+        with oncelog.Producer(client_config(broker, None, "alice") | {"linger.ms": "0"}) as producer:
+            until = time.monotonic() + 2.5
+            sent = []
+            while time.monotonic() < until:
+                sent.append(producer.send("t", b"%d" % len(sent)))
+                time.sleep(0.002)
+            offsets = [each.result(timeout=20).offset for each in sent]
+        assert offsets == list(range(len(sent)))
+        assert broker.metrics()["connections_opened"] - opened <= 3
+
+
+def test_a_failure_is_answered_late(tmp_path: Path) -> None:
+    with (
+        secured_broker(
+            tmp_path, users=("alice",), **{"connection.failed.authentication.delay.ms": 400}
+        ) as broker,
+        RawClient(broker.bootstrap_servers) as client,
+    ):
+        client.ask(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+        started = time.monotonic()
+        assert client.ask(SaslAuthenticateRequest(auth_bytes=b"n,,x"), 2).error_code == 58
+        assert time.monotonic() - started >= 0.4
+        assert client.is_closed()
+
+
+def test_secrets_are_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "s3cr3t-s3cr3t"
+    key_file = make_certificates(tmp_path / "pem")
+    config = {"ssl.key.password": secret, "sasl.enabled.mechanisms": "PLAIN"}
+    with secured_broker(tmp_path / "data", key_file, users=("alice",), **config) as broker:
+        mine = client_config(broker, key_file, "alice", "PLAIN")
+        with Admin(mine) as admin:
+            (described,) = admin.describe_configs([ConfigResource("broker", "1")]).values()
+            shown = {entry.name: entry for entry in described.entries.values()}
+            assert shown["ssl.key.password"].value is None
+            assert secret not in repr(described)
+            assert PASSWORD not in repr(admin.settings["sasl.password"]) + str(dict(admin.settings))
+        with pytest.raises(AuthenticationError), Admin({**mine, "sasl.password": secret}) as admin:
+            admin.list_topics()
+    logged = "\n".join(record.getMessage() for record in caplog.records)
+    assert "wrong user or password" in logged
+    assert secret not in logged and PASSWORD not in logged
+    stored = (tmp_path / "data" / "oncelog-users.json").read_text()
+    assert PASSWORD not in stored and base64.b64encode(PASSWORD.encode()).decode() not in stored
+    assert {row["user"] for row in json.loads(stored)["credentials"]} == {"alice"}
+    assert (tmp_path / "data" / "oncelog-users.json").stat().st_mode & 0o077 == 0
+
+
+def test_sparks_options_are_the_same_settings() -> None:
+    from oncelog.spark.options import parse_options
+
+    given = {
+        "kafka.bootstrap.servers": "h:1",
+        "subscribe": "t",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": f'a.b.ScramLoginModule required username="u" password="{PASSWORD}";',
+    }
+    assert parse_options(given).client["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert PASSWORD not in repr(parse_options(given))
+    with pytest.raises(ConfigError, match=r"security\.protocol"):
+        parse_options({**given, "kafka.security.protocol": "TLS"})

@@ -1,0 +1,133 @@
+"""API x principal x resource: the same answers from our broker and from Apache Kafka's authorizer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient
+from helpers_security import AUTHORIZER, PASSWORD, client_config, secured_broker
+from helpers_security_table import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, told
+
+import oncelog
+from oncelog.broker.needs import FREE, NEEDS
+from oncelog.broker.registry import OFFERED
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.admin import Admin, NewTopic
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.scram import Mechanism
+
+Told = dict[tuple[str, str], list[str]]
+
+RECORDING = Path(__file__).parents[1] / "golden" / "authorization.json"
+"""Apache Kafka's answers: request -> what is told -> to whom; the soak test writes it (ONCELOG_RECORD=1)."""
+
+SETTINGS = {
+    "authorizer.class.name": AUTHORIZER,
+    "super.users": "User:admin;User:ANONYMOUS",
+    "oncelog.transaction.version": 1,
+}
+DENIED, NOTHING = "denied", "nothing"
+
+
+def acls() -> Iterator[Acl]:
+    """GRANTS, and a user who may do all but to what is denied."""
+    for user, (kind, name, operation) in GRANTS.items():
+        is_prefix = kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
+        pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
+        yield Acl(kind, name, pattern, f"User:{user}", "*", operation, Permission.ALLOW)
+    for kind, name, operation in (
+        (ResourceType.TOPIC, TOPIC, Operation.READ),
+        (ResourceType.GROUP, GROUP, Operation.DESCRIBE),
+        (ResourceType.TRANSACTIONAL_ID, TRANSACTION, Operation.ALL),
+        (ResourceType.CLUSTER, "kafka-cluster", Operation.ALTER),
+    ):
+        everything = "kafka-cluster" if kind is ResourceType.CLUSTER else "*"
+        for at, what, permission in (
+            (everything, Operation.ALL, Permission.ALLOW),
+            (name, operation, Permission.DENY),
+        ):
+            yield Acl(kind, at, PatternType.LITERAL, f"User:{DENIED}", "127.0.0.1", what, permission)
+
+
+def prepare(config: dict[str, str]) -> bytes:
+    """Topic, offsets, coordinators, users and ACLs; the topic's id."""
+    with Admin(config) as admin:
+        admin.create_topics([NewTopic(TOPIC, num_partitions=1)])
+        admin.alter_group_offsets(GROUP, {oncelog.TopicPartition(TOPIC, 0): oncelog.OffsetAndMetadata(0)})
+        with oncelog.Producer({**config, "transactional.id": TRANSACTION}) as producer:
+            producer.init_transactions()
+        for user in (NOTHING, DENIED, *GRANTS):
+            admin.set_user(user, PASSWORD, mechanisms=[Mechanism.SCRAM_SHA_256], iterations=4096)
+        admin.create_acls(list(acls()))
+        assert admin.describe_acls() == sorted(acls())
+        text = admin.describe_topics([TOPIC])[TOPIC].topic_id
+        assert text is not None
+        return base64.urlsafe_b64decode(text + "==")
+
+
+def ask_all(address: str, topic_id: bytes) -> Told:
+    found: Told = {}
+    for user in (NOTHING, DENIED, *GRANTS):
+        with RawClient(address) as client:
+            log_in(client, user, PASSWORD)
+            for name, message, version in requests(topic_id):
+                found[user, name] = told(client.ask(message, version))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    data_dir: Path = tmp_path_factory.mktemp("data")
+    with secured_broker(data_dir, users=("admin",), **SETTINGS) as broker:
+        topic_id = prepare(client_config(broker, None, "admin"))
+        return ask_all(broker.bootstrap_servers, topic_id)
+
+
+@pytest.fixture(scope="module")
+def theirs(kafka_class_path: str) -> Told:
+    properties = {key: value for key, value in SETTINGS.items() if not key.startswith("oncelog.")}
+    properties |= {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+    }
+    with ApacheKafka(properties=properties, also_listen=["SASL_PLAINTEXT"]) as kafka:
+        topic_id = prepare({"bootstrap.servers": kafka.bootstrap_servers})
+        return ask_all(f"127.0.0.1:{kafka.nodes[0].ports['SASL_PLAINTEXT']}", topic_id)
+
+
+def by_request(found: Told) -> dict[str, dict[str, list[str]]]:
+    made: dict[str, dict[str, list[str]]] = {}
+    for (user, request), answer in found.items():
+        made.setdefault(request, {}).setdefault(" ".join(answer), []).append(user)
+    return made
+
+
+def test_the_same_answers(ours: Told) -> None:
+    assert by_request(ours) == json.loads(RECORDING.read_text())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_recording_is_apache_kafkas(theirs: Told) -> None:
+    if os.environ.get("ONCELOG_RECORD"):
+        RECORDING.write_text(json.dumps(by_request(theirs), indent=1) + "\n")
+    assert by_request(theirs) == json.loads(RECORDING.read_text())
+
+
+def test_every_api_is_in_the_table() -> None:
+    assert set(NEEDS) | FREE == {api.name for api in OFFERED.values()}
+
+
+def test_who_may_nothing_gets_nothing(ours: Told) -> None:
+    refusals = {f"{kind}error_code={code}" for kind in ("", "partition_") for code in (29, 30, 31, 53)}
+    harmless = {"DescribeCluster", "ListGroups", "ListTransactions", "Metadata all"}
+    for (user, name), found in ours.items():
+        if user == NOTHING and name not in harmless:
+            assert refusals & set(found), (name, found)

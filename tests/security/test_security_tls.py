@@ -1,0 +1,171 @@
+"""TLS on the listener and in our clients, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from helpers_security import Certificates, client_config, make_certificates, secured_broker
+
+import oncelog
+from oncelog.edge.admin import Admin
+from oncelog.edge.broker import Broker
+from oncelog.errors import AuthenticationError, ConfigError, DisconnectedError
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    with secured_broker(tmp_path_factory.mktemp("data"), certificates, sasl=False) as broker:
+        yield broker
+
+
+def test_records_of_all_sizes_there_and_back(broker: Broker, certificates: Certificates) -> None:
+    config = client_config(broker, certificates)
+    values = [bytes([n]) * size for n, size in enumerate((1, 1_000, 70_000, 300_000, 900_000))]
+    with oncelog.Producer(config) as producer:
+        for value in values:
+            producer.send("sizes", value)
+        producer.flush()
+    with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([oncelog.TopicPartition("sizes", 0)])
+        read: list[bytes | None] = []
+        while len(read) < len(values):
+            read += [record.value for record in consumer.poll(timeout=10)]
+    assert read == values
+
+
+def test_a_broker_of_another_authority_is_not_believed(broker: Broker, tmp_path: Path) -> None:
+    config = client_config(broker, make_certificates(tmp_path))
+    with pytest.raises(AuthenticationError, match=r"ssl\.ca\.location"), Admin(config) as admin:
+        admin.list_topics()
+
+
+def test_the_certificate_must_name_the_host(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificates = Certificates(*(tmp_path / name for name in ("authority", "broker", "none")))
+    authority.cert_pem.write_to_path(certificates.authority)
+    authority.issue_cert("elsewhere.example").private_key_and_cert_chain_pem.write_to_path(
+        certificates.broker
+    )
+    with secured_broker(tmp_path / "data", certificates, sasl=False) as broker:
+        config = client_config(broker, certificates)
+        with pytest.raises(AuthenticationError, match=r"127\.0\.0\.1"), Admin(config) as admin:
+            admin.list_topics()
+        with Admin({**config, "ssl.endpoint.identification.algorithm": "none"}) as admin:
+            assert admin.list_topics() == []
+
+
+def test_tls_on_one_side_only_is_said_so(broker: Broker, certificates: Certificates) -> None:
+    quick = {"oncelog.bootstrap.timeout.ms": "0"}
+    plain = {"bootstrap.servers": broker.bootstrap_servers, **quick}
+    with pytest.raises(DisconnectedError, match=r"security\.protocol"), Admin(plain) as admin:
+        admin.list_topics()
+    with Broker() as other, pytest.raises((AuthenticationError, DisconnectedError)):
+        Admin({**client_config(other, certificates), **quick}).list_topics()
+
+
+def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> None:
+    old = make_certificates(tmp_path / "old")
+    with (
+        secured_broker(tmp_path / "data", old, sasl=False) as broker,
+        Admin(client_config(broker, old)) as stays,
+    ):
+        assert stays.list_topics() == []
+        new = make_certificates(tmp_path / "new")
+        os.replace(new.broker, old.broker)
+        os.replace(new.authority, old.authority)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with Admin(client_config(broker, old)) as admin:
+                    assert admin.list_topics() == []
+                break
+            except AuthenticationError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        assert stays.list_topics() == []
+        old.broker.write_text("no certificate")
+        time.sleep(1.5)
+        with Admin(client_config(broker, old)) as admin:  # what cannot be read changes nothing
+            assert admin.list_topics() == []
+
+
+def test_client_certificates(tmp_path: Path, certificates: Certificates) -> None:
+    config = {"ssl.client.auth": "required"}
+    with secured_broker(tmp_path, certificates, sasl=False, **config) as broker:
+        without = client_config(broker, certificates) | {"oncelog.bootstrap.timeout.ms": "0"}
+        with pytest.raises(DisconnectedError, match=r"ssl\.keystore\.location"), Admin(without) as admin:
+            admin.list_topics()
+        mine = str(certificates.client)
+        for own in (
+            {"ssl.keystore.location": mine},
+            {"ssl.certificate.location": mine, "ssl.key.location": mine},
+        ):
+            with Admin(client_config(broker, certificates) | own) as admin:
+                assert admin.list_topics() == []
+        text = certificates.client.read_text()
+        inline = {"ssl.keystore.certificate.chain": text, "ssl.keystore.key": text}
+        with Admin(client_config(broker, certificates) | inline) as admin:
+            assert admin.list_topics() == []
+
+
+def test_a_client_that_never_shakes_hands_hinders_nobody(broker: Broker, certificates: Certificates) -> None:
+    idle = [socket.create_connection(("127.0.0.1", broker.port)) for _ in range(20)]
+    idle[0].sendall(os.urandom(1000))
+    try:
+        with Admin(client_config(broker, certificates)) as admin:
+            assert admin.list_topics() is not None
+    finally:
+        for each in idle[:-1]:  # one is still there when the broker stops
+            each.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_old_tls_is_refused(broker: Broker, certificates: Certificates) -> None:
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    context.minimum_version = ssl.TLSVersion.TLSv1
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection(("127.0.0.1", broker.port)) as raw, pytest.raises(OSError):
+        context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({}, "ssl.keystore.location"),
+        ({"ssl.keystore.location": "/nowhere.pem"}, "/nowhere.pem"),
+        ({"ssl.enabled.protocols": "TLSv1.1"}, "TLSv1.2 and TLSv1.3"),
+    ],
+)
+def test_a_broker_without_a_good_certificate_does_not_start(
+    tmp_path: Path, config: dict[str, str], named: str
+) -> None:
+    for _ in range(2):  # the second time shows that the directory is not held any more
+        with pytest.raises(ConfigError, match=named):
+            Broker(tmp_path, config={"security.protocol": "SSL", **config}).start()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"security.protocol": "SSL"},
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.enabled.mechanisms": "PLAIN"},
+    ],
+)
+def test_beyond_loopback_only_with_locked_doors(config: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        Broker(host="0.0.0.0", config=config)
+    Broker(host="0.0.0.0", config={**config, "oncelog.insecure": "true"})
+    Broker(host="localhost", config=config)

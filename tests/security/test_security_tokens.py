@@ -1,0 +1,200 @@
+"""OAUTHBEARER with signed tokens, and principals of client certificates; both with ACLs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_broker import wait_until
+from helpers_security import (
+    AUTHORIZER,
+    Certificates,
+    client_config,
+    make_certificates,
+    secured_broker,
+)
+from joserfc import jwt
+from joserfc.jwk import KeySet, OctKey, RSAKey
+
+import oncelog
+from oncelog.edge.admin import Admin
+from oncelog.edge.broker import Broker
+from oncelog.errors import AuthenticationError, ConfigError, TopicAuthorizationFailed
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+
+KEY = RSAKey.generate_key(2048, {"kid": "one"})
+OTHER = RSAKey.generate_key(2048, {"kid": "one"})
+
+
+def claims(**changed: object) -> dict[str, Any]:
+    good = {"sub": "alice", "iss": "https://id.example", "aud": ["kafka"], "exp": int(time.time()) + 300}
+    return {key: value for key, value in {**good, **changed}.items() if value is not None}
+
+
+def signed(key: Any = KEY, alg: str = "RS256", **changed: object) -> str:
+    return jwt.encode({"alg": alg, "kid": "one"}, claims(**changed), key, algorithms=[alg])
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "jwks.json"
+    write_keys(path, KEY)
+    return path
+
+
+def write_keys(path: Path, *keys: RSAKey) -> None:
+    import json
+
+    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)))
+
+
+def settings(keys: Path) -> dict[str, str]:
+    return {
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": f"file://{keys}",
+        "sasl.oauthbearer.expected.audience": "kafka,events",
+        "sasl.oauthbearer.expected.issuer": "https://id.example",
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:alice",
+    }
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Broker]:
+    with secured_broker(tmp_path_factory.mktemp("data"), **settings(keys)) as broker:
+        yield broker
+
+
+def with_token(broker: Broker, path: Path, token: str) -> dict[str, str]:
+    path.write_text(token)
+    return {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": f"file://{path}",
+    }
+
+
+def test_a_token_lets_in_whom_it_names(broker: Broker, tmp_path: Path) -> None:
+    with oncelog.Producer(with_token(broker, tmp_path / "token", signed())) as producer:
+        assert producer.send("tokens", b"v").result(timeout=20).offset == 0
+    bob = with_token(broker, tmp_path / "token", signed(sub="bob"))
+    with oncelog.Producer(bob) as producer, pytest.raises(TopicAuthorizationFailed):
+        producer.send("tokens", b"v").result(timeout=20)
+
+
+BAD = {
+    "over": lambda: signed(exp=int(time.time()) - 100),
+    "without an end": lambda: signed(exp=None),
+    "for others": lambda: signed(aud=["web"]),
+    "for nobody": lambda: signed(aud=None),
+    "of another issuer": lambda: signed(iss="https://elsewhere.example"),
+    "names nobody": lambda: signed(sub=None),
+    "names a number": lambda: signed(sub=7),
+    "signed by another": lambda: signed(OTHER),
+    "signed with a shared secret": lambda: signed(OctKey.import_key(b"k" * 32), "HS256"),
+    "not signed": lambda: "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.",
+    "none": lambda: "garbage",
+    "cut": lambda: signed()[:-5],
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_tokens_that_do_not_hold(broker: Broker, tmp_path: Path, why: str) -> None:
+    token = BAD[why]()
+    with pytest.raises(AuthenticationError) as caught:
+        Admin(with_token(broker, tmp_path / "token", token)).list_topics()
+    assert token not in str(caught.value)
+
+
+def test_sessions_end_with_their_token(broker: Broker, tmp_path: Path) -> None:
+    """Clients read a new token before that, and stay."""
+    path = tmp_path / "token"
+    config = with_token(broker, path, signed(exp=int(time.time()) + 3))
+    opened = broker.metrics()["connections_opened"]
+    with oncelog.Producer(config) as producer:
+        producer.send("tokens", b"v").result(timeout=20)
+        path.write_text(signed())
+        time.sleep(3.5)
+        producer.send("tokens", b"v").result(timeout=20)
+    assert broker.metrics()["connections_opened"] - opened <= 2
+
+
+def test_new_keys_are_read(tmp_path: Path) -> None:
+    keys = tmp_path / "jwks.json"
+    write_keys(keys, KEY)
+    with secured_broker(tmp_path / "data", **settings(keys)) as broker:
+        config = with_token(broker, tmp_path / "token", signed(OTHER))
+
+        def may_enter() -> bool:
+            try:
+                with Admin(config) as admin:
+                    admin.list_topics()
+            except AuthenticationError:
+                return False
+            return True
+
+        assert not may_enter()
+        write_keys(keys, KEY, OTHER)
+        write_keys(keys, OTHER)
+        wait_until(may_enter)
+
+
+def test_librdkafka_with_a_token(broker: Broker) -> None:
+    from confluent_kafka import Producer
+
+    def token(_: str) -> tuple[str, float]:
+        return signed(), time.time() + 300
+
+    config = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": token,
+    }
+    producer = Producer(config)
+    producer.produce("tokens", b"v")
+    assert producer.flush(30) == 0
+
+
+def test_settings_that_cannot_be(tmp_path: Path, broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="file:///PATH"):
+        Broker(tmp_path, config={"sasl.oauthbearer.jwks.endpoint.url": "gopher://x"}).start()
+    lacking = with_token(broker, tmp_path / "token", "t")
+    del lacking["sasl.oauthbearer.token.endpoint.url"]
+    with pytest.raises(ConfigError, match="token"):
+        Admin(lacking).list_topics()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_certificates_name_principals(tmp_path: Path, certificates: Certificates) -> None:
+    config = {
+        "ssl.client.auth": "requested",
+        "ssl.principal.mapping.rules": r"RULE:.*CN=([a-z]+).*/$1/,DEFAULT",
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:admin",
+    }
+    grant = Acl(
+        ResourceType.TOPIC, "t", PatternType.LITERAL, "User:alice", "*", Operation.ALL, Permission.ALLOW
+    )
+    broker = secured_broker(tmp_path, certificates, sasl=False, **config)
+    anonymous = {"super.users": "User:ANONYMOUS"}
+    with (
+        secured_broker(tmp_path, certificates, sasl=False, **{**config, **anonymous}) as first,
+        Admin(client_config(first, certificates)) as admin,
+    ):
+        admin.create_acls([grant])
+    with broker:
+        nobody = client_config(broker, certificates)
+        alice = nobody | {"ssl.keystore.location": str(certificates.client)}
+        with oncelog.Producer(alice) as producer:
+            producer.send("t", b"v").result(timeout=20)
+        with oncelog.Producer(nobody) as producer, pytest.raises(TopicAuthorizationFailed):
+            producer.send("t", b"v").result(timeout=20)
