@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +12,7 @@ from oncelog.client.consumer_state import FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
 from oncelog.client.offsets import OffsetAt, OffsetSpec
 from oncelog.config import CONSUMER, INT32_MAX, Settings
+from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
@@ -280,7 +280,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     def metrics(self) -> dict[str, float]:
         """Numbers under Kafka's names (records-consumed-rate, fetch-latency-avg, records-lag-max, ...)."""
-        return self._core.metric_values(time.monotonic() * 1000)
+        return self._core.metric_values(machine.current().monotonic_ns() / 1e6)
 
     # Work in the background
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from oncelog.client.cluster import ClusterMetadata
 from oncelog.config import Settings
+from oncelog.edge import machine
 from oncelog.edge.link import BrokerLink
 from oncelog.errors import (
     BrokerError,
@@ -57,6 +56,7 @@ class ClusterConnection:
     def __init__(self, settings: Settings) -> None:
         self.metadata = ClusterMetadata()
         self._settings = settings
+        self._machine = machine.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
         self._topics: dict[str, bool] = {}
@@ -70,7 +70,7 @@ class ClusterConnection:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
-        return time.monotonic() * 1000
+        return self._machine.monotonic_ns() / 1e6
 
     async def start(self) -> None:
         """Find the cluster through the bootstrap servers; further calls do nothing.
@@ -322,7 +322,9 @@ class ClusterConnection:
     def retry_pause_ms(self, attempt: int) -> float:
         """retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, give or take 20 %."""
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
-        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * random.uniform(0.8, 1.2)
+        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._machine.chance.uniform(
+            0.8, 1.2
+        )
 
     async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
         """Repeat until it succeeds, while the error is retriable and time (request.timeout.ms) is left."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import time
 from collections import deque
 from typing import Any, NamedTuple, cast
 
 from oncelog.client.connection import ConnectionCore
 from oncelog.config import Settings
+from oncelog.edge import machine
 from oncelog.errors import DisconnectedError, NotConnectedError, OncelogError, TimedOut
 
 
@@ -89,6 +88,7 @@ class BrokerLink:
         self.host, self.port = host, port
         self.peer = f"{host}:{port}"
         self.loop = asyncio.get_running_loop()
+        self._machine = machine.current()
         self.latencies: deque[float] | None = None
         self._settings = settings
         self._waiting: deque[_Outgoing] = deque()
@@ -104,7 +104,7 @@ class BrokerLink:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock; uvloop's own time stands still within a turn of the loop."""
-        return time.monotonic() * 1000
+        return self._machine.monotonic_ns() / 1e6
 
     @property
     def is_connected(self) -> bool:
@@ -192,7 +192,7 @@ class BrokerLink:
         base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
         pause_ms = min(base * 2 ** min(self._failure_count, 20), max(top, base))
         self._failure_count += 1
-        self._retry_at_ms = self.now_ms() + pause_ms * random.uniform(0.8, 1.2)
+        self._retry_at_ms = self.now_ms() + pause_ms * self._machine.chance.uniform(0.8, 1.2)
         self._last_error = str(error)
 
     async def _connect(self) -> None:
