@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+from collections.abc import Callable
 from random import Random
 
 from oncelog.log.disk import Buffer
@@ -94,6 +95,8 @@ class MemoryDisk:
         self.errors: dict[tuple[str, str], int] = {}
         self.crash_after: int | None = None
         self.steps = 0
+        self.on_crash: Callable[[], object] = lambda: None
+        """Told once, when it crashes by itself."""
         self._files: dict[str, _Inode] = {}
         self._directories: set[str] = {""}
         self._durable: dict[str, _Inode] = {}
@@ -123,6 +126,10 @@ class MemoryDisk:
         disk._durable = dict(disk._files)
         return disk
 
+    def die(self) -> None:
+        """Its process is gone: whoever still uses it meets SimulatedCrash."""
+        self._is_dead = True
+
     def step(self, operation: str, path: str, count: int = 1) -> int:
         """Count steps; how many of `count` happen before the crash. Raises the OSError set for the call."""
         if self._is_dead:
@@ -134,6 +141,7 @@ class MemoryDisk:
         self.steps += done
         if done < count:
             self._is_dead = True
+            self.on_crash()
             if operation != "write":
                 raise SimulatedCrash
         return done
@@ -142,7 +150,7 @@ class MemoryDisk:
         """Write as far as crash and capacity allow, then raise what stopped it."""
         room = len(data)
         if self.capacity_bytes is not None:
-            growth_left = max(self.capacity_bytes - self._used_bytes(), 0)
+            growth_left = max(self.capacity_bytes - self.used_bytes(), 0)
             room = min(room, max(len(target) - position, 0) + growth_left)
         done = self.step("write", path, room)
         if position > len(target):
@@ -153,7 +161,8 @@ class MemoryDisk:
         if room < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
+        """Of all files together."""
         return sum(len(inode.data) for inode in self._files.values())
 
     def describe(self, path: str) -> str:
@@ -229,7 +238,7 @@ class MemoryDisk:
 
     def volume(self) -> tuple[int, int]:
         total = self.capacity_bytes if self.capacity_bytes is not None else 1 << 40
-        return total, max(total - self._used_bytes(), 0)
+        return total, max(total - self.used_bytes(), 0)
 
     def lock(self, path: str) -> MemoryLock:
         if path in self._locks:

@@ -1,0 +1,204 @@
+"""A seed played: what it draws, the world it is played in, the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncelog.broker.node import Node
+from oncelog.sim.checks import Watch, check_history, check_log
+from oncelog.sim.clients import Application, LastReader, Reader, Sender
+from oncelog.sim.faults import Fault, draw_faults, happen
+from oncelog.sim.loop import PROCESS, NoRest, Process
+from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
+from oncelog.types import TopicPartition
+
+LOOK_SECONDS = 0.25
+LIVENESS_SECONDS = 300.0
+"""So long after the last fault everything must be done."""
+TOPIC = "records"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed draws."""
+
+    seed: int
+    broker: dict[str, object]
+    loses_power: bool
+    partitions: int
+    senders: int
+    bursts: int
+    calm_ms: int
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Result:
+    """What came of it. `virtual_s`: how long it took in the world."""
+
+    plan: Plan
+    violations: list[str]
+    digest: str
+    timeline: list[Event]
+    virtual_s: float = 0.0
+    record_count: int = 0
+    step_count: int = 0
+    faults: tuple[Fault, ...] = field(default=())
+
+
+def plan_for(seed: int) -> Plan:
+    """Everything but what happens by the way."""
+    chance = World(seed).chance("plan")
+    loses_power = chance.random() < 0.5
+    partitions = chance.choice((1, 2, 3))
+    senders = chance.choice((1, 2, 3))
+    calm_ms = chance.choice((20_000, 60_000))
+    broker: dict[str, object] = {
+        "num.partitions": partitions,
+        "log.segment.bytes": chance.choice((700, 3_000, 20_000, 1 << 30)),
+        "log.index.interval.bytes": chance.choice((100, 4_096)),
+        "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 10_000, 60_000)),
+        "log.flush.interval.messages": 1 if loses_power else chance.choice((1, 3, 1 << 40)),
+        "transaction.state.log.num.partitions": 2,
+        "offsets.topic.num.partitions": 2,
+    }
+    clients = [f"sender-{number}" for number in range(senders)] + ["reader-0"]
+    faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
+    return Plan(seed, broker, loses_power, partitions, senders, 15, calm_ms, tuple(faults))
+
+
+class Stage:
+    """The hosts of one run. What faults act on."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.watch = Watch(self.world)
+        self.broker = BrokerHost(self.world, plan.broker)
+        self.broker.before_end = self._broker_ends
+        self.broker.on_recovered = self.watch.recovered
+        self.partitions = [TopicPartition(TOPIC, number) for number in range(plan.partitions)]
+        self.applications: dict[str, Application] = {}
+        self.senders = [
+            self._add(Sender(self.world, f"sender-{number}", TOPIC, plan.partitions, plan.bursts))
+            for number in range(plan.senders)
+        ]
+        self.reader = self._add(Reader(self.world, "reader-0", self.partitions, "read_committed"))
+        self.last = LastReader(self.world, "last", self.partitions, "read_committed")
+
+    def _add(self, application: Any) -> Any:
+        self.applications[application.name] = application
+        return application
+
+    def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
+        if self.broker.node is not None:
+            self.watch.ending(self.broker.node, keeps_all=not (is_in_write or lose_power))
+
+    async def play(self) -> None:
+        """From the first start to the last look."""
+        self.broker.start()
+        for application in self.applications.values():
+            application.start()
+        looking = asyncio.ensure_future(self._look())
+        await asyncio.gather(*(happen(self, fault) for fault in self.plan.faults))
+        self.world.note("fault", "no more faults")
+        await self._finish(self.senders)
+        self.reader.is_told_to_stop = True
+        await self._finish([self.reader])
+        self.last.start()
+        await self._finish([self.last])
+        looking.cancel()
+        self._check()
+
+    async def _finish(self, applications: Sequence[Application]) -> None:
+        limit_s = LIVENESS_SECONDS
+        while not all(each.is_done for each in applications):
+            await asyncio.sleep(0.5)
+            limit_s -= 0.5
+            if limit_s < 0:
+                waiting = [each.name for each in applications if not each.is_done]
+                self.world.violate(
+                    "liveness", f"{waiting} are not done {LIVENESS_SECONDS:g} s after the faults"
+                )
+                raise Stuck
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.broker.node is not None:
+                self.watch.look(self.broker.node)
+
+    def _check(self) -> None:
+        node: Node | None = self.broker.node
+        if node is None:
+            self.world.violate("liveness", "the broker is not up in the end")
+            return
+        self.watch.look(node)
+        for tp, partition in node.log_manager.partitions.items():
+            if not partition.config.is_compacted:
+                check_log(self.world, tp, partition)
+        everyone = [*self.applications.values(), self.last]
+        calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
+        if self.plan.loses_power:
+            # What is not acknowledged may be read and yet go away.
+            calls = [call for call in calls if call.process != self.reader.name]
+        operations = [call.operation(self.world.now_us) for call in calls]
+        check_history(self.world, operations, self.last.name)
+
+    async def repeat(self, data: bytes) -> None:
+        """A network that delivers a client's bytes again; nobody hears the answers."""
+        process = Process("echo")
+        context = copy_context()
+        context.run(PROCESS.set, process)
+
+        async def send() -> None:
+            loop: Any = asyncio.get_running_loop()
+            try:
+                transport, _ = await loop.create_connection(asyncio.Protocol, BROKER_HOST, BROKER_PORT)
+            except OSError:
+                return
+            transport.write(data)
+
+        self.world.loop.create_task(send(), context=context)
+
+
+class Stuck(Exception):
+    """There is no point in going on."""
+
+
+def play(plan: Plan) -> Result:
+    """Play a plan to its end. Deterministic: the same plan gives the same Result."""
+    gc_was_enabled = gc.isenabled()
+    gc.disable()  # what it would close, and when, is nothing a seed decides
+    try:
+        stage = Stage(plan)
+        world = stage.world
+        with Listening(world):
+            playing = world.loop.create_task(stage.play())
+            try:
+                limit_us = (plan.calm_ms + 3 * int(LIVENESS_SECONDS * 1000)) * 1000
+                if not world.loop.run_until(playing, limit_us):
+                    world.violate("liveness", "nothing is left to do, and it is not over")
+                elif playing.exception() is not None and not isinstance(playing.exception(), Stuck):
+                    raise playing.exception()  # type: ignore[misc]
+            except NoRest as error:
+                world.violate("no rest", str(error))
+            world.loop.close()
+            records = sum(len(each.calls) for each in stage.senders)
+        return Result(
+            plan,
+            world.violations,
+            world.digest,
+            world.timeline,
+            world.now_us / 1e6,
+            records,
+            world.loop.step_count,
+        )
+    finally:
+        if gc_was_enabled:
+            gc.enable()
