@@ -37,7 +37,7 @@ class AsyncConsumer(AsyncSubscribing):
         self._core = ConsumerCore(self._settings)
         super().__init__()
         self._cluster: ClusterConnection | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._finding_leaders = False
         self._failure_count = 0
         self._wake: asyncio.Event | None = None
@@ -299,8 +299,8 @@ class AsyncConsumer(AsyncSubscribing):
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def _wake_up(self) -> None:
         if self._wake:

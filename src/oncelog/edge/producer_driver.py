@@ -47,7 +47,7 @@ class ProducerDriver:
         self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._main: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Any], ProduceCall] = {}
         self._is_asking_id = False
@@ -129,8 +129,8 @@ class ProducerDriver:
     def spawn(self, coroutine: Any) -> None:
         """Run a coroutine until it ends or the producer is closed."""
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def notify(self) -> None:
         """Tell futures, callbacks and waiters what was settled; never while holding the lock."""
@@ -219,7 +219,7 @@ class ProducerDriver:
         """Metadata of the topics whose leader is unknown or wrong, then a pause."""
         try:
             with self.lock:
-                topics = {tp.topic for tp in self.core.stale}
+                topics = sorted({tp.topic for tp in self.core.stale})
                 self.core.stale.clear()
             try:
                 await self.cluster.refresh_metadata(topics)
