@@ -130,6 +130,11 @@ class MemoryDisk:
         """Its process is gone: whoever still uses it meets SimulatedCrash."""
         self._is_dead = True
 
+    def release(self) -> None:
+        """The world is over: what a dead process' generators do when they are closed harms nobody."""
+        self._is_dead, self.crash_after = False, None
+        self.errors.clear()
+
     def step(self, operation: str, path: str, count: int = 1) -> int:
         """Count steps; how many of `count` happen before the crash. Raises the OSError set for the call."""
         if self._is_dead:

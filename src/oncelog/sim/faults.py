@@ -54,12 +54,14 @@ async def kill_in_write(stage: Stage, fault: Fault) -> None:
     """SIGKILL after `amount` more bytes and changes on the disk."""
     stage.broker.crash_after(fault.amount, lose_power=False)
     await _span(fault)
+    stage.broker.survive()
     stage.broker.start_again()
 
 
 async def cut_power_in_write(stage: Stage, fault: Fault) -> None:
     stage.broker.crash_after(fault.amount, lose_power=True)
     await _span(fault)
+    stage.broker.survive()
     stage.broker.start_again()
 
 

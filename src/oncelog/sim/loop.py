@@ -7,6 +7,7 @@ two steps; what it had scheduled is then dropped without a word, as SIGKILL woul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 from asyncio import events
@@ -34,8 +35,6 @@ class Process:
         self.is_alive = True
         self.paused_until_us = 0
         self.on_kill: list[Callable[[], object]] = []
-        self.tasks: list[asyncio.Task[Any]] = []
-        """Kept, for a task that nobody holds is closed, and what it does then no dead process does."""
 
     def kill(self) -> None:
         """Nothing of it runs any more, not even what is under way on its behalf elsewhere."""
@@ -63,6 +62,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Where connections are made; a sim.network.Network."""
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[int, int, asyncio.Handle]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
         self._sequence = itertools.count()
         self._is_closed = False
 
@@ -157,11 +158,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        process = (context or copy_context()).get(PROCESS)
-        if process is not None:
-            process.tasks.append(task)
-            if len(process.tasks) % 256 == 0:
-                process.tasks = [each for each in process.tasks if not each.done()]
+        self._tasks.append(task)
+        if len(self._tasks) % 512 == 0:
+            self._tasks = [each for each in self._tasks if not each.done()]
         return task
 
     def run_in_executor(  # type: ignore[override]
@@ -214,6 +213,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._is_closed
 
     def close(self) -> None:
+        """What is left is closed here: whatever it still does, it does to a world that is over."""
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
+        for task in self._tasks:
+            coroutine = task.get_coro()
+            with contextlib.suppress(BaseException):
+                coroutine.close()  # type: ignore[union-attr]

@@ -189,6 +189,7 @@ def play(plan: Plan) -> Result:
             except NoRest as error:
                 world.violate("no rest", str(error))
             world.loop.close()
+            stage.broker.release()
             records = sum(len(each.calls) for each in stage.senders)
         return Result(
             plan,

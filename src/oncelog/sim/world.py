@@ -158,11 +158,14 @@ class BrokerHost(Host):
         """Called while the node that is about to end can still be looked at."""
         self.on_recovered: Callable[[Node], object] = lambda node: None
         self._lost_power = False
+        self._past: list[tuple[Node | None, MemoryDisk]] = []
+        """Kept, for what a killed node would do when it is freed no killed node does."""
 
     def start(self) -> None:
         """A broker on what the last one left on the disk. A failure to start is a violation."""
         assert not self.is_up
         if self.start_count:
+            self._past.append((None, self.disk))
             chance = self.world.chance(f"disk#{self.start_count}")
             self.disk = self.disk.after_power_loss(chance) if self._lost_power else self.disk.after_kill()
         self._lost_power = False
@@ -192,9 +195,14 @@ class BrokerHost(Host):
         self.disk.crash_after = self.disk.steps + steps
         self.disk.on_crash = lambda: self._end(is_in_write=True, lose_power=lose_power)
 
+    def survive(self) -> None:
+        """The crash that was to come does not."""
+        self.disk.crash_after = None
+
     def _end(self, *, is_in_write: bool, lose_power: bool) -> None:
         assert self.process is not None
         self.before_end(is_in_write=is_in_write, lose_power=lose_power)
+        self._past.append((self.node, self.disk))
         self.node = self.running = None
         self._lost_power = lose_power
         self.process.kill()
@@ -204,6 +212,11 @@ class BrokerHost(Host):
         else:
             self.world.note(self.name, "is killed")
             self.world.network.died(self.process)
+
+    def release(self) -> None:
+        """The world is over."""
+        for _, disk in self._past:
+            disk.release()
 
     async def stop(self) -> None:
         """SIGTERM, and the end."""
