@@ -69,9 +69,18 @@ class Application(Host):
             self.run(self._main)
 
     async def _main(self) -> None:
-        self.session += 1
-        await self.work()
-        self.is_done = True
+        while not self.is_done:
+            self.session += 1
+            try:
+                await self.work()
+            except OncelogError as error:  # an application that starts anew
+                self.world.note(self.name, f"gives up: {error!r}")
+                await self.rest(1.0)
+            except Exception as error:
+                self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
+                return
+            else:
+                self.is_done = True
         self.world.note(self.name, "is done")
 
     async def work(self) -> None:

@@ -188,6 +188,7 @@ def play(plan: Plan) -> Result:
                     raise playing.exception()  # type: ignore[misc]
             except NoRest as error:
                 world.violate("no rest", str(error))
+            world.is_over = True
             world.loop.close()
             stage.broker.release()
             records = sum(len(each.calls) for each in stage.senders)

@@ -56,6 +56,7 @@ class World:
         self.history: list[Operation] = []
         self.hosts: dict[str, Host] = {}
         self.byte_count = 0
+        self.is_over = False
         self._digest = hashlib.blake2b(digest_size=16)
 
     def chance(self, name: str) -> Random:
@@ -79,7 +80,7 @@ class World:
     def violate(self, rule: str, text: str) -> None:
         """Something that must not be; each text is told once."""
         told = f"{rule}: {text}"
-        if told not in self.violations:
+        if not self.is_over and told not in self.violations:
             self.violations.append(told)
             self.note("VIOLATION", told)
 
