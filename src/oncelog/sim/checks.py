@@ -13,7 +13,7 @@ from oncelog.rules.history import Item, Kind, Operation, Outcome, check
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import iter_batches
-from oncelog.wire.control import decode_control
+from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.header import BatchHeader, verify_crc
 
 _EVERYTHING = 1 << 40
@@ -176,3 +176,34 @@ def check_history(world: World, operations: list[Operation], last: str) -> None:
                 world.violate("acknowledged, then lost or elsewhere", f"{item}: {read.get(item.value)}")
             if operation.outcome is Outcome.FAIL and item.value in read:
                 world.violate("refused, and yet stored", f"{read[item.value]}")
+
+
+def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
+    """A transaction has one outcome, wherever it has a marker (an epoch stands for one transaction)."""
+    told: dict[tuple[int | None, int | None], tuple[ControlType, TopicPartition]] = {}
+    for tp, partition in logs.items():
+        for header, data in batches_of(partition):
+            record = decode_control(data, verify=False) if header.is_control else None
+            if record is None:
+                continue
+            who = (header.producer_id, header.producer_epoch)
+            outcome, first = told.setdefault(who, (record.type, tp))
+            if outcome is not record.type:
+                text = f"{who} has {outcome.name} in {first} and {record.type.name} in {tp}"
+                world.violate("two outcomes of one transaction", text)
+
+
+def check_copies(world: World, operations: list[Operation], last: str, source: str, target: str) -> None:
+    """Every record of the one topic is in the other, once."""
+    read = [item for operation in operations if operation.process == last for item in operation.items]
+    there = {item.value for item in read if item.topic == source}
+    copied: dict[Any, Item] = {}
+    for item in read:
+        if item.topic == target:
+            value = bytes(item.value).split(b">")[0]  # type: ignore[call-overload]
+            if value in copied:
+                world.violate("copied twice", f"{copied[value]} and {item}")
+            copied[value] = item
+    for value in sorted(there ^ copied.keys()):
+        text = "was read and not copied" if value in there else "was copied and is not there"
+        world.violate("copied once", f"{value!r} {text}")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from oncelog.broker.node import Node
-from oncelog.sim.checks import Watch, check_history, check_log
+from oncelog.sim.checks import Watch, check_copies, check_history, check_log, check_outcomes
 from oncelog.sim.clients import Application, LastReader, Reader, Sender
 from oncelog.sim.faults import Fault, draw_faults, happen
 from oncelog.sim.loop import PROCESS, NoRest, Process
+from oncelog.sim.transactors import Copier, Writer
 from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
 from oncelog.types import TopicPartition
 
 LOOK_SECONDS = 0.25
 LIVENESS_SECONDS = 300.0
 """So long after the last fault everything must be done."""
-TOPIC = "records"
+TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Plan:
     loses_power: bool
     partitions: int
     senders: int
+    writers: int
+    copiers: int
     bursts: int
     calm_ms: int
     faults: tuple[Fault, ...] = ()
@@ -53,10 +57,13 @@ class Result:
 
 def plan_for(seed: int) -> Plan:
     """Everything but what happens by the way."""
-    chance = World(seed).chance("plan")
+    chance = Random(f"{seed}/plan")
     loses_power = chance.random() < 0.5
     partitions = chance.choice((1, 2, 3))
-    senders = chance.choice((1, 2, 3))
+    is_transactional = chance.random() < 0.6
+    senders = chance.choice((0, 1)) if is_transactional else chance.choice((1, 2, 3))
+    writers = chance.choice((1, 2)) if is_transactional else 0
+    copiers = chance.choice((0, 1, 2)) if is_transactional else 0
     calm_ms = chance.choice((20_000, 60_000))
     broker: dict[str, object] = {
         "num.partitions": partitions,
@@ -64,12 +71,21 @@ def plan_for(seed: int) -> Plan:
         "log.index.interval.bytes": chance.choice((100, 4_096)),
         "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 10_000, 60_000)),
         "log.flush.interval.messages": 1 if loses_power else chance.choice((1, 3, 1 << 40)),
+        "log.cleaner.backoff.ms": chance.choice((3_000, 15_000)),
         "transaction.state.log.num.partitions": 2,
+        "transaction.state.log.segment.bytes": chance.choice((500, 1 << 20)),
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
+        "oncelog.transaction.version": chance.choice((0, 2, 2, 2)),
         "offsets.topic.num.partitions": 2,
+        "offsets.topic.segment.bytes": chance.choice((500, 1 << 20)),
     }
-    clients = [f"sender-{number}" for number in range(senders)] + ["reader-0"]
+    clients = [f"{kind}-{n}" for kind, count in _cast(senders, writers, copiers) for n in range(count)]
     faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
-    return Plan(seed, broker, loses_power, partitions, senders, 15, calm_ms, tuple(faults))
+    return Plan(seed, broker, loses_power, partitions, senders, writers, copiers, 12, calm_ms, tuple(faults))
+
+
+def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
+    return [("sender", senders), ("writer", writers), ("copier", copiers), ("reader", 1)]
 
 
 class Stage:
@@ -82,14 +98,28 @@ class Stage:
         self.broker = BrokerHost(self.world, plan.broker)
         self.broker.before_end = self._broker_ends
         self.broker.on_recovered = self.watch.recovered
-        self.partitions = [TopicPartition(TOPIC, number) for number in range(plan.partitions)]
         self.applications: dict[str, Application] = {}
+        world, bursts, partitions = self.world, plan.bursts, plan.partitions
         self.senders = [
-            self._add(Sender(self.world, f"sender-{number}", TOPIC, plan.partitions, plan.bursts))
+            self._add(Sender(world, f"sender-{number}", TOPIC, partitions, bursts))
             for number in range(plan.senders)
         ]
-        self.reader = self._add(Reader(self.world, "reader-0", self.partitions, "read_committed"))
-        self.last = LastReader(self.world, "last", self.partitions, "read_committed")
+        self.senders += [
+            self._add(Writer(world, f"writer-{number}", INWARD, partitions, bursts))
+            for number in range(plan.writers)
+        ]
+        self.copiers = [
+            self._add(Copier(world, f"copier-{number}", INWARD, OUTWARD, partitions))
+            for number in range(plan.copiers)
+        ]
+        topics = [
+            *[TOPIC] * bool(plan.senders),
+            *[INWARD] * bool(plan.writers),
+            *[OUTWARD] * bool(plan.copiers),
+        ]
+        self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
+        self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
+        self.last = LastReader(world, "last", self.partitions, "read_committed")
 
     def _add(self, application: Any) -> Any:
         self.applications[application.name] = application
@@ -107,25 +137,51 @@ class Stage:
         looking = asyncio.ensure_future(self._look())
         await asyncio.gather(*(happen(self, fault) for fault in self.plan.faults))
         self.world.note("fault", "no more faults")
-        await self._finish(self.senders)
-        self.reader.is_told_to_stop = True
-        await self._finish([self.reader])
-        self.last.start()
-        await self._finish([self.last])
+        await self._until(lambda: all(each.is_done for each in self.senders), "not all is sent")
+        await self._until(self._is_stable, "a transaction stays open")
+        await self._until_copied()
+        for each in (self.reader, *self.copiers):
+            each.is_told_to_stop = True
+        await self._until(lambda: self.reader.is_done and all(c.is_done for c in self.copiers), "not all end")
+        await self._until(self._is_stable, "a transaction stays open")
+        await self._read_all()
         looking.cancel()
         self._check()
 
-    async def _finish(self, applications: Sequence[Application]) -> None:
-        limit_s = LIVENESS_SECONDS
-        while not all(each.is_done for each in applications):
+    async def _until(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
+        while not is_so():
             await asyncio.sleep(0.5)
-            limit_s -= 0.5
-            if limit_s < 0:
-                waiting = [each.name for each in applications if not each.is_done]
+            if self.world.now_us > limit_us:
+                waiting = [each.name for each in self.applications.values() if not each.is_done]
                 self.world.violate(
-                    "liveness", f"{waiting} are not done {LIVENESS_SECONDS:g} s after the faults"
+                    "liveness", f"{otherwise} {LIVENESS_SECONDS:g} s after the faults; not done: {waiting}"
                 )
                 raise Stuck
+
+    def _is_stable(self) -> bool:
+        node = self.broker.node
+        return node is not None and all(
+            each.last_stable_offset == each.high_watermark for each in node.log_manager.partitions.values()
+        )
+
+    async def _read_all(self) -> None:
+        self.last.is_done, self.last.calls = False, []
+        self.last.start()
+        await self._until(lambda: self.last.is_done, "the last reader does not come to the end")
+
+    async def _until_copied(self) -> None:
+        limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
+        while self.copiers:
+            await self._read_all()
+            items = [item for call in self.last.calls for item in call.items]
+            counts = [sum(item.topic == topic for item in items) for topic in (INWARD, OUTWARD)]
+            if counts[0] <= counts[1]:
+                return
+            if self.world.now_us > limit_us:
+                self.world.violate("liveness", f"the copiers copied {counts[1]} of {counts[0]}")
+                raise Stuck
+            await asyncio.sleep(5.0)
 
     async def _look(self) -> None:
         while True:
@@ -139,16 +195,20 @@ class Stage:
             self.world.violate("liveness", "the broker is not up in the end")
             return
         self.watch.look(node)
-        for tp, partition in node.log_manager.partitions.items():
-            if not partition.config.is_compacted:
-                check_log(self.world, tp, partition)
+        logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
+        for tp, partition in logs.items():
+            check_log(self.world, tp, partition)
+        if self.plan.broker["oncelog.transaction.version"] == 2:
+            check_outcomes(self.world, logs)
         everyone = [*self.applications.values(), self.last]
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
-        if self.plan.loses_power:
-            # What is not acknowledged may be read and yet go away.
+        if self.plan.loses_power and self.plan.senders:
+            # What is in no transaction may be read before it is acknowledged, and yet go away.
             calls = [call for call in calls if call.process != self.reader.name]
         operations = [call.operation(self.world.now_us) for call in calls]
         check_history(self.world, operations, self.last.name)
+        if self.copiers:
+            check_copies(self.world, operations, self.last.name, INWARD, OUTWARD)
 
     async def repeat(self, data: bytes) -> None:
         """A network that delivers a client's bytes again; nobody hears the answers."""
