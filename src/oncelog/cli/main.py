@@ -22,6 +22,7 @@ COMMANDS = {
     "dump": "Print segment files batch by batch.",
     "explain": "Run a fault story for real and draw what crossed the wire.",
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
+    "simulate": "Run everything against simulated faults, from a seed.",
     "audit": "Prove or refute that a log is exactly-once.",
     "bench": "Measure.",
     "dev": "Start and stop Apache Kafka itself, to compare with.",

@@ -125,11 +125,13 @@ async def full_disk(stage: Stage, fault: Fault) -> None:
 
 
 async def broken_disk(stage: Stage, fault: Fault) -> None:
-    """Writes or syncs fail."""
+    """Writes or syncs fail. What could not be synced is offline until the broker is started again."""
     disk, what = stage.broker.disk, (("write", ".log"), ("sync", ".log"))[fault.amount % 2]
     disk.errors[what] = errno.EIO
     await _span(fault)
     disk.errors.pop(what, None)
+    stage.broker.kill()
+    stage.broker.start_again()
 
 
 async def slow_disk(stage: Stage, fault: Fault) -> None:
