@@ -13,7 +13,7 @@ from typing import Any
 
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
-from oncelog.errors import OncelogError, OutcomeUnknown
+from oncelog.errors import OncelogError, OutcomeUnknown, OutOfOrderSequenceNumber
 from oncelog.rules.history import Item, Kind, Operation, Outcome
 from oncelog.sim.world import SERVERS, Host, World
 from oncelog.types import Record, RecordMetadata, TopicPartition
@@ -107,6 +107,8 @@ class Application(Host):
             error = None if done.cancelled() else done.exception()
             if done.cancelled() or isinstance(error, OutcomeUnknown):
                 self.end(call, Outcome.UNKNOWN)
+                if isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber):
+                    self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
             elif error is not None:
                 self.end(call, Outcome.FAIL)
                 self.world.note(self.name, f"{item.value!r} is refused: {error!r}")
@@ -143,7 +145,7 @@ class Sender(Application):
                 while self.bursts_left > 0:
                     self.bursts_left -= 1
                     await self.send_burst(producer)
-                    await self.rest(2.0)
+                    await self.rest(8.0)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
             await producer.close()
@@ -186,15 +188,15 @@ class Reader(Application):
             "client.id": name,
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
-            "fetch.max.wait.ms": self.chance.choice((100, 500, 2_000)),
-            "max.partition.fetch.bytes": self.chance.choice((1, 300, 1_048_576)),
+            "fetch.max.wait.ms": self.chance.choice((100, 2_000, 5_000)),
+            "max.partition.fetch.bytes": self.chance.choice((1, 300, 1_048_576, 1_048_576)),
         }
 
     async def work(self) -> None:
         async with self._consumer() as consumer:
             while not self.is_told_to_stop:
-                await self.poll(consumer, 1.0)
-                await self.rest(0.5)
+                await self.poll(consumer, 5.0)
+                await self.rest(3.0)
                 if self.chance.random() < 0.05:
                     consumer.seek_to_beginning()
                     self.session += 1

@@ -10,9 +10,13 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable
+from functools import lru_cache
 from random import Random
 
 from oncelog.log.disk import Buffer
+
+
+_directory_of = lru_cache(4096)(posixpath.dirname)
 
 
 class SimulatedCrash(BaseException):
@@ -110,11 +114,11 @@ class MemoryDisk:
     def after_power_loss(self, rng: Random) -> MemoryDisk:
         """The disk after a power loss: what was not synced is there wholly, partly or not at all."""
         found: dict[str, tuple[bytes, bytes]] = {}
-        directories = sorted({posixpath.dirname(path) for path in (*self._files, *self._durable)})
+        directories = sorted({_directory_of(path) for path in (*self._files, *self._durable)})
         for directory in directories:
             names = self._files if rng.random() < 0.5 else self._durable
             for path, inode in sorted(names.items()):
-                if posixpath.dirname(path) == directory:
+                if _directory_of(path) == directory:
                     data = _survivor(inode, rng)
                     found[path] = (data, data)
         return self._copy(found)
@@ -177,7 +181,7 @@ class MemoryDisk:
         if directory not in self._directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", directory)
         paths = (*self._files, *self._directories)
-        return sorted(posixpath.basename(p) for p in paths if p and posixpath.dirname(p) == directory)
+        return sorted(posixpath.basename(p) for p in paths if p and _directory_of(p) == directory)
 
     def exists(self, path: str) -> bool:
         return path in self._files or path in self._directories
@@ -187,7 +191,7 @@ class MemoryDisk:
 
     def open(self, path: str, *, create: bool = False) -> MemoryFile:
         if path not in self._files:
-            if not create or posixpath.dirname(path) not in self._directories:
+            if not create or _directory_of(path) not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             self.step("create", path)
             self._files[path] = _Inode()
@@ -237,9 +241,9 @@ class MemoryDisk:
 
     def sync_directory(self, path: str = "") -> None:
         self.step("sync", path)
-        for known in [p for p in self._durable if posixpath.dirname(p) == path and p not in self._files]:
+        for known in [p for p in self._durable if _directory_of(p) == path and p not in self._files]:
             del self._durable[known]
-        self._durable |= {p: i for p, i in self._files.items() if posixpath.dirname(p) == path}
+        self._durable |= {p: i for p, i in self._files.items() if _directory_of(p) == path}
 
     def volume(self) -> tuple[int, int]:
         total = self.capacity_bytes if self.capacity_bytes is not None else 1 << 40

@@ -19,7 +19,7 @@ from oncelog.sim.transactors import Copier, Writer
 from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
 from oncelog.types import TopicPartition
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 1.0
 LIVENESS_SECONDS = 300.0
 """So long after the last fault everything must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
@@ -64,7 +64,7 @@ def plan_for(seed: int) -> Plan:
     senders = chance.choice((0, 1)) if is_transactional else chance.choice((1, 2, 3))
     writers = chance.choice((1, 2)) if is_transactional else 0
     copiers = chance.choice((0, 1, 2)) if is_transactional else 0
-    calm_ms = chance.choice((20_000, 60_000))
+    calm_ms = chance.choice((30_000, 60_000, 120_000))
     broker: dict[str, object] = {
         "num.partitions": partitions,
         "log.segment.bytes": chance.choice((700, 3_000, 20_000, 1 << 30)),
@@ -81,7 +81,7 @@ def plan_for(seed: int) -> Plan:
     }
     clients = [f"{kind}-{n}" for kind, count in _cast(senders, writers, copiers) for n in range(count)]
     faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
-    return Plan(seed, broker, loses_power, partitions, senders, writers, copiers, 12, calm_ms, tuple(faults))
+    return Plan(seed, broker, loses_power, partitions, senders, writers, copiers, 8, calm_ms, tuple(faults))
 
 
 def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:

@@ -89,7 +89,7 @@ class Writer(Transactor):
             producer = await self.new_producer()
             try:
                 while self.bursts_left > 0 and await self.transact(producer):
-                    await self.rest(2.0)
+                    await self.rest(8.0)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
         await self.new_producer()  # nothing is left open, or readers would wait for its time to pass
@@ -138,8 +138,9 @@ class Copier(Transactor):
             "client.id": name,
             "group.id": GROUP,
             "auto.offset.reset": "earliest",
+            "fetch.max.wait.ms": 2_000,
             "enable.auto.commit": False,
-            "heartbeat.interval.ms": 1_000,
+            "heartbeat.interval.ms": 2_000,
             "session.timeout.ms": 6_000,
             "max.poll.interval.ms": 20_000,
             "partition.assignment.strategy": self.chance.choice(("range", "cooperative-sticky")),
@@ -168,7 +169,7 @@ class Copier(Transactor):
         while not self.is_told_to_stop:
             call = self.begin(Kind.POLL)
             try:
-                records = await consumer.poll(1.0, max_records=self.chance.randint(1, 20))
+                records = await consumer.poll(3.0, max_records=self.chance.randint(1, 20))
             except OncelogError:
                 records = []
                 await self.rest(0.5)
