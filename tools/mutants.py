@@ -183,6 +183,8 @@ MUTANTS = [
     Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),)),
 ]
 """In the order of a record's way."""
+NOT_CAUGHT: dict[str, str] = {}
+"""And why not."""
 
 
 def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:

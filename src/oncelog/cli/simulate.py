@@ -56,7 +56,7 @@ def command(seeds: str, seed: int | None, kept: str | None, no_shrink: bool, dig
     cpu_s = time.process_time() - began
     click.echo(
         f"{len(wanted)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
-        f" of virtual time, {cpu_s:.1f} s of processor time ({virtual_s / max(cpu_s, 1e-9):,.0f} times faster)"
+        f" of virtual time, {cpu_s:.1f} s of processor ({virtual_s / max(cpu_s, 1e-9):,.0f} times real time)"
     )
     if failed:
         raise SystemExit(EXIT_VIOLATIONS)

@@ -184,7 +184,7 @@ def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
     for tp, partition in logs.items():
         for header, data in batches_of(partition):
             record = decode_control(data, verify=False) if header.is_control else None
-            if record is None:
+            if record is None or record.type is None:
                 continue
             who = (header.producer_id, header.producer_epoch)
             outcome, first = told.setdefault(who, (record.type, tp))
@@ -196,7 +196,7 @@ def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
 def check_copies(world: World, operations: list[Operation], last: str, source: str, target: str) -> None:
     """Every record of the one topic is in the other, once."""
     read = [item for operation in operations if operation.process == last for item in operation.items]
-    there = {item.value for item in read if item.topic == source}
+    there: set[Any] = {item.value for item in read if item.topic == source}
     copied: dict[Any, Item] = {}
     for item in read:
         if item.topic == target:

@@ -15,7 +15,6 @@ from random import Random
 
 from oncelog.log.disk import Buffer
 
-
 _directory_of = lru_cache(4096)(posixpath.dirname)
 
 

@@ -44,7 +44,11 @@ class Process:
                 told()
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+_Loop: Any = asyncio.AbstractEventLoop
+"""Of its many methods only those are here that asyncio's own parts and the edge call."""
+
+
+class SimLoop(_Loop):  # type: ignore[misc]
     """Time is kept in whole microseconds. `pause_limit_s`: how long a thread takes, at most, before and after
     its work.
     """
@@ -95,10 +99,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         steps_left = MAX_STEPS_AT_ONCE
         ready = self._ready
         while ready and not future.done():
-            handle = ready.popleft()
+            handle: Any = ready.popleft()
             if handle.cancelled():
                 continue
-            context: Context = handle._context  # type: ignore[attr-defined]
+            context: Context = handle._context
             process = context.get(PROCESS)
             if process is not None and (not process.is_alive or process.paused_until_us > self.now_us):
                 if process.is_alive:
@@ -111,7 +115,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     f"{process.name if process else 'the simulator'} does not come to rest: {handle}"
                 )
             try:
-                context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                context.run(handle._callback, *handle._args)
             except SimulatedCrash:
                 pass  # whoever raised it has killed the process
             except Exception as error:
@@ -163,9 +167,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._tasks = [each for each in self._tasks if not each.done()]
         return task
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """The work happens at one moment, after a pause; who waits is told after another."""
         done = self.create_future()
 
@@ -187,14 +189,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _pause_s(self) -> float:
         return self._chance.uniform(0.0, self.pause_limit_s)
 
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
     ) -> tuple[Any, Any]:
-        return await self.network.connect(protocol_factory, host, port)
+        made: tuple[Any, Any] = await self.network.connect(protocol_factory, host, port)
+        return made
 
-    async def create_server(  # type: ignore[override]
-        self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
-    ) -> Any:
+    async def create_server(self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any) -> Any:
         return self.network.listen(protocol_factory, host, port)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -220,4 +221,4 @@ class SimLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
-                coroutine.close()  # type: ignore[union-attr]
+                coroutine.close()

@@ -149,9 +149,9 @@ class SimTransport(asyncio.Transport):
         if isinstance(self.protocol, asyncio.BufferedProtocol):
             position = 0
             while position < len(data) and not self._is_lost:
-                room = self.protocol.get_buffer(-1)
+                room = memoryview(self.protocol.get_buffer(-1))
                 count = min(len(room), len(data) - position)
-                memoryview(room)[:count] = data[position : position + count]
+                room[:count] = data[position : position + count]
                 position += count
                 self.protocol.buffer_updated(count)
         else:
