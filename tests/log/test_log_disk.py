@@ -156,7 +156,7 @@ def test_a_full_disk_refuses_and_recovers_at_any_point() -> None:
         partition = open_partition(disk, SMALL)
         for number in range(3):
             put(partition, batch(number))
-        disk.capacity_bytes = disk._used_bytes() + room
+        disk.capacity_bytes = disk.used_bytes() + room
         acknowledged = _put_until_full(partition, 3)
         before = read_all(partition)
         for _ in range(3):

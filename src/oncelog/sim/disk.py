@@ -263,7 +263,8 @@ def _survivor(inode: _Inode, rng: Random) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    sure = len(synced) if data.startswith(synced) else 0
+    # What was synced and not touched since; a file that was cut and written on differs behind that.
+    sure = len(posixpath.commonprefix([data, synced]))
     kept = data[: rng.randint(sure, len(data))]
     if fate == "holed" and len(kept) > sure:
         # The length reached the disk before the bytes did.
