@@ -38,6 +38,7 @@ def failures(seeds: range) -> dict[int, list[str]]:
     return {seed: found for seed in seeds if (found := play(plan_for(seed)).violations)}
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, 200, CHUNK))
 def test_nothing_is_violated(first: int) -> None:
     assert failures(range(first, first + CHUNK)) == {}

@@ -84,9 +84,11 @@ class Watch:
         """High watermark and last stable offset, as seen last."""
         self.before: dict[TopicPartition, tuple[int, dict[int, Known]]] | None = None
         """Log ends and producers of the broker that ended; None when the disk may have lost something."""
+        self.positions: dict[tuple[str, TopicPartition], int] = {}
+        """What groups have committed, as seen last."""
 
     def look(self, node: Node) -> None:
-        """Neither goes back."""
+        """High watermarks, last stable offsets and committed positions do not go back."""
         for tp, partition in node.log_manager.partitions.items():
             high, stable = self.floors.get(tp, (0, 0))
             if partition.high_watermark < high:
@@ -96,6 +98,13 @@ class Watch:
             if partition.last_stable_offset < stable:
                 self.world.violate("the LSO went back", f"{tp} {stable} to {partition.last_stable_offset}")
             self.floors[tp] = (partition.high_watermark, partition.last_stable_offset)
+        for group in node.groups.offsets.groups():
+            for tp, committed in node.groups.offsets.of(group).items():
+                before = self.positions.get((group, tp), 0)
+                if committed.offset < before:
+                    text = f"{group} {tp} {before} to {committed.offset}"
+                    self.world.violate("a committed position went back", text)
+                self.positions[group, tp] = committed.offset
 
     def ending(self, node: Node, *, keeps_all: bool) -> None:
         """The broker is about to end. `keeps_all`: all that it has written will be there again."""
@@ -108,6 +117,7 @@ class Watch:
             }
         else:
             self.floors.clear()
+            self.positions.clear()
 
     def recovered(self, node: Node) -> None:
         """Producer state is what the log says, and after a mere kill what it was."""

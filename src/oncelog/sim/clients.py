@@ -134,7 +134,7 @@ class Sender(Application):
             "linger.ms": self.chance.choice((0, 0, 5, 50)),
             "batch.size": self.chance.choice((1, 200, 1_000, 16_384)),
             "max.in.flight.requests.per.connection": self.chance.choice((1, 2, 5, 5, 5)),
-            "delivery.timeout.ms": self.chance.choice((3_000, 10_000, 60_000, 120_000)),
+            "delivery.timeout.ms": self.chance.choice((3_000, 3_000, 10_000, 60_000)),
             "max.block.ms": 10_000,
         }
 

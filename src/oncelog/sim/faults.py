@@ -100,11 +100,11 @@ async def cut_connections(stage: Stage, fault: Fault) -> None:
 
 
 async def repeat_connection(stage: Stage, fault: Fault) -> None:
-    """Everything a client has sent on a connection arrives once more, on another one."""
+    """Everything a client has sent on a connection, perhaps long ago, arrives once more, on another one."""
     await _span(fault)
-    mine = [each for each in stage.world.network.connections() if each.process.name == fault.target]
-    if mine:
-        await stage.repeat(bytes(mine[fault.amount % len(mine)].sent))
+    sent = stage.world.network.sent_by.get(fault.target)
+    if sent:
+        await stage.repeat(bytes(sent[fault.amount % len(sent)]))
 
 
 async def bad_network(stage: Stage, fault: Fault) -> None:
@@ -156,8 +156,8 @@ class _Kind(NamedTuple):
 
 
 KINDS: dict[str, _Kind] = {
-    "kill": _Kind(kill_broker, 4, (0, 4_000)),
-    "power": _Kind(cut_power, 4, (0, 4_000)),
+    "kill": _Kind(kill_broker, 4, (0, 8_000)),
+    "power": _Kind(cut_power, 4, (0, 8_000)),
     "kill-in-write": _Kind(kill_in_write, 4, (200, 8_000), (0, 3_000)),
     "power-in-write": _Kind(cut_power_in_write, 4, (200, 8_000), (0, 3_000)),
     "stop": _Kind(stop_broker, 1, (0, 2_000)),
@@ -165,7 +165,7 @@ KINDS: dict[str, _Kind] = {
     "pause": _Kind(pause, 4, (100, 15_000), targets="all"),
     "part": _Kind(part, 4, (50, 20_000), targets="clients"),
     "cut": _Kind(cut_connections, 6, (0, 0), targets="all"),
-    "repeat": _Kind(repeat_connection, 3, (0, 8_000), (0, 5), targets="clients"),
+    "repeat": _Kind(repeat_connection, 5, (0, 8_000), (0, 9), targets="clients"),
     "bad-network": _Kind(bad_network, 4, (500, 15_000), (5, 150)),
     "full-disk": _Kind(full_disk, 1, (500, 5_000), (0, 3_000)),
     "broken-disk": _Kind(broken_disk, 1, (100, 3_000), (0, 1)),

@@ -199,6 +199,8 @@ class Network:
         self.weather = Weather()
         self.listeners: dict[tuple[str, int], _Listener] = {}
         self.on_arrival: Callable[[SimTransport, bytes | None], object] = lambda transport, data: None
+        self.sent_by: dict[str, list[bytearray]] = {}
+        """What each client has sent, by connection, also those that are over."""
         self._open: dict[int, SimTransport] = {}
         self._parted: dict[frozenset[str], int] = {}
         self._silent: set[str] = set()
@@ -232,6 +234,7 @@ class Network:
         mine = SimTransport(self, process, copy_context(), (host, port))
         theirs = SimTransport(self, listener.process, listener.context, (process.name, 40_000 + mine.number))
         mine.peer, theirs.peer = theirs, mine
+        self.sent_by.setdefault(process.name, []).append(mine.sent)
         self._open[mine.number], self._open[theirs.number] = mine, theirs
         self.loop.call_soon(self._accept, theirs, listener.factory, context=listener.context)
         mine.protocol = factory()

@@ -20,6 +20,7 @@ from oncelog.edge.broker import RunningBroker, recover_node
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import logger as broker_log
 from oncelog.edge.machine import become
+from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.rules.history import Operation
 from oncelog.sim.disk import MemoryDisk
 from oncelog.sim.loop import PROCESS, Process, SimLoop
@@ -236,7 +237,11 @@ class BrokerHost(Host):
             await asyncio.sleep(0.01)
         if process.is_alive:
             error = stopping.exception()
-            if error is not None:
+            if isinstance(error, StorageError | KafkaStorageError | OSError):
+                self.world.note(
+                    self.name, f"stops with {error!r}"
+                )  # a broken disk, and nothing is lost by it
+            elif error is not None:
                 self.world.violate("broker does not stop", repr(error))
             self.node = self.running = None
             process.kill()
