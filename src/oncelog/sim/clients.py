@@ -62,6 +62,8 @@ class Application(Host):
         self.chance = world.chance(f"application {name}")
         self.calls: list[Call] = []
         self.session = 0
+        self.given_up: set[tuple[Hashable, int]] = set()
+        """(session, partition) of records without an acknowledgement."""
         self.is_done = False
 
     def start(self) -> None:
@@ -107,10 +109,14 @@ class Application(Host):
             error = None if done.cancelled() else done.exception()
             if done.cancelled() or isinstance(error, OutcomeUnknown):
                 self.end(call, Outcome.UNKNOWN)
-                if isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber):
+                is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
+                # Behind a batch that was given up, and never came, there rightly is a gap.
+                if is_gap and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
+                self.given_up.add((call.session, item.partition))
             elif error is not None:
                 self.end(call, Outcome.FAIL)
+                self.given_up.add((call.session, item.partition))
                 self.world.note(self.name, f"{item.value!r} is refused: {error!r}")
             else:
                 self.end(call, Outcome.OK, [item._replace(offset=done.result().offset)])
