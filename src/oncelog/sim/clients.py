@@ -194,8 +194,8 @@ class Reader(Application):
             "client.id": name,
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
-            "fetch.max.wait.ms": self.chance.choice((100, 2_000, 5_000)),
-            "max.partition.fetch.bytes": self.chance.choice((1, 300, 1_048_576, 1_048_576)),
+            "fetch.max.wait.ms": self.chance.choice((500, 2_000, 5_000)),
+            "max.partition.fetch.bytes": self.chance.choice((1, 300, 2_000, 1_048_576, 1_048_576, 1_048_576)),
         }
 
     async def work(self) -> None:
@@ -228,6 +228,10 @@ class Reader(Application):
 
 class LastReader(Reader):
     """Reads everything once, when nothing is disturbed any more."""
+
+    def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
+        super().__init__(world, name, partitions, "read_committed")
+        self.settings |= {"fetch.max.wait.ms": 500, "max.partition.fetch.bytes": 1_048_576}
 
     async def work(self) -> None:
         async with self._consumer() as consumer:

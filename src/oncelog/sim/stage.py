@@ -119,7 +119,7 @@ class Stage:
         ]
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
-        self.last = LastReader(world, "last", self.partitions, "read_committed")
+        self.last = LastReader(world, "last", self.partitions)
 
     def _add(self, application: Any) -> Any:
         self.applications[application.name] = application
