@@ -107,25 +107,29 @@ class MemoryDisk:
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """The disk after the process was killed: everything written is there."""
-        return self._copy({path: (bytes(node.data), node.synced) for path, node in self._files.items()})
+        """The disk after the process was killed: everything written is there, and as durable as it was."""
+        copies = {
+            id(node): _Inode(bytes(node.data), node.synced)
+            for node in (*self._files.values(), *self._durable.values())
+        }
+        disk = MemoryDisk()
+        disk._directories = set(self._directories)
+        disk._files = {path: copies[id(node)] for path, node in self._files.items()}
+        disk._durable = {path: copies[id(node)] for path, node in self._durable.items()}
+        return disk
 
     def after_power_loss(self, rng: Random) -> MemoryDisk:
         """The disk after a power loss: what was not synced is there wholly, partly or not at all."""
-        found: dict[str, tuple[bytes, bytes]] = {}
+        found: dict[str, bytes] = {}
         directories = sorted({_directory_of(path) for path in (*self._files, *self._durable)})
         for directory in directories:
             names = self._files if rng.random() < 0.5 else self._durable
             for path, inode in sorted(names.items()):
                 if _directory_of(path) == directory:
-                    data = _survivor(inode, rng)
-                    found[path] = (data, data)
-        return self._copy(found)
-
-    def _copy(self, contents: dict[str, tuple[bytes, bytes]]) -> MemoryDisk:
+                    found[path] = _survivor(inode, rng)
         disk = MemoryDisk()
         disk._directories = set(self._directories)
-        disk._files = {path: _Inode(data, synced) for path, (data, synced) in contents.items()}
+        disk._files = {path: _Inode(data, data) for path, data in found.items()}
         disk._durable = dict(disk._files)
         return disk
 
