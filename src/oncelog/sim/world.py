@@ -14,6 +14,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any, NamedTuple
 
+from oncelog.broker.events import AppendEvent
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.edge.broker import RunningBroker, recover_node
@@ -177,13 +178,20 @@ class BrokerHost(Host):
     async def _main(self) -> None:
         try:
             clock = Clock()
-            node = recover_node(self.disk, self.settings, clock)
+            node = recover_node(self.disk, self.settings, clock, self._judged)
             self.on_recovered(node)
             self.node = node
             self.running = RunningBroker(node, clock, BROKER_HOST, BROKER_PORT, None)
             await self.running.start()
         except Exception as error:
             self.world.violate("broker does not start", repr(error))
+
+    def _judged(self, event: AppendEvent) -> None:
+        if event.verdict != "stored":
+            who = f"id {event.producer_id} epoch {event.producer_epoch} sequence {event.base_sequence}"
+            what = event.reason if event.verdict == "refused" else f"is at {event.base_offset}"
+            text = f"{event.verdict}: {event.topic}-{event.partition} {who} of {event.client_id}: {what}"
+            self.world.note(self.name, text)
 
     def kill(self, *, lose_power: bool = False) -> None:
         """SIGKILL, or the plug is pulled."""
