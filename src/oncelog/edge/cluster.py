@@ -221,7 +221,7 @@ class ClusterConnection:
         return self._candidates()[0]
 
     def feature(self, node_id: int, name: str) -> int:
-        """The level of a feature as a connected broker told it; 0 where it is off or nothing is known."""
+        """The level of a feature as a broker told it last; 0 where it is off or nothing is known."""
         broker = self.metadata.brokers.get(node_id)
         link = self._links.get((broker.host, broker.port, "")) if broker else None
         return link.features.get(name, 0) if link else 0

@@ -93,6 +93,7 @@ class BrokerLink:
         self._settings = settings
         self._waiting: deque[_Outgoing] = deque()
         self._protocol: _Protocol | None = None
+        self._features: dict[str, int] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._failure_count = 0
         self._retry_at_ms = 0.0
@@ -112,8 +113,8 @@ class BrokerLink:
 
     @property
     def features(self) -> dict[str, int]:
-        """The cluster's features as told on the present connection."""
-        return self._protocol.core.features if self._protocol else {}
+        """The cluster's features as told on the newest connection: a lost one does not turn them off."""
+        return self._features
 
     @property
     def is_backing_off(self) -> bool:
@@ -205,6 +206,7 @@ class BrokerLink:
             self._fail_waiting(self._never_sent(error))
             return
         self._connecting, self._protocol, self._failure_count = None, protocol, 0
+        self._features = protocol.core.features
         while self._waiting:
             self._write(protocol, self._waiting.popleft())
         self._watch_idle()
