@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test soak fuzz model bench lock behaviours clean
+.PHONY: setup demo example-bank test soak fuzz model simulate bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -33,6 +33,10 @@ fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=
 
 model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
 	$(BIN)/python tools/model.py
+
+SEEDS ?= 200
+simulate: setup  ## the real parts against simulated faults; SEEDS=A..B or how many
+	$(BIN)/oncelog simulate --seeds $(SEEDS)
 
 bench: setup  ## measure beside Apache Kafka (about 50 minutes), and write docs/benchmarks.md anew
 	$(BIN)/oncelog bench all

@@ -284,3 +284,13 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
         for tp, value, error in world.results():
             assert error is not None or value in world.broker.logs[tp]
     assert doubled > 0
+
+
+def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
+    """Else the loop that carries the producer would turn without a pause until there is one."""
+    core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), lambda: 0.5)
+    core.give_identity(PRODUCER_ID, 0)
+    core.append(TP[0], (0, None, b"v", ()), row_size_bytes(None, b"v", ()), 100.0, None)
+    assert core.next_wakeup_ms(100.0) == 105.0
+    assert core.drain(105.0) == [] and core.stale == {TP[0]}
+    assert core.next_wakeup_ms(105.0) == 100.0 + core.options.delivery_timeout_ms

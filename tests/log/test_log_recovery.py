@@ -272,3 +272,22 @@ def test_indexes_that_kafka_preallocated(clean: bool) -> None:
     partition.close(NOW_MS)
     sizes = [disk.open(f"{TP}/{_names(disk, suffix)[-1]}").size() for suffix in (".index", ".timeindex")]
     assert max(sizes) < 100
+
+
+def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() -> None:
+    """Found by the simulator: the second start took the segment as good, and aborted records were seen."""
+    disk, small = MemoryDisk(), config(segment_bytes=200)
+    partition = open_partition(disk, small)
+    put(partition, batch(0, pid=9, is_transactional=True))
+    put_marker(partition, marker(9, commit=False))
+    put(partition, batch(0))
+    put(partition, batch(1))
+    partition.flush()
+    assert partition.segment_count > 1 and len(partition.aborted_transactions(0, 9)) == 1
+    point = partition.recovery_point
+    disk = disk.after_kill()
+    disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
+    for _ in range(2):
+        found = open_partition(disk, small, recovery_point=point).aborted_transactions(0, 9)
+        assert [each.producer_id for each in found] == [9]
+        disk = disk.after_kill()

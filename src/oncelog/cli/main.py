@@ -25,6 +25,7 @@ COMMANDS = {
     "explain": "Run a fault story for real and draw what crossed the wire.",
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
     "pipeline": "Run a streaming query of Spark and keep it running.",
+    "simulate": "Run everything against simulated faults, from a seed.",
     "audit": "Prove or refute that a log is exactly-once.",
     "bench": "Measure.",
     "dev": "Start and stop Apache Kafka itself, to compare with.",

@@ -114,12 +114,15 @@ class PartitionQueue:
         return [batch for batch in [*sent, *self.waiting] if batch.created_ms <= time_ms]
 
     def next_due_ms(self, now_ms: float) -> float | None:
-        """The next time at which something here becomes due by itself."""
+        """The next time at which something here becomes due by itself.
+
+        What is due already and still here waits for something else: a leader, a place in flight.
+        """
         sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
-        times = [batch.retry_at_ms for batch in sent if not batch.is_on_wire and batch.retry_at_ms > now_ms]
+        times = [batch.retry_at_ms for batch in sent if not batch.is_on_wire]
         oldest = sent[0] if sent else self.waiting[0] if self.waiting else None
         if oldest is not None:
             times.append(oldest.created_ms + self._options.delivery_timeout_ms)
         if self.waiting and self.waiting[0] is self.open:
-            times.append(max(self.waiting[0].created_ms + self._options.linger_ms, now_ms))
-        return min(times, default=None)
+            times.append(self.waiting[0].created_ms + self._options.linger_ms)
+        return min((time for time in times if time > now_ms), default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +12,7 @@ from oncelog.client.consumer_state import FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
 from oncelog.client.offsets import OffsetAt, OffsetSpec
 from oncelog.config import CONSUMER, INT32_MAX, Settings
+from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
@@ -37,7 +37,7 @@ class AsyncConsumer(AsyncSubscribing):
         self._core = ConsumerCore(self._settings)
         super().__init__()
         self._cluster: ClusterConnection | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._finding_leaders = False
         self._failure_count = 0
         self._wake: asyncio.Event | None = None
@@ -280,7 +280,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     def metrics(self) -> dict[str, float]:
         """Numbers under Kafka's names (records-consumed-rate, fetch-latency-avg, records-lag-max, ...)."""
-        return self._core.metric_values(time.monotonic() * 1000)
+        return self._core.metric_values(machine.current().monotonic_ns() / 1e6)
 
     # Work in the background
 
@@ -299,8 +299,8 @@ class AsyncConsumer(AsyncSubscribing):
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def _wake_up(self) -> None:
         if self._wake:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from oncelog.broker.events import AppendEvent
 from oncelog.broker.metrics import to_dict
 from oncelog.broker.node import Node
 from oncelog.config import BROKER, Settings
+from oncelog.edge import machine
 from oncelog.edge.chores import ChoreDriver
 from oncelog.edge.clock import Clock
 from oncelog.edge.collector import Collector
@@ -33,12 +33,13 @@ from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.log.disk import Disk
 from oncelog.log.manager import LOCK, LogManager
 
 START_SECONDS = STOP_SECONDS = 60.0
 
 
-class _Running:
+class RunningBroker:
     """A node with its servers, on the loop that called `start`."""
 
     def __init__(self, node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> None:
@@ -131,10 +132,17 @@ def open_node(
         disk = RealDisk(data_dir)
     except OSError as error:
         raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
-    now_ms = clock.now_ms()
-    manager = LogManager.open(disk, node_id=settings["node.id"], new_uuid=_new_uuid, now_ms=now_ms)
+    return recover_node(disk, settings, clock, on_append)
+
+
+def recover_node(
+    disk: Disk, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
+) -> Node:
+    """`open_node` on any disk."""
+    now_ms, new_uuid = clock.now_ms(), machine.current().new_uuid
+    manager = LogManager.open(disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms)
     try:
-        return Node(manager, settings, new_uuid=_new_uuid, now_ms=now_ms, on_append=on_append)
+        return Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
     except BaseException:
         manager.release()
         raise
@@ -155,10 +163,6 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
         yield disk
     finally:
         lock.release()
-
-
-def _new_uuid() -> bytes:
-    return uuid.uuid4().bytes
 
 
 class Broker:
@@ -187,7 +191,7 @@ class Broker:
         self._port = port
         self._asked_metrics_port = metrics_port
         self._on_append = on_append
-        self._running: _Running | None = None
+        self._running: RunningBroker | None = None
         self._thread: LoopThread | None = None
 
     def start(self) -> Self:
@@ -252,9 +256,9 @@ class Broker:
         return self._thread.run(_metrics(self._running.node), START_SECONDS)
 
 
-async def _start(node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> _Running:
+async def _start(node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> RunningBroker:
     try:
-        running = _Running(node, clock, host, port, metrics_port)
+        running = RunningBroker(node, clock, host, port, metrics_port)
     except ConfigError:  # of certificates
         node.close(clock.now_ms())
         raise

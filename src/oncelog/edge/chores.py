@@ -6,8 +6,8 @@ What a chore wants done elsewhere (syncs, deletions) runs in a thread, one at a 
 from __future__ import annotations
 
 import asyncio
-import time
 
+from oncelog.edge import machine
 from oncelog.edge.event_log import log_event
 from oncelog.log.chores import Chores, Job
 
@@ -21,6 +21,7 @@ class ChoreDriver:
 
     def __init__(self, chores: Chores) -> None:
         self._chores = chores
+        self._work_seconds = machine.current().work_seconds
         self._added = asyncio.Event()
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -50,8 +51,8 @@ class ChoreDriver:
 
     def _work(self) -> Job | None:
         """Steps until the time is up or there is a job."""
-        until = time.perf_counter() + WORK_SECONDS
-        while self._chores and time.perf_counter() < until:
+        until = self._work_seconds() + WORK_SECONDS
+        while self._chores and self._work_seconds() < until:
             try:
                 job = self._chores.step()
             except Exception as error:

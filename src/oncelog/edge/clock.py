@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from oncelog.edge import machine
 
 
 class Clock:
@@ -12,14 +12,16 @@ class Clock:
     was until the wall clock has caught up, so that deadlines and expiry are not stretched.
     """
 
-    __slots__ = ("_anchor_ns",)
+    __slots__ = ("_anchor_ns", "_monotonic_ns", "_wall_ns")
 
     def __init__(self) -> None:
-        self._anchor_ns = time.time_ns() - time.monotonic_ns()
+        mine = machine.current()
+        self._wall_ns, self._monotonic_ns = mine.wall_ns, mine.monotonic_ns
+        self._anchor_ns = self._wall_ns() - self._monotonic_ns()
 
     def now_ms(self) -> int:
-        monotonic_ns = time.monotonic_ns()
-        ahead_ns = time.time_ns() - monotonic_ns
+        monotonic_ns = self._monotonic_ns()
+        ahead_ns = self._wall_ns() - monotonic_ns
         if ahead_ns > self._anchor_ns:
             self._anchor_ns = ahead_ns
         return (monotonic_ns + self._anchor_ns) // 1_000_000

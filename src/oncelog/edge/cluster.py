@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from oncelog.client.cluster import ClusterMetadata
 from oncelog.config import Settings
+from oncelog.edge import machine
 from oncelog.edge.link import BrokerLink
 from oncelog.edge.security import client_security
 from oncelog.errors import (
@@ -60,6 +59,7 @@ class ClusterConnection:
         self.metadata = ClusterMetadata()
         self._settings = settings
         self._security = client_security(settings)
+        self._machine = machine.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
         self._topics: dict[str, bool] = {}
@@ -73,7 +73,7 @@ class ClusterConnection:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
-        return time.monotonic() * 1000
+        return self._machine.monotonic_ns() / 1e6
 
     async def start(self) -> None:
         """Find the cluster through the bootstrap servers; further calls do nothing.
@@ -225,7 +225,7 @@ class ClusterConnection:
         return self._candidates()[0]
 
     def feature(self, node_id: int, name: str) -> int:
-        """The level of a feature as a connected broker told it; 0 where it is off or nothing is known."""
+        """The level of a feature as a broker told it last; 0 where it is off or nothing is known."""
         broker = self.metadata.brokers.get(node_id)
         link = self._links.get((broker.host, broker.port, "")) if broker else None
         return link.features.get(name, 0) if link else 0
@@ -326,7 +326,9 @@ class ClusterConnection:
     def retry_pause_ms(self, attempt: int) -> float:
         """retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, give or take 20 %."""
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
-        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * random.uniform(0.8, 1.2)
+        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._machine.chance.uniform(
+            0.8, 1.2
+        )
 
     async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
         """Repeat until it succeeds, while the error is retriable and time (request.timeout.ms) is left."""

@@ -5,7 +5,6 @@ Source: row T14; KIP-664.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +25,7 @@ from oncelog.client.group import (
     committed_from,
     committed_request,
 )
+from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.errors import UnknownMemberId, error_for_code, raise_for_code
@@ -128,7 +128,7 @@ class AsyncCoordination:
                 judge(
                     opened,
                     known[0] if known else None,
-                    now_ms=time.time_ns() // 1_000_000,
+                    now_ms=machine.current().wall_ns() // 1_000_000,
                     older_than_ms=older_than_ms,
                 )
             )

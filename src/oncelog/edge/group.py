@@ -226,7 +226,7 @@ class GroupSession(GroupRequests):
 
     async def _learn(self, joined: Joined) -> None:
         """How many partitions the topics have that members read; the leader must know."""
-        topics = self.topics.union(*(each.topics for each in joined.subscribers))
+        topics = sorted(self.topics.union(*(each.topics for each in joined.subscribers)))
         may_create = self._pattern is None  # what matched once and was deleted is not to come back
         await self._cluster.refresh_metadata(topics, allow_auto_topic_creation=may_create)
         self._counts = {topic: self._cluster.metadata.partition_count(topic) for topic in topics}

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import ssl
-import time
 from collections import deque
 from typing import Any, NamedTuple, cast
 
 from oncelog.client.connection import ConnectionCore
 from oncelog.config import Settings
+from oncelog.edge import machine
 from oncelog.edge.security import PLAINTEXT, ClientSecurity, tls_failed
 from oncelog.errors import (
     AuthenticationError,
@@ -129,11 +128,13 @@ class BrokerLink:
         self.host, self.port = host, port
         self.peer = f"{host}:{port}"
         self.loop = asyncio.get_running_loop()
+        self._machine = machine.current()
         self.latencies: deque[float] | None = None
         self._settings = settings
         self._security = security
         self._waiting: deque[_Outgoing] = deque()
         self._protocol: _Protocol | None = None
+        self._features: dict[str, int] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._failure_count = 0
         self._retry_at_ms = 0.0
@@ -145,7 +146,7 @@ class BrokerLink:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock; uvloop's own time stands still within a turn of the loop."""
-        return time.monotonic() * 1000
+        return self._machine.monotonic_ns() / 1e6
 
     @property
     def is_connected(self) -> bool:
@@ -153,8 +154,8 @@ class BrokerLink:
 
     @property
     def features(self) -> dict[str, int]:
-        """The cluster's features as told on the present connection."""
-        return self._protocol.core.features if self._protocol else {}
+        """The cluster's features as told on the newest connection: a lost one does not turn them off."""
+        return self._features
 
     @property
     def is_backing_off(self) -> bool:
@@ -233,7 +234,7 @@ class BrokerLink:
         base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
         pause_ms = min(base * 2 ** min(self._failure_count, 20), max(top, base))
         self._failure_count += 1
-        self._retry_at_ms = self.now_ms() + pause_ms * random.uniform(0.8, 1.2)
+        self._retry_at_ms = self.now_ms() + pause_ms * self._machine.chance.uniform(0.8, 1.2)
         self._last_error = str(error)
 
     async def _connect(self) -> None:
@@ -246,6 +247,7 @@ class BrokerLink:
             self._fail_waiting(self._never_sent(error))
             return
         self._connecting, self._protocol, self._failure_count = None, protocol, 0
+        self._features = protocol.core.features
         self.on_ready(protocol)
         self._watch_idle()
 

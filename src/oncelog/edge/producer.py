@@ -18,7 +18,7 @@ from oncelog.config import PRODUCER, Settings
 from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import LoopThread
-from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
+from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.producer_sender import Sender, make_row
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
 from oncelog.edge.transactions import Transactions
@@ -97,17 +97,17 @@ class AsyncProducer(AsyncTransactionalCalls):
         await self._wait_for_room(driver, size_bytes)
         with driver.lock:
             outcome, index, wake = sender.append(
-                topic, partition, row, size_bytes, on_delivery, monotonic_ms()
+                topic, partition, row, size_bytes, on_delivery, driver.now_ms()
             )
         if wake:
             driver.wake()
         return _as_asyncio(RecordFuture(outcome, index))
 
     async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
-        deadline = monotonic_ms() + self.options.max_block_ms
+        deadline = driver.now_ms() + self.options.max_block_ms
         while not driver.core.has_room(size_bytes):
             driver.wake()
-            left_s = (deadline - monotonic_ms()) / 1000
+            left_s = (deadline - driver.now_ms()) / 1000
             try:
                 await asyncio.wait_for(driver.next_settled(), max(left_s, 0))
             except TimeoutError:
@@ -171,7 +171,7 @@ def _no_room(options: ProducerOptions) -> TimedOut:
 def _metrics(driver: ProducerDriver) -> dict[str, float]:
     with driver.lock:
         core = driver.core
-        return core.metrics.to_dict(monotonic_ms(), core.buffered_bytes, driver.options.buffer_bytes)
+        return core.metrics.to_dict(driver.now_ms(), core.buffered_bytes, driver.options.buffer_bytes)
 
 
 def _report(options: ProducerOptions, driver: ProducerDriver | None) -> IdempotenceReport:
@@ -279,7 +279,7 @@ class Producer(TransactionalCalls):
             if not driver.core.has_room(size_bytes):
                 self._wait_for_room(size_bytes)
             outcome, index, wake = self._sender.append(
-                topic, partition, row, size_bytes, callback, monotonic_ms()
+                topic, partition, row, size_bytes, callback, driver.now_ms()
             )
         if wake:
             self._thread.call_soon(driver.wake)
@@ -341,7 +341,7 @@ class Producer(TransactionalCalls):
                     self._wait_for_room(len(batch.data))
                 tp = TopicPartition(topic, batch.partition)
                 outcome = driver.core.append_sealed(
-                    tp, batch.data, batch.record_count, batch.times, monotonic_ms()
+                    tp, batch.data, batch.record_count, batch.times, driver.now_ms()
                 )
             parts.append((outcome, 0, batch.record_count))
             self._thread.call_soon(driver.wake)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_request import ProduceCall
 from oncelog.client.transactions import TransactionalCore
 from oncelog.config import Settings
+from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import (
     BrokerError,
@@ -33,26 +32,22 @@ _LOG = logging.getLogger("oncelog.producer")
 _IDLE_SECONDS = 60.0
 
 
-def monotonic_ms() -> float:
-    """Milliseconds of the monotonic clock."""
-    return time.monotonic_ns() / 1e6
-
-
 class ProducerDriver:
     """Not thread safe except for `lock`, which guards the core, and `wake`."""
 
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:
         self.settings = settings
         self.options = options
+        self.machine = machine.current()
         self.cluster = ClusterConnection(settings)
         core = TransactionalCore if options.transactional_id is not None else ProducerCore
-        self.core = core(options, self.cluster.metadata, random.random)
+        self.core = core(options, self.cluster.metadata, self.machine.chance.random)
         self.lock = threading.Lock()
         self.settled = threading.Condition(self.lock)
         self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._main: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Any], ProduceCall] = {}
         self._is_asking_id = False
@@ -62,6 +57,10 @@ class ProducerDriver:
         self._thread_id: int | None = None
         self.on_turn: Callable[[], object] = lambda: None
         """Called after every drain: what a transaction must do before more can be sent."""
+
+    def now_ms(self) -> float:
+        """Milliseconds of the monotonic clock."""
+        return self.machine.monotonic_ns() / 1e6
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs on the thread that carries the records, as callbacks do."""
@@ -109,7 +108,7 @@ class ProducerDriver:
 
     def _turn(self) -> float:
         """One drain; seconds until the next is due."""
-        now_ms = monotonic_ms()
+        now_ms = self.now_ms()
         with self.lock:
             calls = self.core.drain(now_ms)
             due_ms = self.core.next_wakeup_ms(now_ms)
@@ -130,8 +129,8 @@ class ProducerDriver:
     def spawn(self, coroutine: Any) -> None:
         """Run a coroutine until it ends or the producer is closed."""
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def notify(self) -> None:
         """Tell futures, callbacks and waiters what was settled; never while holding the lock."""
@@ -161,7 +160,7 @@ class ProducerDriver:
             )
         except OncelogError as error:
             with self.lock:
-                self.core.on_failure(call, error, monotonic_ms())
+                self.core.on_failure(call, error, self.now_ms())
             self._event.set()
             return
         self._in_flight[future] = call
@@ -174,7 +173,7 @@ class ProducerDriver:
                 future.cancel()
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
-        now_ms = monotonic_ms()
+        now_ms = self.now_ms()
         call = self._in_flight.pop(done)
         error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
         with self.lock:
@@ -220,7 +219,7 @@ class ProducerDriver:
         """Metadata of the topics whose leader is unknown or wrong, then a pause."""
         try:
             with self.lock:
-                topics = {tp.topic for tp in self.core.stale}
+                topics = sorted({tp.topic for tp in self.core.stale})
                 self.core.stale.clear()
             try:
                 await self.cluster.refresh_metadata(topics)

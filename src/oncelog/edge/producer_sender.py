@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterable
 
 from oncelog.client.partitioner import Partitioner
 from oncelog.client.producer_batch import Callback, Outcome, Row
 from oncelog.client.producer_partition import PartitionQueue
+from oncelog.edge import machine
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.errors import MisuseError
 from oncelog.types import Header, TopicPartition
@@ -41,7 +40,7 @@ class Sender:
         if key is not None and (key or partitioner.hashes_empty_keys):
             return partitioner.for_key(key, count)
         if not partitioner.is_sticky:
-            return random.randrange(count)
+            return self.driver.machine.chance.randrange(count)
         return self._stick(topic, partitioner, count, size_bytes)
 
     def choose_many(self, topic: str, keys: list[bytes | None] | None, rows: int) -> list[int] | int:
@@ -70,7 +69,7 @@ class Sender:
     def _partitioner(self, topic: str) -> Partitioner:
         partitioner = self._partitioners.get(topic)
         if partitioner is None:
-            partitioner = Partitioner(self.driver.options.partitioner, random.randrange)
+            partitioner = Partitioner(self.driver.options.partitioner, self.driver.machine.chance.randrange)
             self._partitioners[topic] = partitioner
         return partitioner
 
@@ -121,7 +120,7 @@ def make_row(
         if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
             raise MisuseError(f"{name} must be bytes or None, not {type(data).__name__}; encode it first")
     if timestamp_ms is None:
-        timestamp_ms = time.time_ns() // 1_000_000
+        timestamp_ms = machine.current().wall_ns() // 1_000_000
     elif not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms < 1 << 63:
         raise MisuseError(f"timestamp_ms={timestamp_ms!r} is no time in whole milliseconds since 1970")
     return (

@@ -48,7 +48,7 @@ class Server:
         keys = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.port = 0
         self._ids = count(1)
         self._listener: asyncio.Server | None = None
@@ -94,14 +94,14 @@ class Server:
 
     def opened(self, connection: Connection) -> None:
         """A connection is there; one above max.connections goes at once."""
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
         if len(self.connections) > self.max_connections:
             connection.close(f"max.connections={self.max_connections} is reached", at_once=True)
 
     def lost(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.node.connection_count = len(self.connections)
 
     def after_round(self, now_ms: int) -> None:

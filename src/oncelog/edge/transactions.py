@@ -13,7 +13,7 @@ from typing import Any
 
 from oncelog.client.transactions import TransactionalCore
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
-from oncelog.edge.producer_driver import ProducerDriver, monotonic_ms
+from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
@@ -174,7 +174,7 @@ class Transactions:
                 self._driver.notify()
             elif self.session.state is not State.COMMITTING:
                 return
-            if monotonic_ms() > deadline_ms:
+            if self._driver.now_ms() > deadline_ms:
                 raise TimedOut("records of the transaction are still under way; call the same again")
 
     # Requests
@@ -310,7 +310,7 @@ class Transactions:
             if is_commit and may_be_done(error):  # holds for the calls that repeat this commit, too
                 self._may_be_committed = True
             pause_s = self._pause_s(error, attempt)
-            if monotonic_ms() + pause_s * 1000 > deadline_ms:
+            if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
                 raise TimedOut(
                     f"{asked.name} was not answered in time; the last that was heard: {error}"
                 ) from error
@@ -355,12 +355,12 @@ class Transactions:
 
     def _patience_ms(self, deadline_ms: float) -> float:
         """How long one request may go unanswered: the call ends in its time on a silent broker as well."""
-        left_ms = max(deadline_ms - monotonic_ms(), 1)
+        left_ms = max(deadline_ms - self._driver.now_ms(), 1)
         return min(left_ms, self._driver.options.request_timeout_ms)
 
     def _deadline_ms(self, timeout_s: float | None) -> float:
         block_ms = self._driver.options.max_block_ms
-        return monotonic_ms() + (block_ms if timeout_s is None else timeout_s * 1000)
+        return self._driver.now_ms() + (block_ms if timeout_s is None else timeout_s * 1000)
 
 
 def first_error(answer: Any) -> BrokerError | None:

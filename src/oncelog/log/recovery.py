@@ -79,6 +79,9 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, how, replay_from)
     for segment in segments:
+        if segment.transactions.is_unsynced:
+            # The checkpoint may call the segment good: the next start then takes its file as it is.
+            segment.transactions.sync()
         segment.file.rest()
     return recovered
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+from collections.abc import Callable
+from functools import lru_cache
 from random import Random
 
 from oncelog.log.disk import Buffer
+
+_directory_of = lru_cache(4096)(posixpath.dirname)
 
 
 class SimulatedCrash(BaseException):
@@ -94,6 +98,8 @@ class MemoryDisk:
         self.errors: dict[tuple[str, str], int] = {}
         self.crash_after: int | None = None
         self.steps = 0
+        self.on_crash: Callable[[], object] = lambda: None
+        """Told once, when it crashes by itself."""
         self._files: dict[str, _Inode] = {}
         self._directories: set[str] = {""}
         self._durable: dict[str, _Inode] = {}
@@ -101,27 +107,40 @@ class MemoryDisk:
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """The disk after the process was killed: everything written is there."""
-        return self._copy({path: (bytes(node.data), node.synced) for path, node in self._files.items()})
+        """The disk after the process was killed: everything written is there, and as durable as it was."""
+        copies = {
+            id(node): _Inode(bytes(node.data), node.synced)
+            for node in (*self._files.values(), *self._durable.values())
+        }
+        disk = MemoryDisk()
+        disk._directories = set(self._directories)
+        disk._files = {path: copies[id(node)] for path, node in self._files.items()}
+        disk._durable = {path: copies[id(node)] for path, node in self._durable.items()}
+        return disk
 
     def after_power_loss(self, rng: Random) -> MemoryDisk:
         """The disk after a power loss: what was not synced is there wholly, partly or not at all."""
-        found: dict[str, tuple[bytes, bytes]] = {}
-        directories = sorted({posixpath.dirname(path) for path in (*self._files, *self._durable)})
+        found: dict[str, bytes] = {}
+        directories = sorted({_directory_of(path) for path in (*self._files, *self._durable)})
         for directory in directories:
             names = self._files if rng.random() < 0.5 else self._durable
             for path, inode in sorted(names.items()):
-                if posixpath.dirname(path) == directory:
-                    data = _survivor(inode, rng)
-                    found[path] = (data, data)
-        return self._copy(found)
-
-    def _copy(self, contents: dict[str, tuple[bytes, bytes]]) -> MemoryDisk:
+                if _directory_of(path) == directory:
+                    found[path] = _survivor(inode, rng)
         disk = MemoryDisk()
         disk._directories = set(self._directories)
-        disk._files = {path: _Inode(data, synced) for path, (data, synced) in contents.items()}
+        disk._files = {path: _Inode(data, data) for path, data in found.items()}
         disk._durable = dict(disk._files)
         return disk
+
+    def die(self) -> None:
+        """Its process is gone: whoever still uses it meets SimulatedCrash."""
+        self._is_dead = True
+
+    def release(self) -> None:
+        """The world is over: what a dead process' generators do when they are closed harms nobody."""
+        self._is_dead, self.crash_after = False, None
+        self.errors.clear()
 
     def step(self, operation: str, path: str, count: int = 1) -> int:
         """Count steps; how many of `count` happen before the crash. Raises the OSError set for the call."""
@@ -134,6 +153,7 @@ class MemoryDisk:
         self.steps += done
         if done < count:
             self._is_dead = True
+            self.on_crash()
             if operation != "write":
                 raise SimulatedCrash
         return done
@@ -142,7 +162,7 @@ class MemoryDisk:
         """Write as far as crash and capacity allow, then raise what stopped it."""
         room = len(data)
         if self.capacity_bytes is not None:
-            growth_left = max(self.capacity_bytes - self._used_bytes(), 0)
+            growth_left = max(self.capacity_bytes - self.used_bytes(), 0)
             room = min(room, max(len(target) - position, 0) + growth_left)
         done = self.step("write", path, room)
         if position > len(target):
@@ -153,7 +173,8 @@ class MemoryDisk:
         if room < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
+        """Of all files together."""
         return sum(len(inode.data) for inode in self._files.values())
 
     def describe(self, path: str) -> str:
@@ -163,7 +184,7 @@ class MemoryDisk:
         if directory not in self._directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", directory)
         paths = (*self._files, *self._directories)
-        return sorted(posixpath.basename(p) for p in paths if p and posixpath.dirname(p) == directory)
+        return sorted(posixpath.basename(p) for p in paths if p and _directory_of(p) == directory)
 
     def exists(self, path: str) -> bool:
         return path in self._files or path in self._directories
@@ -173,7 +194,7 @@ class MemoryDisk:
 
     def open(self, path: str, *, create: bool = False) -> MemoryFile:
         if path not in self._files:
-            if not create or posixpath.dirname(path) not in self._directories:
+            if not create or _directory_of(path) not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             self.step("create", path)
             self._files[path] = _Inode()
@@ -223,13 +244,13 @@ class MemoryDisk:
 
     def sync_directory(self, path: str = "") -> None:
         self.step("sync", path)
-        for known in [p for p in self._durable if posixpath.dirname(p) == path and p not in self._files]:
+        for known in [p for p in self._durable if _directory_of(p) == path and p not in self._files]:
             del self._durable[known]
-        self._durable |= {p: i for p, i in self._files.items() if posixpath.dirname(p) == path}
+        self._durable |= {p: i for p, i in self._files.items() if _directory_of(p) == path}
 
     def volume(self) -> tuple[int, int]:
         total = self.capacity_bytes if self.capacity_bytes is not None else 1 << 40
-        return total, max(total - self._used_bytes(), 0)
+        return total, max(total - self.used_bytes(), 0)
 
     def lock(self, path: str) -> MemoryLock:
         if path in self._locks:
@@ -246,7 +267,8 @@ def _survivor(inode: _Inode, rng: Random) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    sure = len(synced) if data.startswith(synced) else 0
+    # What was synced and not touched since; a file that was cut and written on differs behind that.
+    sure = len(posixpath.commonprefix([data, synced]))
     kept = data[: rng.randint(sure, len(data))]
     if fate == "holed" and len(kept) > sure:
         # The length reached the disk before the bytes did.

@@ -1,0 +1,99 @@
+"""`oncelog simulate`: broker, clients, network, disk and crashes in one process, all from one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from oncelog.cli.main import EXIT_VIOLATIONS
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan, Result
+
+TIMELINE_EVENTS = 60
+
+
+def parse_seeds(text: str) -> range:
+    """`A..B` (both included), or `N`: that many from 0. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    if found is None:
+        raise ConfigError(f"--seeds={text!r}: expected A..B, or how many")
+    return range(int(found[1]), int(found[2]) + 1) if found[2] else range(int(found[1]))
+
+
+@click.command()
+@click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Which runs.")
+@click.option("--seed", type=int, help="One run, told as a timeline.")
+@click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
+@click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
+@click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
+def command(seeds: str, seed: int | None, kept: str | None, no_shrink: bool, digest: bool) -> None:
+    """Run the real broker, producers, consumers and coordinators against simulated faults.
+
+    A run is its seed: the same seed gives the same bytes. Exit code 3 when a run violates what is promised;
+    its faults are then dropped one by one as long as it still does, and it is told as a timeline.
+    """
+    from oncelog.sim.stage import plan_for, play
+
+    wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
+    began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
+    for each in wanted:
+        result = play(_with_faults(plan_for(each), kept))
+        virtual_s += result.virtual_s
+        records += result.record_count
+        if digest:
+            click.echo(f"{each} {result.digest}")
+        if result.violations:
+            failed.append(each)
+            _tell_failure(result, is_shrunk=not no_shrink)
+        elif seed is not None:
+            _tell(result)
+    cpu_s = time.process_time() - began
+    click.echo(
+        f"{len(wanted)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
+        f" of virtual time, {cpu_s:.1f} s of processor ({virtual_s / max(cpu_s, 1e-9):,.0f} times real time)"
+    )
+    if failed:
+        raise SystemExit(EXIT_VIOLATIONS)
+
+
+def _with_faults(plan: Plan, kept: str | None) -> Plan:
+    if kept is None:
+        return plan
+    numbers = [int(number) for number in kept.split(",") if number.strip().isdigit()]
+    if any(number >= len(plan.faults) for number in numbers):
+        raise ConfigError(f"--faults={kept!r}: seed {plan.seed} has faults 0 to {len(plan.faults) - 1}")
+    return dataclasses.replace(plan, faults=tuple(plan.faults[number] for number in numbers))
+
+
+def _tell_failure(result: Result, *, is_shrunk: bool) -> None:
+    from oncelog.sim.shrink import shrink
+    from oncelog.sim.stage import plan_for, play
+
+    count = len(result.plan.faults)
+    if is_shrunk:
+        result = shrink(result, play)
+    click.echo(f"seed {result.plan.seed} FAILED with {len(result.plan.faults)} of its {count} faults")
+    _tell(result)
+    every = plan_for(result.plan.seed).faults
+    kept = ",".join(str(every.index(fault)) for fault in result.plan.faults)
+    click.echo(f"again: oncelog simulate --seed {result.plan.seed} --faults {kept or ','}\n")
+
+
+def _tell(result: Result) -> None:
+    plan = result.plan
+    click.echo("broker  " + " ".join(f"{key}={value}" for key, value in plan.broker.items()))
+    for fault in plan.faults:
+        click.echo(f"fault   {fault}")
+    skipped = len(result.timeline) - TIMELINE_EVENTS
+    if skipped > 0:
+        click.echo(f"        ... {skipped} events before ...")
+    for event in result.timeline[-TIMELINE_EVENTS:]:
+        click.echo(str(event))
+    for violation in result.violations:
+        click.echo(f"VIOLATION {violation}")

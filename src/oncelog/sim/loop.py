@@ -1,0 +1,224 @@
+"""An event loop without sockets, threads or a clock: time jumps to what is due next.
+
+What runs belongs to a process, known by the context it was scheduled in. A process can be killed between any
+two steps; what it had scheduled is then dropped without a word, as SIGKILL would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any
+
+from oncelog.sim.disk import SimulatedCrash
+
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+MAX_STEPS_AT_ONCE = 100_000
+
+
+class NoRest(Exception):
+    """Something goes on for ever without time going on."""
+
+
+class Process:
+    """What lives and dies at once. `on_kill` is called when it dies."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_alive = True
+        self.paused_until_us = 0
+        self.on_kill: list[Callable[[], object]] = []
+
+    def kill(self) -> None:
+        """Nothing of it runs any more, not even what is under way on its behalf elsewhere."""
+        if self.is_alive:
+            self.is_alive = False
+            for told in self.on_kill:
+                told()
+
+
+_Loop: Any = asyncio.AbstractEventLoop
+"""Of its many methods only those are here that asyncio's own parts and the edge call."""
+
+
+class SimLoop(_Loop):  # type: ignore[misc]
+    """Time is kept in whole microseconds. `pause_limit_s`: how long a thread takes, at most, before and after
+    its work.
+    """
+
+    usual_pause_limit_s = 0.002
+
+    def __init__(self, chance: Random) -> None:
+        self.now_us = 0
+        self.step_count = 0
+        self.on_error: Callable[[str, BaseException | None], object] = lambda text, error: None
+        """What nobody handled."""
+        self.pause_limit_s = self.usual_pause_limit_s
+        self._chance = chance
+        self.network: Any = None
+        """Where connections are made; a sim.network.Network."""
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[int, int, asyncio.Handle]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
+        self._sequence = itertools.count()
+        self._is_closed = False
+
+    # Running
+
+    def run_until(self, future: asyncio.Future[Any], limit_us: int) -> bool:
+        """Run until it is done; false when it is not by then, or nothing is left to do."""
+        events._set_running_loop(self)
+        try:
+            while not future.done() and self._advance(limit_us):
+                self._run_ready(future)
+        finally:
+            events._set_running_loop(None)
+        return future.done()
+
+    def _advance(self, limit_us: int) -> bool:
+        """Whether there is something to run: if nothing is ready, time goes on to the next timer."""
+        if not self._ready:
+            while self._timers and self._timers[0][2].cancelled():
+                heapq.heappop(self._timers)
+            if not self._timers or self._timers[0][0] > limit_us:
+                return False
+            self.now_us = max(self.now_us, self._timers[0][0])
+            while self._timers and self._timers[0][0] <= self.now_us:
+                self._ready.append(heapq.heappop(self._timers)[2])
+        return True
+
+    def _run_ready(self, future: asyncio.Future[Any]) -> None:
+        steps_left = MAX_STEPS_AT_ONCE
+        ready = self._ready
+        while ready and not future.done():
+            handle: Any = ready.popleft()
+            if handle.cancelled():
+                continue
+            context: Context = handle._context
+            process = context.get(PROCESS)
+            if process is not None and (not process.is_alive or process.paused_until_us > self.now_us):
+                if process.is_alive:
+                    self._put_off(process.paused_until_us, handle)
+                continue
+            self.step_count += 1
+            steps_left -= 1
+            if not steps_left:
+                raise NoRest(
+                    f"{process.name if process else 'the simulator'} does not come to rest: {handle}"
+                )
+            try:
+                context.run(handle._callback, *handle._args)
+            except SimulatedCrash:
+                pass  # whoever raised it has killed the process
+            except Exception as error:
+                self.on_error(f"{process.name if process else 'simulator'}: {error!r}", error)
+
+    def _put_off(self, until_us: int, handle: asyncio.Handle) -> None:
+        heapq.heappush(self._timers, (until_us, next(self._sequence), handle))
+
+    # What asyncio and the edge call
+
+    def time(self) -> float:
+        return self.now_us / 1e6
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context or copy_context())
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        # Rounded up: a timer that fires a little early, and is set again for the rest, would never rest.
+        when_us = max(int(when * 1e6) + 1, self.now_us + 1)
+        handle = asyncio.TimerHandle(when, callback, args, self, context or copy_context())
+        heapq.heappush(self._timers, (when_us, next(self._sequence), handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is skipped when it comes up."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        if len(self._tasks) % 512 == 0:
+            self._tasks = [each for each in self._tasks if not each.done()]
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """The work happens at one moment, after a pause; who waits is told after another."""
+        done = self.create_future()
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(result) if error is None else done.set_exception(error)
+
+        def work() -> None:
+            result, failure = None, None
+            try:
+                result = func(*args)
+            except Exception as error:
+                failure = error
+            self.call_later(self._pause_s(), tell, result, failure)
+
+        self.call_later(self._pause_s(), work)
+        return done
+
+    def _pause_s(self) -> float:
+        return self._chance.uniform(0.0, self.pause_limit_s)
+
+    async def create_connection(
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
+    ) -> tuple[Any, Any]:
+        made: tuple[Any, Any] = await self.network.connect(protocol_factory, host, port)
+        return made
+
+    async def create_server(self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any) -> Any:
+        return self.network.listen(protocol_factory, host, port)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        process, error = PROCESS.get(), context.get("exception")
+        is_of_the_dead = self._is_closed or (process is not None and not process.is_alive)
+        if not is_of_the_dead and not isinstance(error, SimulatedCrash):
+            self.on_error(str(context.get("message")), context.get("exception"))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._is_closed
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        """What is left is closed here: whatever it still does, it does to a world that is over."""
+        self._is_closed = True
+        self._ready.clear()
+        self._timers.clear()
+        for task in self._tasks:
+            coroutine = task.get_coro()
+            with contextlib.suppress(BaseException):
+                coroutine.close()

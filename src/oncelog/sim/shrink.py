@@ -1,0 +1,35 @@
+"""A failing list of faults made shorter, as long as it goes on failing in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from oncelog.sim.stage import Plan, Result
+
+
+def rule_of(violation: str) -> str:
+    """What was violated, without the details that change from run to run."""
+    return violation.partition(":")[0]
+
+
+def shrink(failed: Result, play: Callable[[Plan], Result], *, max_plays: int = 200) -> Result:
+    """The result of a plan with no fault that is not needed for the first violation of `failed`.
+
+    Halves are tried before single faults; at most `max_plays` runs.
+    """
+    wanted = rule_of(failed.violations[0])
+    best, plays_left = failed, max_plays
+    size = max(len(failed.plan.faults) // 2, 1)
+    while size:
+        start = 0
+        while start < len(best.plan.faults) and plays_left:
+            plays_left -= 1
+            faults = best.plan.faults
+            tried = play(replace(best.plan, faults=faults[:start] + faults[start + size :]))
+            if any(rule_of(each) == wanted for each in tried.violations):
+                best = tried
+            else:
+                start += size
+        size //= 2
+    return best

@@ -1,0 +1,108 @@
+"""Seeds of the simulator: all is kept that was promised, and the same seed gives the same bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from oncelog.cli.main import EXIT_VIOLATIONS
+from oncelog.cli.simulate import command
+from oncelog.sim.stage import plan_for, play
+
+ROOT = Path(__file__).parents[2]
+CHUNK = 25
+
+
+def _load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tool_mutants", ROOT / "tools" / "mutants.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+mutants = _load_tool()
+ALL = {each.name: each for each in mutants.MUTANTS}
+QUICK = ("duplicates are stored again", "producers are not recovered", "no sequence check")
+"""Those that one of the first seeds notices."""
+
+
+def failures(seeds: range) -> dict[int, list[str]]:
+    return {seed: found for seed in seeds if (found := play(plan_for(seed)).violations)}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 200, CHUNK))
+def test_nothing_is_violated(first: int) -> None:
+    assert failures(range(first, first + CHUNK)) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(200, 10_000, 980))
+def test_nothing_is_violated_for_long(first: int) -> None:
+    assert failures(range(first, first + 980)) == {}
+
+
+def test_a_seed_gives_the_same_world_again() -> None:
+    for seed in range(3):
+        one, other = play(plan_for(seed)), play(plan_for(seed))
+        assert (one.digest, one.timeline) == (other.digest, other.timeline)
+        assert one.digest != play(plan_for(seed + 1)).digest
+
+
+def test_a_seed_gives_the_same_bytes_in_every_process() -> None:
+    """Whatever the order of sets is there."""
+    told = {
+        subprocess.run(
+            [sys.executable, "-m", "oncelog.cli.main", "simulate", "--seeds", "0..7", "--digest"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.rpartition("8 seeds")[0]
+        for hash_seed in ("1", "2")
+    }
+    assert len(told) == 1 and len(told.pop().splitlines()) == 8
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_broken_rule_is_noticed(name: str) -> None:
+    assert mutants.caught_by(ALL[name], 8) is not None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in ALL if name not in mutants.NOT_CAUGHT])
+def test_every_broken_rule_is_noticed(name: str) -> None:
+    assert mutants.caught_by(ALL[name], 400) is not None
+
+
+def test_the_page_has_every_broken_rule() -> None:
+    page = (ROOT / "docs" / "simulation.md").read_text()
+    for name in ALL:
+        assert f"| {name} |" in page, "run: tools/mutants.py --write"
+
+
+def test_command_tells_a_failure_with_the_faults_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, attribute, instead in ALL["duplicates are stored again"].patches:
+        monkeypatch.setattr(owner, attribute, instead)
+    seed, _ = mutants.caught_by(ALL["duplicates are stored again"], 8)
+    result = CliRunner().invoke(command, ["--seed", str(seed)])
+    assert result.exit_code == EXIT_VIOLATIONS
+    assert "FAILED" in result.output and "VIOLATION" in result.output
+    (again,) = [line for line in result.output.splitlines() if line.startswith("again: oncelog simulate ")]
+    repeated = CliRunner().invoke(command, [*again.split()[3:], "--no-shrink"])
+    assert repeated.exit_code == EXIT_VIOLATIONS
+
+
+def test_command_on_sound_seeds() -> None:
+    result = CliRunner().invoke(command, ["--seeds", "0..1"])
+    assert result.exit_code == 0 and "2 seeds, 0 failed" in result.output

@@ -1,0 +1,236 @@
+"""Break a rule on purpose, and see whether the simulator notices: how tight its net is.
+
+Each mutant patches one function of the product and is played on seeds until one is found that violates
+something. Exit code 0 when every mutant is caught that can be, else 1. `--write` puts the table into
+docs/simulation.md, `--seeds N` bounds the search, names choose some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from oncelog.broker import flushing, groups, offsets, producer_ids, transactions
+from oncelog.client import fetching
+from oncelog.errors import KafkaStorageError
+from oncelog.log import compacted, partition, recovery, segment, store
+from oncelog.rules import append, sending, transaction
+from oncelog.rules import producers as producer_table
+from oncelog.sim.shrink import rule_of
+from oncelog.sim.stage import plan_for, play
+
+PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
+BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
+_ORIGINAL_APPEND = partition.Partition.append
+_ORIGINAL_MARKERS = transactions.TransactionCoordinator._write_markers
+
+
+class Mutant(NamedTuple):
+    """`patches`: (owner, attribute, what stands there instead)."""
+
+    name: str
+    patches: tuple[tuple[Any, str, Any], ...]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _false(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _acknowledge_always(self: Any, records: memoryview, **how: Any) -> Any:
+    try:
+        return _ORIGINAL_APPEND(self, records, **how)
+    except KafkaStorageError:
+        end = self.log_end_offset
+        return partition.Appended(end, end, None, self.log_start_offset, False)
+
+
+def _one_marker(self: Any, transactional_id: str, now_ms: int) -> None:
+    remaining = self._unfinished[transactional_id]
+    for at in sorted(remaining)[1:]:
+        remaining.discard(at)
+    _ORIGINAL_MARKERS(self, transactional_id, now_ms)
+
+
+def _always_commit(self: Any, transactional_id: str, now_ms: int) -> None:
+    entry = self._entries[transactional_id]
+    if entry.state is transaction.TransactionState.PREPARE_ABORT:
+        self._entries[transactional_id] = entry._replace(state=transaction.TransactionState.PREPARE_COMMIT)
+    _ORIGINAL_MARKERS(self, transactional_id, now_ms)
+    if transactional_id in self._unfinished:
+        self._entries[transactional_id] = entry
+
+
+def _at_once(_: Any, __: Any, then: Callable[[Any], object]) -> None:
+    then(None)
+
+
+def _same_epoch(entry: Any, fresh: Any, given: Any) -> Any:
+    epoch = max(entry.producer_epoch, 0)
+    return transaction.Persist(fresh._replace(producer_epoch=epoch))
+
+
+def _pending_at_once(self: Any, group: str, who: Any, found: Any, now_ms: int) -> Any:
+    return self.commit(group, found, now_ms)
+
+
+def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
+    for group, found in self._pending.pop((index, producer_id), {}).items():
+        self._committed.setdefault(group, {}).update(found)
+
+
+def _offsets_never(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
+    self._pending.pop((index, producer_id), None)
+
+
+def _take_again(self: Any) -> int:
+    self._next += 1
+    return self._next % 2
+
+
+def _no_file_ids(self: Any, disk: Any) -> None:
+    self._disk, self._next, self._block_end = disk, 0, 0
+
+
+def _number_again(self: Any, batch: Any) -> None:
+    if batch.may_be_stored:
+        batch.base_sequence, self.next_sequence = self.next_sequence, self.next_sequence + batch.record_count
+    batch.is_on_wire = True
+    batch.was_lowest = True
+
+
+def _deliver_all(self: Any, batch: Any, *, is_abort_marker: bool) -> Any:
+    return fetching.Verdict.MARKER if batch.is_control else fetching.Verdict.DELIVER
+
+
+def _flushed_at_once(self: Any, flushed: Any, wait: Any) -> None:
+    wait.on_flushed(None)
+
+
+def _no_list(*_: Any) -> list[Any]:
+    return []
+
+
+def _sync_nothing(self: Any) -> None:
+    self._recovery_point = self._log_end_offset
+
+
+def _trust_all(self: Any, trusted_offset: int, interval_bytes: int) -> Any:
+    self._load_trusted(trusted_offset)
+    return self._walk_from_index(interval_bytes, verify=False)
+
+
+def _pack_one_batch(entry: Any) -> bytes:
+    return _PACK(entry._replace(batches=entry.batches[-1:]))
+
+
+def _wrong_duplicate(entry: Any, batch: Any) -> Any:
+    known = _FIND(entry, batch)
+    return None if known is None else known._replace(last_offset=known.last_offset + 1)
+
+
+_FIND = append._find_remembered
+_PACK = producer_table.pack_entry
+_COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sending.PartitionSequences
+
+MUTANTS = [
+    Mutant("no sequence check", ((append, "_refuse_sequence", _nothing),)),
+    Mutant("no duplicate is recognised", ((append, "_find_remembered", _nothing),)),
+    Mutant(
+        "duplicates are stored again",
+        ((append, "_find_remembered", _nothing), (append, "_refuse_sequence", _nothing)),
+    ),
+    Mutant("a duplicate is answered with another offset", ((append, "_find_remembered", _wrong_duplicate),)),
+    Mutant("older epochs are let in", ((append, "_refuse_epoch", _nothing),)),
+    Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
+    Mutant("acknowledged before it is flushed", ((flushing.Flushes, "add", _flushed_at_once),)),
+    Mutant("a flush syncs nothing", ((store.PartitionStore, "flush", _sync_nothing),)),
+    Mutant("producers are not recovered", ((recovery, "_recover_producers", _nothing),)),
+    Mutant("a snapshot keeps one batch of five", ((producer_table, "pack_entry", _pack_one_batch),)),
+    Mutant("the log behind the snapshot is not replayed", ((recovery, "_replay", _nothing),)),
+    Mutant("checksums are not looked at in recovery", ((segment.Segment, "rebuild", _trust_all),)),
+    Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
+    Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
+    Mutant("markers before the decision is durable", ((transactions, "when_durable", _at_once),)),
+    Mutant("what was decided is not resumed", ((_COORDINATOR, "resume", _nothing),)),
+    Mutant("the coordinator's log is not loaded", ((_COORDINATOR, "load", _nothing),)),
+    Mutant("a new instance keeps the epoch", ((transaction, "_raise_epoch", _same_epoch),)),
+    Mutant(
+        "the LSO is ignored",
+        ((store.PartitionStore, "last_stable_offset", property(lambda self: self.log_end_offset)),),
+    ),
+    Mutant(
+        "aborted transactions are not told", ((compacted.CompactedStore, "aborted_transactions", _no_list),)
+    ),
+    Mutant("a reader does not filter", ((fetching.VisibilityFilter, "decide", _deliver_all),)),
+    Mutant("offsets hold before the commit", ((offsets.Offsets, "commit_pending", _pending_at_once),)),
+    Mutant("offsets hold after an abort", ((offsets.Offsets, "on_marker", _offsets_whatever),)),
+    Mutant("offsets never hold", ((offsets.Offsets, "on_marker", _offsets_never),)),
+    Mutant("members of old generations commit", ((groups.GroupCoordinator, "check_commit", _nothing),)),
+    Mutant("producer ids are given twice", ((producer_ids.ProducerIds, "take", _take_again),)),
+    Mutant(
+        "producer ids begin again after a restart", ((producer_ids.ProducerIds, "__init__", _no_file_ids),)
+    ),
+    Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
+    Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),)),
+]
+"""In the order of a record's way."""
+NOT_CAUGHT = {
+    "what may be stored is numbered again": "needs a broker that forgets, ours does not",
+}
+"""And why not."""
+
+
+def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
+    """The first seed that notices, and what it notices; None when none does."""
+    for seed in range(seed_count):
+        with ExitStack() as stack:
+            for owner, attribute, instead in mutant.patches:
+                stack.enter_context(patch.object(owner, attribute, instead))
+            try:
+                violations = play(plan_for(seed)).violations
+            except Exception as error:  # the broken product broke the simulation itself
+                violations = [f"{type(error).__name__}: {error}"]
+        if violations:
+            return seed, rule_of(violations[0])
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    chosen = [each for each in MUTANTS if not options.names or each.name in options.names]
+    rows, missed = [], 0
+    for mutant in chosen:
+        found = caught_by(mutant, options.seeds)
+        missed += found is None
+        seed, rule = found or ("-", f"not caught: {NOT_CAUGHT.get(mutant.name, 'why?')}")
+        rows.append(f"| {mutant.name} | {seed} | {rule} |")
+        print(rows[-1], flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    if options.write:
+        write_table(rows)
+    return 1 if missed > len([each for each in chosen if each.name in NOT_CAUGHT]) else 0
+
+
+def write_table(rows: list[str]) -> None:
+    """Into the page, between its two marks."""
+    text = PAGE.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    head = ["| broken rule | first seed | what it violates |", "| --- | ---: | --- |"]
+    PAGE.write_text(before + "\n".join([BEGIN, *head, *rows, END]) + after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
