@@ -27,8 +27,9 @@ from oncelog.client.group import (
     sync_request,
 )
 from oncelog.client.subscription import Holding, decode_share
-from oncelog.config import CONSUMER, Settings
+from oncelog.config import CONSUMER
 from oncelog.errors import OncelogError, raise_for_code
+from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, TopicPartition
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Message

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
-from oncelog.config import BROKER, INT32_MAX, TOPIC, Password, Setting, Settings, SettingValue
+from oncelog.config import BROKER, INT32_MAX, TOPIC
+from oncelog.settings import Password, Setting, Settings, SettingValue
 
 
 class Source(IntEnum):

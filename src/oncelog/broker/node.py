@@ -28,10 +28,11 @@ from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.users import Users
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
-from oncelog.config import INT64_MAX, Settings
+from oncelog.config import INT64_MAX
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
+from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message

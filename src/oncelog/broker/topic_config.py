@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oncelog.config import TOPIC, Settings
+from oncelog.config import TOPIC
 from oncelog.errors import ConfigError, InvalidConfig
+from oncelog.settings import Settings
 
 BROKER_DEFAULT_OF = {
     "cleanup.policy": "log.cleanup.policy",

@@ -17,10 +17,11 @@ from typing import Any
 from oncelog.broker.names import check_no_collision, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
-from oncelog.config import INT64_MAX, Settings
+from oncelog.config import INT64_MAX
 from oncelog.errors import StorageError, TopicAlreadyExists, UnknownTopicOrPartition
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 
 FILE_NAME = "oncelog-topics.json"

@@ -26,7 +26,6 @@ from oncelog.client.fetching import (
     place_batches,
 )
 from oncelog.client.offsets import OffsetAt
-from oncelog.config import Settings
 from oncelog.errors import (
     BrokerError,
     FencedLeaderEpoch,
@@ -41,6 +40,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
     error_for_code,
 )
+from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.messages import FetchResponse
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from oncelog.config import Settings
 from oncelog.errors import CorruptMessage, InvalidRecord, PeerError
 from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.batch import BatchHeader, iter_batches
 from oncelog.wire.control import ControlType, decode_control

@@ -16,10 +16,10 @@ from oncelog.client.subscription import (
     encode_share,
     encode_subscription,
 )
-from oncelog.config import Settings
 from oncelog.errors import BrokerError, DisconnectedError, OncelogError, TimedOut, error_for_code
 from oncelog.rules.assignors import Subscriber
 from oncelog.rules.sticky import ASSIGNORS
+from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
     HeartbeatRequest,

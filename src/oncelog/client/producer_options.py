@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncelog.config import Settings
 from oncelog.errors import ConfigError
 from oncelog.rules.reactions import Mode
 from oncelog.rules.sending import MAX_UNACKNOWLEDGED
+from oncelog.settings import Settings
 from oncelog.types import Compression
 from oncelog.wire.compression import compress
 

@@ -26,11 +26,11 @@ from oncelog.client.admin_types import (
     TopicOutcome,
 )
 from oncelog.client.offsets import OffsetSpec
-from oncelog.config import Settings
 from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.edge.coordination import Coordination
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.permissions import Permissions
+from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 
 __all__ = [

@@ -24,7 +24,7 @@ from oncelog.client.admin_types import (
     TopicOutcome,
 )
 from oncelog.client.offsets import OffsetSpec
-from oncelog.config import ADMIN, Settings
+from oncelog.config import ADMIN
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.coordination import AsyncCoordination
 from oncelog.edge.offsets import list_offsets
@@ -42,6 +42,7 @@ from oncelog.errors import (
     UnsupportedVersion,
     raise_for_code,
 )
+from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import DescribeLogDirsRequest
 

@@ -11,13 +11,14 @@ from oncelog.client.consumer import ConsumerCore
 from oncelog.client.consumer_state import FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
 from oncelog.client.offsets import OffsetAt, OffsetSpec
-from oncelog.config import CONSUMER, INT32_MAX, Settings
+from oncelog.config import CONSUMER, INT32_MAX
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
 from oncelog.edge.subscribing import AsyncSubscribing
 from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
+from oncelog.settings import Settings
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
 _POLL_FOREVER_SECONDS = 3600.0

@@ -21,7 +21,7 @@ from typing import Self
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.metrics import to_dict
 from oncelog.broker.node import Node
-from oncelog.config import BROKER, Settings
+from oncelog.config import BROKER
 from oncelog.edge import machine
 from oncelog.edge.chores import ChoreDriver
 from oncelog.edge.clock import Clock
@@ -35,6 +35,7 @@ from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LOCK, LogManager
+from oncelog.settings import Settings
 
 START_SECONDS = STOP_SECONDS = 60.0
 

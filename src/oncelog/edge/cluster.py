@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from oncelog.client.cluster import ClusterMetadata
-from oncelog.config import Settings
 from oncelog.edge import machine
 from oncelog.edge.link import BrokerLink
 from oncelog.edge.security import client_security
@@ -23,6 +22,7 @@ from oncelog.errors import (
     TimedOut,
     UnknownTopicOrPartition,
 )
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import MetadataRequest
 

@@ -12,12 +12,12 @@ from typing import Any, Self, TypeVar
 
 from oncelog.client.fetching import FetchOptions
 from oncelog.client.offsets import OffsetAt
-from oncelog.config import Settings
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.group import Change, Rebalance
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
+from oncelog.settings import Settings
 from oncelog.types import (
     ConsumerGroupMetadata,
     Isolation,

@@ -34,11 +34,11 @@ from oncelog.client.group import (
     sync_request,
 )
 from oncelog.client.subscription import Holding, decode_share
-from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group_requests import GroupRequests
 from oncelog.errors import ConfigError, OncelogError, UnknownMemberId, error_for_code, raise_for_code
 from oncelog.rules.sticky import ASSIGNORS, is_cooperative
+from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _JOIN_PATIENCE_MS = 5_000

@@ -14,10 +14,10 @@ from oncelog.client.group import (
     committed_request,
     next_after,
 )
-from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, find_coordinator
 from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
 
 

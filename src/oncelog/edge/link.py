@@ -10,19 +10,19 @@ import asyncio
 import os
 import ssl
 from collections import deque
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from oncelog.client.connection import ConnectionCore
-from oncelog.config import Settings
 from oncelog.edge import machine
+from oncelog.edge.link_protocol import LinkProtocol
 from oncelog.edge.security import PLAINTEXT, ClientSecurity, tls_failed
 from oncelog.errors import (
-    AuthenticationError,
     DisconnectedError,
     NotConnectedError,
     OncelogError,
     TimedOut,
 )
+from oncelog.settings import Settings
 
 GOODBYE_SECONDS = 1.0
 """How long the end of a TLS connection may take."""
@@ -36,87 +36,6 @@ class _Outgoing(NamedTuple):
     min_version: int | None
     max_version: int | None
     answered: bool
-
-
-_RECEIVE_BYTES = 65_536
-"""Taken at a time; what an answer lacks beyond that is received where it stays."""
-
-
-class _Protocol(asyncio.BufferedProtocol):
-    """Carries what the transport tells to the link; one per connection attempt."""
-
-    def __init__(self, link: BrokerLink, core: ConnectionCore) -> None:
-        self.link, self.core = link, core
-        self.ready: asyncio.Future[None] = link.loop.create_future()
-        self.transport: asyncio.Transport | None = None
-        self.failure: OncelogError | None = None
-        self._received = memoryview(bytearray(_RECEIVE_BYTES))
-        self._is_in_room = False
-        self.is_lost = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        room = self.core.room(_RECEIVE_BYTES)
-        self._is_in_room = room is not None
-        return self._received if room is None else room
-
-    def buffer_updated(self, size_bytes: int) -> None:
-        if self.failure is not None:
-            return
-        now_ms, was_logging_in = self.link.now_ms(), not self.core.is_ready
-        try:
-            if self._is_in_room:
-                completed, to_write = self.core.filled(size_bytes, now_ms)
-            else:  # a copy, since answers are views of what they came in
-                completed, to_write = self.core.receive(bytes(self._received[:size_bytes]), now_ms)
-        except AuthenticationError as error:
-            # What is in flight while logging in again may have been carried out.
-            self.fail(DisconnectedError(str(error)) if self.ready.done() else error)
-            return
-        except OncelogError as error:
-            self.fail(error)
-            return
-        if to_write and self.transport:
-            self.transport.write(to_write)
-        for token, response, latency_ms in completed:
-            self.link.on_answer(token, response, latency_ms)
-        if self.core.is_ready:
-            if not self.ready.done():
-                self.ready.set_result(None)
-            elif was_logging_in:
-                self.link.on_ready(self)
-
-    def fail(self, error: OncelogError) -> None:
-        """Close at once; everything in flight ends with `error`."""
-        self.failure = self.failure or error
-        if self.transport:
-            self.transport.abort()
-        self.link.on_lost(self, self.failure)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost.set()
-        error = self.failure or self._lost_text(exc)
-        if not self.ready.done():
-            self.ready.set_exception(error)
-            self.ready.exception()  # seen even if the connecting task is gone
-        self.link.on_lost(self, error)
-
-    def _lost_text(self, exc: Exception | None) -> OncelogError:
-        why = f"lost ({exc})" if exc else "closed by the broker"
-        if isinstance(exc, ssl.SSLError):
-            return tls_failed(self.core.peer, exc)
-        if not self.core.is_ready:
-            return DisconnectedError(
-                f"connection to {self.core.peer} {why} before it said which versions it serves; check that a "
-                "Kafka broker listens there, that security.protocol is what it speaks, and whether it asks "
-                "for a certificate (ssl.keystore.location)"
-            )
-        return DisconnectedError(
-            f"connection to {self.core.peer} {why} with {self.core.in_flight_count} requests unanswered; "
-            "whether they were carried out is unknown"
-        )
 
 
 class BrokerLink:
@@ -133,7 +52,7 @@ class BrokerLink:
         self._settings = settings
         self._security = security
         self._waiting: deque[_Outgoing] = deque()
-        self._protocol: _Protocol | None = None
+        self._protocol: LinkProtocol | None = None
         self._features: dict[str, int] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._failure_count = 0
@@ -192,7 +111,7 @@ class BrokerLink:
         self._arm(out.deadline_ms)
         return future
 
-    def _write(self, protocol: _Protocol, out: _Outgoing) -> None:
+    def _write(self, protocol: LinkProtocol, out: _Outgoing) -> None:
         if out.future.done() or protocol.transport is None:
             return
         now_ms = self.now_ms()
@@ -222,7 +141,7 @@ class BrokerLink:
         if not future.done():
             future.set_result(response)
 
-    def on_lost(self, protocol: _Protocol, error: OncelogError) -> None:
+    def on_lost(self, protocol: LinkProtocol, error: OncelogError) -> None:
         for future in protocol.core.abandon():
             if not future.done():
                 future.set_exception(error)
@@ -251,7 +170,7 @@ class BrokerLink:
         self.on_ready(protocol)
         self._watch_idle()
 
-    def on_ready(self, protocol: _Protocol) -> None:
+    def on_ready(self, protocol: LinkProtocol) -> None:
         """Requests may be written, for the first time or again; also note when to log in next."""
         while self._waiting:
             self._write(protocol, self._waiting.popleft())
@@ -259,7 +178,7 @@ class BrokerLink:
         if due_ms is not None:
             self.loop.call_later(max(due_ms - self.now_ms(), 0) / 1000, self._log_in_again, protocol)
 
-    def _log_in_again(self, protocol: _Protocol) -> None:
+    def _log_in_again(self, protocol: LinkProtocol) -> None:
         if self._protocol is not protocol or protocol.transport is None:
             return
         timeout_ms = self._settings["socket.connection.setup.timeout.ms"]
@@ -270,11 +189,11 @@ class BrokerLink:
         else:
             self._arm(self.now_ms() + timeout_ms)
 
-    async def _open(self) -> _Protocol:
+    async def _open(self) -> LinkProtocol:
         """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms."""
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
         core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
-        protocol = _Protocol(self, core)
+        protocol = LinkProtocol(self, core)
         try:
             async with asyncio.timeout(setup_ms / 1000):
                 await self.loop.create_connection(
@@ -347,7 +266,7 @@ class BrokerLink:
                 )
         self._waiting = deque(out for out in self._waiting if not out.future.done())
 
-    def _expire_in_flight(self, protocol: _Protocol, now_ms: float) -> None:
+    def _expire_in_flight(self, protocol: LinkProtocol, now_ms: float) -> None:
         late = protocol.core.expired(now_ms)
         for future in late:
             if future is not None and not future.done():
@@ -379,11 +298,11 @@ class BrokerLink:
             return
         self.loop.call_later(max(limit_ms - idle_ms, 1000) / 1000, self._watch_idle_of, protocol)
 
-    def _watch_idle_of(self, protocol: _Protocol) -> None:
+    def _watch_idle_of(self, protocol: LinkProtocol) -> None:
         if self._protocol is protocol:
             self._watch_idle()
 
-    async def _until_lost(self, protocol: _Protocol) -> None:
+    async def _until_lost(self, protocol: LinkProtocol) -> None:
         """TLS says goodbye and waits for the answer; the loop must not end meanwhile."""
         if self._security.context is None or protocol.transport is None:
             return

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from oncelog.client.producer_batch import RECORD_OVERHEAD_BYTES, Callback, Outcome, Row, row_size_bytes
 from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
-from oncelog.config import PRODUCER, Settings
+from oncelog.config import PRODUCER
 from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import LoopThread
@@ -23,6 +23,7 @@ from oncelog.edge.producer_sender import Sender, make_row
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
 from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, TimedOut
+from oncelog.settings import Settings
 from oncelog.types import Header, RecordMetadata, TopicPartition
 
 __all__ = ["AsyncProducer", "Delivery", "Producer", "RecordFuture"]

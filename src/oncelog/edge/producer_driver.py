@@ -12,7 +12,6 @@ from oncelog.client.producer import ProducerCore
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_request import ProduceCall
 from oncelog.client.transactions import TransactionalCore
-from oncelog.config import Settings
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import (
@@ -25,6 +24,7 @@ from oncelog.errors import (
     UnsupportedVersion,
     raise_for_code,
 )
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import InitProducerIdRequest
 

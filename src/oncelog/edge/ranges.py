@@ -20,7 +20,6 @@ from oncelog.client.fetching import (
     fetched_partitions,
     place_batches,
 )
-from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import (
     BrokerError,
@@ -31,6 +30,7 @@ from oncelog.errors import (
     TimedOut,
     error_for_code,
 )
+from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 
 RANGE_FETCH_BYTES = 4 * 1024 * 1024

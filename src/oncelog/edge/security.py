@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncelog.client.sasl import Credentials, credentials
-from oncelog.config import Settings
 from oncelog.edge.tls import check_mechanisms, client_context, uses_sasl
 from oncelog.errors import AuthenticationError, ConfigError
+from oncelog.settings import Settings
 
 _TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from oncelog.client.consumer import ConsumerCore
-from oncelog.config import Settings
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import Change, GroupSession, Rebalance
 from oncelog.errors import MisuseError
+from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]

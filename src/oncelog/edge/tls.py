@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 
-from oncelog.config import MECHANISMS, Settings
+from oncelog.config import MECHANISMS
 from oncelog.edge.event_log import log_event
 from oncelog.errors import ConfigError
+from oncelog.settings import Settings
 
 HANDSHAKE_SECONDS = 10.0
 """How long a client may take to shake hands."""

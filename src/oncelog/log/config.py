@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncelog.config import TOPIC, Settings
+from oncelog.config import TOPIC
+from oncelog.settings import Settings
 from oncelog.types import Compression, TimestampType
 
 DAY_MS = 86_400_000

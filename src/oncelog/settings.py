@@ -1,0 +1,178 @@
+"""What a setting is: its row, what is read of a user's value, and the settings of one table.
+
+The tables themselves are in config.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncelog.errors import ConfigError
+
+Kind = Literal["int", "float", "bool", "str", "list", "password"]
+
+
+class Password:
+    """A secret: printed, logged or put into an error text it says [hidden]. `value` is what it hides."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "[hidden]"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Password) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+SettingValue = int | float | bool | str | list[str] | Password | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. `low`/`high` are inclusive bounds; `choices` the only legal values; default None = unset."""
+
+    key: str
+    kind: Kind
+    default: SettingValue
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def parse(self, raw: object) -> SettingValue:
+        """Turn what the user gave into the setting's type, or raise ConfigError naming the key."""
+        if raw is None:
+            return None
+        value = _PARSERS[self.kind](self, raw)
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{self.key}={raw!r}: expected one of {', '.join(self.choices)}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.low is not None and value < self.low:
+                raise ConfigError(f"{self.key}={raw!r}: must be at least {self.low:g}")
+            if self.high is not None and value > self.high:
+                raise ConfigError(f"{self.key}={raw!r}: must be at most {self.high:g}")
+        return value
+
+
+def _parse_int(setting: Setting, raw: object) -> int:
+    if isinstance(raw, bool):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a whole number")
+    try:
+        if isinstance(raw, float) and not raw.is_integer():
+            raise ValueError
+        return int(raw)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a whole number") from None
+
+
+def _parse_float(setting: Setting, raw: object) -> float:
+    try:
+        return float(raw)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{setting.key}={raw!r}: expected a number") from None
+
+
+def _parse_bool(setting: Setting, raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).strip().lower()
+    if text in ("true", "false"):
+        return text == "true"
+    raise ConfigError(f"{setting.key}={raw!r}: expected true or false")
+
+
+def _parse_str(setting: Setting, raw: object) -> str:
+    return str(raw)
+
+
+def _parse_list(setting: Setting, raw: object) -> list[str]:
+    if isinstance(raw, str):
+        return [part.strip() for part in raw.split(",") if part.strip()]
+    if isinstance(raw, (list, tuple)):
+        return [str(part) for part in raw]
+    raise ConfigError(f"{setting.key}={raw!r}: expected a list or a comma-separated string")
+
+
+def _parse_password(setting: Setting, raw: object) -> Password:
+    return raw if isinstance(raw, Password) else Password(str(raw))
+
+
+_PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
+    "int": _parse_int,
+    "float": _parse_float,
+    "bool": _parse_bool,
+    "str": _parse_str,
+    "list": _parse_list,
+    "password": _parse_password,
+}
+
+
+class Settings(Mapping[str, Any]):
+    """Parsed settings of one table: `settings["linger.ms"]`, and which keys the user set."""
+
+    __slots__ = ("_table", "_user", "_values")
+
+    def __init__(self, table: SettingsTable, values: dict[str, Any], user: frozenset[str]) -> None:
+        self._table = table
+        self._values = values
+        self._user = user
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def is_user_set(self, key: str) -> bool:
+        """Whether the user gave this key, rather than its default standing."""
+        return key in self._user
+
+    def user_set(self) -> dict[str, Any]:
+        """Only what the user gave."""
+        return {key: self._values[key] for key in self._values if key in self._user}
+
+    def replaced(self, changes: Mapping[str, Any]) -> Settings:
+        """A copy with other values; the user-set marks stay as they were."""
+        return Settings(self._table, {**self._values, **changes}, self._user)
+
+
+@dataclass(frozen=True)
+class SettingsTable:
+    """A named set of settings. `parse` refuses unknown keys with the nearest known one."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+    def get(self, key: str) -> Setting | None:
+        return next((s for s in self.settings if s.key == key), None)
+
+    def key_names(self) -> list[str]:
+        return [s.key for s in self.settings]
+
+    def parse(self, given: Mapping[str, object]) -> Settings:
+        """Check and complete `given` (dots or underscores in keys). Raises ConfigError."""
+        by_key = {s.key: s for s in self.settings}
+        by_underscore = {s.key.replace(".", "_"): s.key for s in self.settings}
+        values: dict[str, Any] = {s.key: s.default for s in self.settings}
+        user: set[str] = set()
+        for raw_key, raw in given.items():
+            key = raw_key if raw_key in by_key else by_underscore.get(raw_key, raw_key)
+            if key not in by_key:
+                near = difflib.get_close_matches(key, by_key, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"unknown {self.name} setting {raw_key!r}{hint}")
+            values[key] = by_key[key].parse(raw)
+            user.add(key)
+        return Settings(self, values, frozenset(user))
