@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from oncelog.demo import pipeline
-from oncelog.demo.flights import Flights, delays_by_carrier_and_hour, load_flights
+from oncelog.demo.flights import Flights, delays_by_carrier_and_hour, enriched_truth, load_flights
+from oncelog.demo.killing import Enrichment, run_enrichment
+from oncelog.demo.lanes import Ended, rows_that
 from oncelog.demo.loading import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from oncelog.spark.audit import AuditResult
 
 PARTITIONS = 6
+ENRICHED_TOPIC = "flights-enriched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,20 @@ class Judged:
     counts: KeyCounts
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedEnrichment:
+    """The enrichment with what the network did to it and what Spark found in its topic."""
+
+    enrichment: Enrichment
+    faults: FaultCounts
+    counts: KeyCounts
+
+    @property
+    def aborted(self) -> int:
+        """Rows on the log that no read_committed reader is given."""
+        return rows_that(self.enrichment.attempts, Ended.ABORTED)
+
+
 @dataclass(slots=True)
 class DemoResult:
     """Everything the table and the report show. `problems` is empty when every promise was kept."""
@@ -53,6 +70,7 @@ class DemoResult:
     flights: int
     seed: int
     judged: list[Judged] = field(default_factory=list)
+    enriched: JudgedEnrichment | None = None
     pipeline: PipelineResult | None = None
     truth: pa.Table | None = None
     audit: AuditResult | None = None
@@ -67,51 +85,56 @@ class DemoResult:
 def run_demo(*, seed: int, rows: int | None, work_dir: Path, showing: Showing) -> DemoResult:
     """Run everything under `work_dir` (which must be empty or new). Raises OncelogError when it cannot."""
     check_spark()
-    timer = _Timer()
-    with timer.step("read the flights"), showing.step("Reading the flights", None):
+    steps = _Steps(showing)
+    with steps.step("read the flights"):
         flights = load_flights(rows)
-    result = DemoResult(len(flights), seed, step_seconds=timer.seconds)
+    result = DemoResult(len(flights), seed, step_seconds=steps.seconds)
     with ServedBroker(work_dir / "broker") as broker:
         create_topics(broker.bootstrap_servers)
-        loads = []
-        for semantics in (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE):
-            with timer.step(f"load, {semantics.name}"):
-                loads.append(_load(semantics, flights, broker, seed, showing))
-        _work_on_spark(result, loads, flights, broker.bootstrap_servers, work_dir, timer, showing)
+        loads = [
+            _load(semantics, flights, broker, seed, steps)
+            for semantics in (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE)
+        ]
+        enrichment = _enrich(flights, broker, seed, work_dir, steps)
+        _work_on_spark(result, loads, enrichment, flights, broker.bootstrap_servers, work_dir, steps)
     result.problems = find_problems(result)
     return result
 
 
-class _Timer:
-    """Seconds per named step, in the order they were taken."""
+class _Steps:
+    """The steps of the work: shown as they go; `seconds` by name, in the order they were taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, showing: Showing) -> None:
+        self._showing = showing
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """`total` and what the body gets are those of Showing.step."""
         began = time.monotonic()
         try:
-            yield
+            with self._showing.step(f"{name[0].upper()}{name[1:]}", total) as advance_to:
+                yield advance_to
         finally:
             self.seconds[name] = time.monotonic() - began
 
 
 def create_topics(bootstrap_servers: str) -> None:
-    """The three topics. The flights are of 2013, so time-based retention is off."""
+    """All topics. The flights are of 2013, so time-based retention is off."""
     from oncelog import Admin, NewTopic
 
+    names = [semantics.topic for semantics in (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE)]
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         admin.create_topics(
             [
-                NewTopic(semantics.topic, num_partitions=PARTITIONS, configs={"retention.ms": "-1"})
-                for semantics in (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE)
+                NewTopic(name, num_partitions=PARTITIONS, configs={"retention.ms": "-1"})
+                for name in (*names, ENRICHED_TOPIC)
             ]
         )
 
 
-def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: int, showing: Showing) -> Load:
-    with showing.step(f"Loading {semantics.name}", len(flights)) as advance_to:
+def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: int, steps: _Steps) -> Load:
+    with steps.step(f"load {semantics.name}", len(flights)) as advance_to:
         return run_load(
             semantics,
             flights,
@@ -122,59 +145,66 @@ def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: in
         )
 
 
+def _enrich(flights: Flights, broker: ServedBroker, seed: int, work_dir: Path, steps: _Steps) -> Enrichment:
+    with steps.step("enrich on Spark, its driver killed", len(flights)) as advance_to:
+        return run_enrichment(
+            broker.bootstrap_servers,
+            EXACTLY_ONCE.topic,
+            ENRICHED_TOPIC,
+            len(flights),
+            work_dir,
+            lanes=PARTITIONS,
+            seed=seed,
+            on_progress=advance_to,
+        )
+
+
 def _work_on_spark(
     result: DemoResult,
     loads: Sequence[Load],
+    enrichment: Enrichment,
     flights: Flights,
     bootstrap_servers: str,
     work_dir: Path,
-    timer: _Timer,
-    showing: Showing,
+    steps: _Steps,
 ) -> None:
     with ExitStack() as stack:
-        with timer.step("start Spark"), showing.step("Starting Spark", None):
+        with steps.step("start Spark"):
             spark = stack.enter_context(local_session("oncelog demo", "local[2]"))
-        with timer.step("stream on Spark"), showing.step("Streaming on Spark", len(flights)) as advance_to:
+        with steps.step("aggregate on Spark", len(flights)) as advance_to:
             result.pipeline = pipeline.run_delay_pipeline(
-                spark, bootstrap_servers, EXACTLY_ONCE.topic, work_dir, on_progress=advance_to
+                spark, bootstrap_servers, ENRICHED_TOPIC, work_dir, on_progress=advance_to
             )
         result.truth = delays_by_carrier_and_hour(flights.table)
-        with timer.step("audit on Spark"), showing.step("Auditing sequences on Spark", None):
+        with steps.step("audit on Spark"):
             result.audit = _audit(spark, bootstrap_servers)
-        with (
-            timer.step("count on Spark"),
-            showing.step("Counting every flight on Spark", len(loads)) as advance_to,
-        ):
+        with steps.step("count every flight on Spark", len(loads) + 1) as advance_to:
+            keys = pa.table({"key": flights.keys})
             for number, load in enumerate(loads, 1):
-                counts = pipeline.count_keys(spark, bootstrap_servers, load.semantics.topic, flights.keys)
+                counts = pipeline.count_keys(spark, bootstrap_servers, load.semantics.topic, keys)
                 marks = tell(load.events)
                 result.judged.append(Judged(load, count_faults(load.events, marks), marks, counts))
                 advance_to(number)
+            counts = pipeline.count_keys(spark, bootstrap_servers, ENRICHED_TOPIC, enriched_truth(flights))
+            faults = count_faults(enrichment.events, tell(enrichment.events))
+            result.enriched = JudgedEnrichment(enrichment, faults, counts)
 
 
 def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
     from oncelog.spark.audit import audit_topic
 
-    return audit_topic(spark, bootstrap_servers, [EXACTLY_ONCE.topic])
+    return audit_topic(spark, bootstrap_servers, [EXACTLY_ONCE.topic, ENRICHED_TOPIC])
 
 
 def find_problems(result: DemoResult) -> list[str]:
     """Every promise that was not kept, as a sentence; the demonstration failed unless this is empty."""
-    problems = []
     exact, at_least, at_most = result.judged
+    problems = []
     if not exact.counts.is_exactly_once:
-        c = exact.counts
-        problems.append(
-            f"exactly once: {c.lost} flights lost, {c.doubled} doubled, {c.foreign} foreign records"
-        )
+        problems.append(f"exactly once: {exact.counts}")
     if exact.load.failed:
         problems.append(f"exactly once: {exact.load.failed} records failed to be delivered")
-    if result.audit is None or result.audit.findings:
-        problems.append("the audit of the sequences found violations")
-    if result.pipeline is None or result.truth is None:
-        problems.append("the pipeline did not run")
-    elif not pipeline.same_result(result.pipeline.table, result.truth):
-        problems.append("the pipeline's Parquet differs from the same aggregation over the source")
+    problems += _problems_on_spark(result)
     if exact.faults.acknowledgements_lost == 0:
         problems.append(
             "no acknowledgement was lost: the faults were too few to show anything; use more rows"
@@ -185,4 +215,30 @@ def find_problems(result: DemoResult) -> list[str]:
         )
     if at_most.counts.lost == 0:
         problems.append("with acks=0 nothing was lost: the comparison shows nothing; try another seed")
+    return problems
+
+
+def _problems_on_spark(result: DemoResult) -> list[str]:
+    problems = []
+    if result.audit is None or result.audit.findings:
+        problems.append("the audit of the sequences found violations")
+    if result.pipeline is None or result.truth is None:
+        problems.append("the aggregation did not run")
+    elif not pipeline.same_result(result.pipeline.table, result.truth):
+        problems.append("the aggregation's Parquet differs from the same aggregation over the source")
+    if result.enriched is None:
+        problems.append("the enrichment did not run")
+        return problems
+    judged = result.enriched
+    if not judged.counts.is_exactly_once:
+        problems.append(f"enriched on Spark: {judged.counts}")
+    if judged.enrichment.rows_stored != judged.counts.records + judged.aborted:
+        problems.append(
+            f"enriched on Spark: the log holds {judged.enrichment.rows_stored} rows, but "
+            f"{judged.counts.records} are committed and {judged.aborted} aborted"
+        )
+    if judged.aborted == 0:
+        problems.append(
+            "the driver was killed between two transactions, which shows nothing; try another seed"
+        )
     return problems

@@ -1,0 +1,194 @@
+"""Run the enrichment over the faulty network, kill its driver in mid-batch, and run it again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oncelog.demo.enriching import Job
+from oncelog.demo.lanes import Attempt, Writer, tell_lanes, with_rows
+from oncelog.demo.loading import COMMON_SETTINGS, fault_rules
+from oncelog.errors import OncelogError, TimedOut
+from oncelog.faults.events import Direction, Fate, WireEvent
+from oncelog.faults.proxy import Proxy
+from oncelog.faults.rules import Action, Rule
+
+BATCHES = 4
+"""Micro-batches the flights are divided into; the driver dies in one of the inner ones."""
+DRIVER_TIMEOUT_S = 300.0
+
+
+@dataclass(slots=True)
+class Enrichment:
+    """What the enrichment did. Times are milliseconds since its start; `events` are the proxy's."""
+
+    topic: str
+    killed_at_ms: float = 0.0
+    restarted_at_ms: float = 0.0
+    seconds: float = 0.0
+    attempts: Sequence[Attempt] = ()
+    rows_at_kill: int = 0
+    """On the log when the driver died, for a reader with read_uncommitted."""
+    rows_visible_at_kill: int = 0
+    """The same for a reader with read_committed."""
+    rows_stored: int = 0
+    """On the log in the end, aborted ones too."""
+    events: list[WireEvent] = field(default_factory=list)
+
+
+def run_enrichment(
+    bootstrap_servers: str,
+    source_topic: str,
+    topic: str,
+    flights: int,
+    work_dir: Path,
+    *,
+    lanes: int,
+    seed: int,
+    on_progress: Callable[[int], None],
+) -> Enrichment:
+    """Enrich every flight of the source topic, with one SIGKILL on the way.
+
+    The network loses a lane's commit, and as it does the driver is killed: all the lane's rows are on the
+    log, and it is not known whether they count. Which commit, the seed decides.
+    """
+    enrichment = Enrichment(topic)
+    watch = _Watch(on_progress)
+    lost_commit = Rule(action=Action.DROP, api="EndTxn", nth=choose_commit(seed, lanes))
+    rules = [*fault_rules(), lost_commit]
+    began = time.monotonic()
+    with Proxy(bootstrap_servers, rules=rules, seed=seed, on_event=watch.see) as proxy:
+        job = Job(
+            bootstrap_servers,
+            source_topic,
+            rows_per_batch=-(-flights // BATCHES),
+            sink_format="oncelog",
+            sink_options={
+                **{f"kafka.{key}": str(value) for key, value in COMMON_SETTINGS.items()},
+                "kafka.bootstrap.servers": proxy.bootstrap_servers,
+                "topic": topic,
+            },
+            checkpoint=str(work_dir / "enriched-checkpoint"),
+        )
+        log_file = work_dir / "enriching.log"
+        with _Driver(job, log_file) as driver:
+            driver.wait_for(watch.is_time)
+            driver.kill()
+        enrichment.killed_at_ms = (time.monotonic() - began) * 1000
+        enrichment.rows_at_kill = sum(count_rows(bootstrap_servers, topic).values())
+        enrichment.rows_visible_at_kill = count_visible(bootstrap_servers, topic)
+        enrichment.restarted_at_ms = (time.monotonic() - began) * 1000
+        with _Driver(job, log_file) as driver:
+            driver.wait()
+        enrichment.events = proxy.events
+    enrichment.seconds = time.monotonic() - began
+    rows = count_rows(bootstrap_servers, topic)
+    enrichment.rows_stored = sum(rows.values())
+    enrichment.attempts = with_rows(tell_lanes(enrichment.events, enrichment.killed_at_ms), rows)
+    return enrichment
+
+
+def choose_commit(seed: int, lanes: int) -> int:
+    """Which commit is lost, counted from 1: in an inner batch, not among its first two nor its last one.
+
+    Two lanes run at a time; so when the third commits, one has committed.
+    """
+    chance = random.Random(seed)
+    return chance.randint(1, BATCHES - 2) * lanes + chance.randint(3, lanes - 1)
+
+
+class _Watch:
+    """Says when it is time to kill; keeps to what it is told in the proxy's thread."""
+
+    def __init__(self, on_progress: Callable[[int], None]) -> None:
+        self.is_time = threading.Event()
+        self._on_progress = on_progress
+        self._rows = 0
+
+    def see(self, event: WireEvent) -> None:
+        if event.api == "EndTxn" and event.fate is Fate.DROPPED:
+            self.is_time.set()
+        elif event.direction is Direction.REQUEST and event.batches:
+            self._rows += sum(batch.records_count for batch in event.batches)
+            self._on_progress(self._rows)
+
+
+class _Driver:
+    """The program and the JVM it starts: a process group of its own. None of it outlives the block."""
+
+    def __init__(self, job: Job, log_file: Path) -> None:
+        self._log_file = log_file
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(job.command(), stdout=log, stderr=log, start_new_session=True)
+
+    def wait_for(self, moment: threading.Event) -> None:
+        """Wait until it is time. Raises OncelogError when the program ends before, TimedOut."""
+        deadline = time.monotonic() + DRIVER_TIMEOUT_S
+        while not moment.wait(0.2):
+            if self._process.poll() is not None:
+                raise OncelogError(f"the enrichment ended before its driver could be killed: {self._end()}")
+            if time.monotonic() > deadline:
+                raise TimedOut(f"the enrichment came to no commit in {DRIVER_TIMEOUT_S:g} s: {self._end()}")
+
+    def wait(self) -> None:
+        """Wait until the program has done its work. Raises OncelogError when it failed, TimedOut."""
+        try:
+            code = self._process.wait(DRIVER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise TimedOut(f"the enrichment took more than {DRIVER_TIMEOUT_S:g} s: {self._end()}") from None
+        if code != 0:
+            raise OncelogError(f"the enrichment failed with exit code {code}: {self._end()}")
+
+    def kill(self) -> None:
+        """SIGKILL to all of it; tasks' Python workers end as they find their JVM gone."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _end(self) -> str:
+        return f"{self._log_file} ends:\n{self._log_file.read_text(errors='replace')[-2000:]}"
+
+    def __enter__(self) -> _Driver:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.kill()
+
+
+def count_rows(bootstrap_servers: str, topic: str) -> Mapping[Writer, int]:
+    """Rows on the log by who wrote them, committed or not: from the headers of the batches."""
+    from oncelog import Consumer, TopicPartition
+    from oncelog.wire.batch import iter_batches
+
+    rows: Counter[Writer] = Counter()
+    with Consumer(
+        {"bootstrap.servers": bootstrap_servers, "isolation.level": "read_uncommitted"}
+    ) as consumer:
+        places = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        for place, end in consumer.end_offsets(places).items():
+            for view in consumer.fetch_batches(place, 0, end):
+                for _, header in iter_batches(view):
+                    if not header.is_control:
+                        rows[header.producer_id or 0, header.producer_epoch or 0] += header.records_count
+    return rows
+
+
+def count_visible(bootstrap_servers: str, topic: str) -> int:
+    """Rows that a reader with read_committed is given now."""
+    from oncelog import Consumer, TopicPartition
+
+    with Consumer({"bootstrap.servers": bootstrap_servers, "isolation.level": "read_committed"}) as consumer:
+        places = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        return sum(
+            batch.num_rows
+            for place, end in consumer.end_offsets(places).items()
+            for batch in consumer.fetch_range(place, 0, end)
+        )
