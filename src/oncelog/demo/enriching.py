@@ -27,14 +27,14 @@ VALUE_SCHEMA = ", ".join(f"{name} {'string' if name in _TEXT else 'bigint'}" for
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the program is told. `sink_options` are those of `writeStream`, brokers and topic among them."""
+    """What the program is told. `sink_options`: topic and kafka.*, which both sinks take."""
 
     bootstrap_servers: str
     source_topic: str
     rows_per_batch: int
-    sink_format: str
     sink_options: Mapping[str, str]
     checkpoint: str
+    sink_format: str = "oncelog"
 
     def command(self) -> list[str]:
         """How to run it."""

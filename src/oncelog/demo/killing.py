@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from oncelog.demo.enriching import Job
 from oncelog.demo.lanes import Attempt, Writer, tell_lanes, with_rows
@@ -32,7 +33,6 @@ class Enrichment:
 
     topic: str
     killed_at_ms: float = 0.0
-    restarted_at_ms: float = 0.0
     seconds: float = 0.0
     attempts: Sequence[Attempt] = ()
     rows_at_kill: int = 0
@@ -63,50 +63,49 @@ def run_enrichment(
     enrichment = Enrichment(topic)
     watch = _Watch(on_progress)
     lost_commit = Rule(action=Action.DROP, api="EndTxn", nth=choose_commit(seed, lanes))
-    rules = [*fault_rules(), lost_commit]
     began = time.monotonic()
-    with Proxy(bootstrap_servers, rules=rules, seed=seed, on_event=watch.see) as proxy:
+    with Proxy(
+        bootstrap_servers, rules=[*fault_rules(), lost_commit], seed=seed, on_event=watch.see
+    ) as proxy:
         job = Job(
             bootstrap_servers,
             source_topic,
             rows_per_batch=-(-flights // BATCHES),
-            sink_format="oncelog",
-            sink_options={
-                **{f"kafka.{key}": str(value) for key, value in COMMON_SETTINGS.items()},
-                "kafka.bootstrap.servers": proxy.bootstrap_servers,
-                "topic": topic,
-            },
-            checkpoint=str(work_dir / "enriched-checkpoint"),
+            sink_options=_sink_options(proxy, topic),
+            checkpoint=str(work_dir / "enriching-checkpoint"),
         )
         log_file = work_dir / "enriching.log"
         with _Driver(job, log_file) as driver:
             driver.wait_for(watch.is_time)
-            driver.kill()
         enrichment.killed_at_ms = (time.monotonic() - began) * 1000
-        enrichment.rows_at_kill = sum(count_rows(bootstrap_servers, topic).values())
-        enrichment.rows_visible_at_kill = count_visible(bootstrap_servers, topic)
-        enrichment.restarted_at_ms = (time.monotonic() - began) * 1000
+        enrichment.rows_at_kill = count_rows(bootstrap_servers, topic).total()
+        enrichment.rows_visible_at_kill = count_visible_rows(bootstrap_servers, topic)
         with _Driver(job, log_file) as driver:
             driver.wait()
         enrichment.events = proxy.events
     enrichment.seconds = time.monotonic() - began
     rows = count_rows(bootstrap_servers, topic)
-    enrichment.rows_stored = sum(rows.values())
+    enrichment.rows_stored = rows.total()
     enrichment.attempts = with_rows(tell_lanes(enrichment.events, enrichment.killed_at_ms), rows)
     return enrichment
 
 
 def choose_commit(seed: int, lanes: int) -> int:
-    """Which commit is lost, counted from 1: in an inner batch, not among its first two nor its last one.
+    """Which commit is lost, counted from 1: in an inner batch, not one of its first two nor its last.
 
-    Two lanes run at a time; so when the third commits, one has committed.
+    Two lanes run at a time, so when the third of a batch commits, one has committed.
     """
     chance = random.Random(seed)
     return chance.randint(1, BATCHES - 2) * lanes + chance.randint(3, lanes - 1)
 
 
+def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
+    settings = {**COMMON_SETTINGS, "bootstrap.servers": proxy.bootstrap_servers}
+    return {"topic": topic} | {f"kafka.{key}": str(value) for key, value in settings.items()}
+
+
 class _Watch:
-    """Says when it is time to kill; keeps to what it is told in the proxy's thread."""
+    """Says when it is time to kill, and how far the rows are. Told by the proxy's thread."""
 
     def __init__(self, on_progress: Callable[[int], None]) -> None:
         self.is_time = threading.Event()
@@ -122,48 +121,48 @@ class _Watch:
 
 
 class _Driver:
-    """The program and the JVM it starts: a process group of its own. None of it outlives the block."""
+    """The program and the JVM it starts, a process group of its own, for the block; then SIGKILL to both.
+
+    Tasks' Python workers end as they find their JVM gone.
+    """
 
     def __init__(self, job: Job, log_file: Path) -> None:
-        self._log_file = log_file
-        with log_file.open("ab") as log:
-            self._process = subprocess.Popen(job.command(), stdout=log, stderr=log, start_new_session=True)
+        self._job, self._log_file = job, log_file
+
+    def __enter__(self) -> Self:
+        with self._log_file.open("ab") as log:
+            command = self._job.command()
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def wait_for(self, moment: threading.Event) -> None:
         """Wait until it is time. Raises OncelogError when the program ends before, TimedOut."""
         deadline = time.monotonic() + DRIVER_TIMEOUT_S
-        while not moment.wait(0.2):
+        while not moment.wait(0.1):
             if self._process.poll() is not None:
-                raise OncelogError(f"the enrichment ended before its driver could be killed: {self._end()}")
+                raise OncelogError(f"the enrichment ended before it could be killed; {self._log_end()}")
             if time.monotonic() > deadline:
-                raise TimedOut(f"the enrichment came to no commit in {DRIVER_TIMEOUT_S:g} s: {self._end()}")
+                raise TimedOut(f"the enrichment took over {DRIVER_TIMEOUT_S:g} s; {self._log_end()}")
 
     def wait(self) -> None:
         """Wait until the program has done its work. Raises OncelogError when it failed, TimedOut."""
         try:
             code = self._process.wait(DRIVER_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise TimedOut(f"the enrichment took more than {DRIVER_TIMEOUT_S:g} s: {self._end()}") from None
+            raise TimedOut(f"the enrichment took over {DRIVER_TIMEOUT_S:g} s; {self._log_end()}") from None
         if code != 0:
-            raise OncelogError(f"the enrichment failed with exit code {code}: {self._end()}")
+            raise OncelogError(f"the enrichment failed with exit code {code}; {self._log_end()}")
 
-    def kill(self) -> None:
-        """SIGKILL to all of it; tasks' Python workers end as they find their JVM gone."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def _end(self) -> str:
+    def _log_end(self) -> str:
         return f"{self._log_file} ends:\n{self._log_file.read_text(errors='replace')[-2000:]}"
 
-    def __enter__(self) -> _Driver:
-        return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.kill()
-
-
-def count_rows(bootstrap_servers: str, topic: str) -> Mapping[Writer, int]:
+def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
     """Rows on the log by who wrote them, committed or not: from the headers of the batches."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
@@ -181,7 +180,7 @@ def count_rows(bootstrap_servers: str, topic: str) -> Mapping[Writer, int]:
     return rows
 
 
-def count_visible(bootstrap_servers: str, topic: str) -> int:
+def count_visible_rows(bootstrap_servers: str, topic: str) -> int:
     """Rows that a reader with read_committed is given now."""
     from oncelog import Consumer, TopicPartition
 
