@@ -21,7 +21,7 @@ from oncelog.demo.flights import (
     enriched_truth,
     load_flights,
 )
-from oncelog.demo.killing import choose_commit
+from oncelog.demo.killing import choose_moment
 from oncelog.demo.lanes import Ended, rows_that, tell_lanes, with_rows
 from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
 from oncelog.demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
@@ -169,8 +169,9 @@ def test_lanes_before_and_after_the_kill() -> None:
 
 
 def test_the_lost_commit_is_one_of_an_inner_batch() -> None:
-    chosen = {choose_commit(seed, lanes=6) for seed in range(200)}
-    assert chosen == {9, 10, 11, 15, 16, 17}
+    moments = [choose_moment(seed, lanes=6, rows_per_batch=100) for seed in range(200)]
+    assert {moment.commit for moment in moments} == {9, 10, 11, 15, 16, 17}
+    assert {(moment.commit // 6, moment.rows) for moment in moments} == {(1, 150), (2, 250)}
 
 
 # -- pictures ------------------------------------------------------------------------------------------
@@ -279,8 +280,8 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
 @pytest.mark.behaviour("I25", "P1", "P2")
 def test_demo_command_end_to_end(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    arguments = ["--rows=30000", f"--report={report}", f"--data-dir={tmp_path / 'data'}", "-o", "json"]
-    run = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    arguments = ["--rows=30000", "--no-control", f"--report={report}", f"--data-dir={tmp_path / 'data'}"]
+    run = CliRunner().invoke(command, [*arguments, "-o", "json"], catch_exceptions=False)
     assert run.exit_code == 0, run.stderr
     exact, at_least, at_most, enriched = json.loads(run.stdout)
     assert (exact["sent"], exact["in_topic"], exact["lost"], exact["doubled"]) == (30_000, 30_000, 0, 0)

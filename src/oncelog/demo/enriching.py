@@ -32,9 +32,9 @@ class Job:
     bootstrap_servers: str
     source_topic: str
     rows_per_batch: int
+    sink_format: str
     sink_options: Mapping[str, str]
     checkpoint: str
-    sink_format: str = "oncelog"
 
     def command(self) -> list[str]:
         """How to run it."""
@@ -57,9 +57,12 @@ def enrich(spark: SparkSession, records: DataFrame, lookups: Lookups) -> DataFra
 
 def run(job: Job) -> None:
     """Enrich what the topic holds now, in as many micro-batches as it takes."""
+    from oncelog.dev.spark_connector import add_connector
     from oncelog.spark.session import local_session
 
     with local_session("oncelog demo: enriching", "local[2]") as spark:
+        if job.sink_format == "kafka":
+            add_connector(spark)
         records = (
             spark.readStream.format("oncelog")
             .option("kafka.bootstrap.servers", job.bootstrap_servers)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from oncelog.demo.enriching import Job
 from oncelog.demo.lanes import Attempt, Writer, tell_lanes, with_rows
@@ -24,17 +24,32 @@ from oncelog.faults.rules import Action, Rule
 
 BATCHES = 4
 """Micro-batches the flights are divided into; the driver dies in one of the inner ones."""
-DRIVER_TIMEOUT_S = 300.0
+DRIVER_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSink:
+    """What the flights are written with."""
+
+    name: str
+    format: str
+    topic: str
+
+
+OURS = SparkSink("exactly once, from Spark", "oncelog", "flights-enriched")
+SPARKS = SparkSink("at least once, from Spark", "kafka", "flights-enriched-by-kafka-sink")
+"""Spark's own Kafka sink, as the control."""
 
 
 @dataclass(slots=True)
 class Enrichment:
     """What the enrichment did. Times are milliseconds since its start; `events` are the proxy's."""
 
-    topic: str
+    sink: SparkSink
     killed_at_ms: float = 0.0
     seconds: float = 0.0
     attempts: Sequence[Attempt] = ()
+    """Of our sink; Spark's has no transactions."""
     rows_at_kill: int = 0
     """On the log when the driver died, for a reader with read_uncommitted."""
     rows_visible_at_kill: int = 0
@@ -45,9 +60,9 @@ class Enrichment:
 
 
 def run_enrichment(
+    sink: SparkSink,
     bootstrap_servers: str,
     source_topic: str,
-    topic: str,
     flights: int,
     work_dir: Path,
     *,
@@ -55,48 +70,53 @@ def run_enrichment(
     seed: int,
     on_progress: Callable[[int], None],
 ) -> Enrichment:
-    """Enrich every flight of the source topic, with one SIGKILL on the way.
+    """Enrich every flight of the source topic, with one SIGKILL to the driver on the way.
 
-    The network loses a lane's commit, and as it does the driver is killed: all the lane's rows are on the
-    log, and it is not known whether they count. Which commit, the seed decides.
+    When, `choose_moment` says.
     """
-    enrichment = Enrichment(topic)
-    watch = _Watch(on_progress)
-    lost_commit = Rule(action=Action.DROP, api="EndTxn", nth=choose_commit(seed, lanes))
+    enrichment = Enrichment(sink)
+    rows_per_batch = -(-flights // BATCHES)
+    moment = choose_moment(seed, lanes, rows_per_batch)
+    rules = [*fault_rules(), Rule(action=Action.DROP, api="EndTxn", nth=moment.commit)]
+    watch = _Watch(sink, moment, on_progress)
     began = time.monotonic()
-    with Proxy(
-        bootstrap_servers, rules=[*fault_rules(), lost_commit], seed=seed, on_event=watch.see
-    ) as proxy:
-        job = Job(
-            bootstrap_servers,
-            source_topic,
-            rows_per_batch=-(-flights // BATCHES),
-            sink_options=_sink_options(proxy, topic),
-            checkpoint=str(work_dir / "enriching-checkpoint"),
-        )
-        log_file = work_dir / "enriching.log"
+    with Proxy(bootstrap_servers, rules=rules, seed=seed, on_event=watch.see) as proxy:
+        checkpoint = str(work_dir / f"{sink.topic}-checkpoint")
+        options = _sink_options(proxy, sink.topic)
+        job = Job(bootstrap_servers, source_topic, rows_per_batch, sink.format, options, checkpoint)
+        log_file = work_dir / f"{sink.topic}.log"
         with _Driver(job, log_file) as driver:
             driver.wait_for(watch.is_time)
         enrichment.killed_at_ms = (time.monotonic() - began) * 1000
-        enrichment.rows_at_kill = count_rows(bootstrap_servers, topic).total()
-        enrichment.rows_visible_at_kill = count_visible_rows(bootstrap_servers, topic)
+        enrichment.rows_at_kill = count_rows(bootstrap_servers, sink.topic).total()
+        enrichment.rows_visible_at_kill = count_visible_rows(bootstrap_servers, sink.topic)
         with _Driver(job, log_file) as driver:
             driver.wait()
         enrichment.events = proxy.events
     enrichment.seconds = time.monotonic() - began
-    rows = count_rows(bootstrap_servers, topic)
+    rows = count_rows(bootstrap_servers, sink.topic)
     enrichment.rows_stored = rows.total()
     enrichment.attempts = with_rows(tell_lanes(enrichment.events, enrichment.killed_at_ms), rows)
     return enrichment
 
 
-def choose_commit(seed: int, lanes: int) -> int:
-    """Which commit is lost, counted from 1: in an inner batch, not one of its first two nor its last.
+class Moment(NamedTuple):
+    """When to kill, in the middle of a micro-batch: as that `commit` (counted from 1) is lost on its way to
+    the broker; without commits, after so many `rows`."""
 
-    Two lanes run at a time, so when the third of a batch commits, one has committed.
+    commit: int
+    rows: int
+
+
+def choose_moment(seed: int, lanes: int, rows_per_batch: int) -> Moment:
+    """The commit is not one of the first two of its batch, nor the last.
+
+    Two lanes run at a time, so when the third commits, one has committed. All rows of the lane whose commit
+    is lost are on the log then, and nobody knows whether they count.
     """
     chance = random.Random(seed)
-    return chance.randint(1, BATCHES - 2) * lanes + chance.randint(3, lanes - 1)
+    batch = chance.randint(1, BATCHES - 2)
+    return Moment(batch * lanes + chance.randint(3, lanes - 1), batch * rows_per_batch + rows_per_batch // 2)
 
 
 def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
@@ -107,17 +127,18 @@ def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
 class _Watch:
     """Says when it is time to kill, and how far the rows are. Told by the proxy's thread."""
 
-    def __init__(self, on_progress: Callable[[int], None]) -> None:
+    def __init__(self, sink: SparkSink, moment: Moment, on_progress: Callable[[int], None]) -> None:
         self.is_time = threading.Event()
-        self._on_progress = on_progress
+        self._sink, self._moment, self._on_progress = sink, moment, on_progress
         self._rows = 0
 
     def see(self, event: WireEvent) -> None:
-        if event.api == "EndTxn" and event.fate is Fate.DROPPED:
-            self.is_time.set()
-        elif event.direction is Direction.REQUEST and event.batches:
+        if event.direction is Direction.REQUEST and event.batches:
             self._rows += sum(batch.records_count for batch in event.batches)
             self._on_progress(self._rows)
+        is_lost_commit = event.api == "EndTxn" and event.fate is Fate.DROPPED
+        if is_lost_commit or (self._sink is SPARKS and self._rows >= self._moment.rows):
+            self.is_time.set()
 
 
 class _Driver:

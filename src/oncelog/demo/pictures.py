@@ -101,9 +101,9 @@ def _tip(mark: Mark) -> str:
 
 
 _ENDED = (
-    (Ended.COMMITTED, BLUE, "a lane's transaction, committed"),
-    (Ended.ABORTED, BAD, "not committed when the driver died: aborted, no reader sees it"),
-    (Ended.SKIPPED, GOOD, "committed before: recognised, not written again"),
+    (Ended.COMMITTED, BLUE, "transaction of a lane, committed"),
+    (Ended.ABORTED, BAD, "open when the driver died: aborted, hidden"),
+    (Ended.SKIPPED, GOOD, "found committed, not written again"),
 )
 _LANE_LEFT, _LANE_HIGH, _LANE_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
 
