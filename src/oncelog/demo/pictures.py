@@ -125,9 +125,10 @@ def lanes_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
     ]
     spans = [_span(runs[0], killed_at_ms), _span(runs[1], None)]
     scale = (WIDTH - _LANE_LEFT - _RESTART_WIDTH - 16) / (sum(end - begin for begin, end in spans) or 1)
-    x = _LANE_LEFT
+    x, before = _LANE_LEFT, set[int]()
     for run, (begin, end) in zip(runs, spans, strict=True):
-        _LanesPanel(svg, x, begin, end, scale, bottom).draw(run)
+        _LanesPanel(svg, x, begin, end, scale, bottom).draw(run, before)
+        before = {each.batch for each in run}
         x += (end - begin) * scale + _RESTART_WIDTH
     x = _LANE_LEFT + (spans[0][1] - spans[0][0]) * scale
     svg.line(x, _LANE_TOP - 22, x, bottom, INK, width=2, dash="5 3")
@@ -164,14 +165,14 @@ class _LanesPanel:
     def across(self, time_ms: float) -> float:
         return self.x + (min(time_ms, self.end) - self.begin) * self.scale
 
-    def draw(self, run: Sequence[Attempt]) -> None:
+    def draw(self, run: Sequence[Attempt], before: set[int]) -> None:
+        """`before`: the batches of the run before this one."""
         for batch in sorted({each.batch for each in run}):
             begin, end = _batch_span([each for each in run if each.batch == batch], self.end)
             left, width = self.across(begin) - 2, self.across(end) - self.across(begin) + 4
             self.svg.rect(left, _LANE_TOP, width, self.bottom - _LANE_TOP, "#eef2f6", rx=3)
-            self.svg.text(
-                left + width / 2, _LANE_TOP - 8, f"batch {batch}", size=12, anchor="middle", fill=MUTED
-            )
+            words = f"batch {batch} again" if batch in before else f"batch {batch}"
+            self.svg.text(left + width / 2, _LANE_TOP - 8, words, size=12, anchor="middle", fill=MUTED)
         for each in run:
             self._draw_attempt(each)
         for tick in nice_ticks((self.end - self.begin) / 1000, 4):

@@ -170,7 +170,7 @@ def _enrich(
             work_dir,
             lanes=PARTITIONS,
             seed=seed,
-            on_progress=advance_to,
+            on_progress=lambda rows: advance_to(min(rows, len(flights))),
         )
 
 
