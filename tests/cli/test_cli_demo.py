@@ -6,15 +6,25 @@ import json
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
 from oncelog.cli.demo import command
-from oncelog.demo.flights import RESULT_COLUMNS, TOTAL_ROWS, delays_by_carrier_and_hour, load_flights
+from oncelog.demo.flights import (
+    RESULT_COLUMNS,
+    TOTAL_ROWS,
+    delays_by_carrier_and_hour,
+    enriched_truth,
+    load_flights,
+)
+from oncelog.demo.killing import choose_moment
+from oncelog.demo.lanes import Ended, rows_that, tell_lanes, with_rows
 from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
-from oncelog.demo.pictures import counts_picture, delay_picture, sequences_picture
+from oncelog.demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
 from oncelog.demo.run import create_topics
 from oncelog.demo.story import Happened, Mark, count_faults, first_lost_acknowledgement, tell
 from oncelog.demo.svg import bar_chart, mix, nice_ticks
@@ -91,6 +101,79 @@ def test_story_of_a_lost_and_of_a_late_request() -> None:
     assert (counts.requests_lost, counts.requests_late, counts.out_of_order_refused) == (1, 1, 1)
 
 
+# -- the sink's lanes, from events ----------------------------------------------------------------------
+
+
+class Wire:
+    """What the proxy sees of lanes, a millisecond for each message."""
+
+    def __init__(self) -> None:
+        self.events: list[WireEvent] = []
+
+    def say(self, direction: Direction, api: str, writer: tuple[int, int] | None = None, **told: Any) -> None:
+        number = len(self.events)
+        asked = number if direction is Direction.REQUEST else number - 1
+        event = WireEvent(direction, api, 1, asked, 1, producer=writer, time_ms=number, **told)
+        self.events.append(event)
+
+    def begin(self, lane: int, writer: tuple[int, int]) -> None:
+        self.say(Direction.REQUEST, "InitProducerId", said=f"for oncelog-5f1c-{lane}")
+        self.say(Direction.RESPONSE, "InitProducerId", writer, said="ok")
+
+    def write(self, writer: tuple[int, int]) -> None:
+        batch = BatchSummary("enriched", 0, *writer, 0, 9, 10, 500)
+        self.say(Direction.REQUEST, "Produce", batches=(batch,))
+
+    def commit(self, writer: tuple[int, int], fate: Fate = Fate.PASSED) -> None:
+        said = f"COMMIT  pid {writer[0]} epoch {writer[1]}"
+        self.say(Direction.REQUEST, "EndTxn", said=said, fate=fate)
+        if fate is Fate.PASSED:
+            self.say(Direction.RESPONSE, "EndTxn", (writer[0], writer[1] + 1), said="ok")
+
+
+def test_lanes_before_and_after_the_kill() -> None:
+    wire = Wire()
+    for lane, writer in enumerate([(1, 0), (2, 0), (3, 0)]):
+        wire.begin(lane, writer)
+        wire.write(writer)
+        wire.commit(writer)
+    wire.begin(0, (1, 2))
+    wire.write((1, 2))
+    wire.commit((1, 2))
+    wire.begin(1, (2, 2))
+    wire.write((2, 2))
+    wire.commit((2, 2), Fate.DROPPED)
+    wire.begin(2, (3, 2))
+    killed_at_ms = len(wire.events) - 0.5
+    wire.begin(0, (1, 4))
+    for lane, writer in ((1, (2, 4)), (2, (3, 4))):
+        wire.begin(lane, writer)
+        wire.write(writer)
+        wire.commit(writer)
+    attempts = with_rows(tell_lanes(wire.events, killed_at_ms), {(1, 2): 7, (2, 2): 8})
+    assert [(each.lane, each.batch, each.ended, each.rows) for each in attempts] == [
+        (0, 0, Ended.COMMITTED, 0),
+        (1, 0, Ended.COMMITTED, 0),
+        (2, 0, Ended.COMMITTED, 0),
+        (0, 1, Ended.COMMITTED, 7),
+        (1, 1, Ended.ABORTED, 8),
+        (2, 1, Ended.ABORTED, 0),
+        (0, 1, Ended.SKIPPED, 0),
+        (1, 1, Ended.COMMITTED, 0),
+        (2, 1, Ended.COMMITTED, 0),
+    ]
+    assert rows_that(attempts, Ended.ABORTED) == 8
+    drawing = lanes_picture(attempts, killed_at_ms)
+    assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
+    assert ">batch 1<" in drawing and ">batch 1 again<" in drawing and "SIGKILL" in drawing
+
+
+def test_the_lost_commit_is_one_of_an_inner_batch() -> None:
+    moments = [choose_moment(seed, lanes=6, rows_per_batch=100) for seed in range(200)]
+    assert {moment.commit for moment in moments} == {9, 10, 11, 15, 16, 17}
+    assert {(moment.commit // 6, moment.rows) for moment in moments} == {(1, 150), (2, 250)}
+
+
 # -- pictures ------------------------------------------------------------------------------------------
 
 
@@ -138,6 +221,16 @@ def test_truth_counts_every_flight_once() -> None:
     ]
 
 
+def test_enriched_truth_keeps_every_flight() -> None:
+    truth = enriched_truth(load_flights())
+    assert truth.num_rows == TOTAL_ROWS
+    (first,) = truth.filter(pc.field("key") == "2013/1/1/UA/1545/EWR").to_pylist()
+    assert first["airline"] == "United Air Lines Inc."
+    assert first["airport"] == "George Bush Intercontinental"
+    assert (first["manufacturer"], first["model"], first["seats"]) == ("BOEING", "737-824", 149)
+    assert truth["airport"].null_count > 0, "San Juan is in no list of airports, its flights are kept"
+
+
 # -- three semantics under the same faults -------------------------------------------------------------
 
 ROWS = 6_000
@@ -183,20 +276,22 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
-@pytest.mark.behaviour("I25", "P1")
+@pytest.mark.timeout(600)
+@pytest.mark.behaviour("I25", "P1", "P2")
 def test_demo_command_end_to_end(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    arguments = ["--rows=30000", f"--report={report}", f"--data-dir={tmp_path / 'data'}", "-o", "json"]
-    run = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    arguments = ["--rows=30000", "--no-control", f"--report={report}", f"--data-dir={tmp_path / 'data'}"]
+    run = CliRunner().invoke(command, [*arguments, "-o", "json"], catch_exceptions=False)
     assert run.exit_code == 0, run.stderr
-    exact, at_least, at_most = json.loads(run.stdout)
+    exact, at_least, at_most, enriched = json.loads(run.stdout)
     assert (exact["sent"], exact["in_topic"], exact["lost"], exact["doubled"]) == (30_000, 30_000, 0, 0)
     assert exact["acks_lost"] > 0
     assert at_least["lost"] == 0 and at_least["doubled"] > 0
     assert at_most["lost"] > 0 and at_most["doubled"] == 0
+    assert (enriched["in_topic"], enriched["lost"], enriched["doubled"]) == (30_000, 0, 0)
+    assert enriched["aborted"] > 0 and enriched["sent"] == 30_000 + enriched["aborted"]
     page = report.read_text()
-    assert page.count("<svg") == 3 and "verdict good" in page
+    assert page.count("<svg") == 4 and "verdict good" in page
     assert "src=" not in page and "<script" not in page, "the report must need nothing else"
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,9 @@ COLUMNS = (
 )
 """The columns a record carries, in this order. Delays are minutes, null for a cancelled flight;
 `hour` is the scheduled hour of departure, local time."""
+
+ENRICHED_COLUMNS = (*COLUMNS, "airline", "airport", "manufacturer", "model", "seats")
+"""And what is known of carrier, destination and aircraft; null where the tables have no such row."""
 
 KEY_COLUMNS = ("year", "month", "day", "carrier", "flight", "origin")
 """Together they name a flight: no two rows share them (checked when loading)."""
@@ -74,10 +77,39 @@ def load_flights(rows: int | None = None) -> Flights:
     return Flights(table.select(COLUMNS), keys, [second * 1000 for second in seconds])
 
 
+Lookups = Mapping[str, pa.Table]
+"""By the flights' column they are joined on, which is their first column and unique."""
+
+
+def load_lookups() -> Lookups:
+    """Airlines, airports and aircraft, from the same package. Raises ConfigError when it is not installed."""
+    airlines = _read_table("airlines.csv", {"carrier": "carrier", "name": "airline"})
+    airports = _read_table("airports.csv", {"faa": "dest", "name": "airport"})
+    kept = ("tailnum", "manufacturer", "model", "seats")
+    return {
+        "carrier": airlines,
+        "dest": airports,
+        "tailnum": _read_table("planes.csv", {name: name for name in kept}),
+    }
+
+
+def _read_table(file_name: str, names: Mapping[str, str]) -> pa.Table:
+    table = pyarrow.csv.read_csv(_data_directory() / file_name).select(list(names))
+    return table.rename_columns(list(names.values()))
+
+
+def enriched_truth(flights: Flights) -> pa.Table:
+    """What the enrichment must reach, by Arrow's joins: `key` and ENRICHED_COLUMNS, in any order."""
+    table = flights.table.append_column("key", flights.keys)
+    for column, lookup in load_lookups().items():
+        table = table.join(lookup, column)
+    return table.select(["key", *ENRICHED_COLUMNS])
+
+
 def airline_names() -> dict[str, str]:
-    """Carrier code -> airline, from the same package."""
-    table = pyarrow.csv.read_csv(_data_directory() / "airlines.csv")
-    return dict(zip(table["carrier"].to_pylist(), table["name"].to_pylist(), strict=True))
+    """Carrier code -> airline."""
+    table = load_lookups()["carrier"]
+    return dict(zip(table["carrier"].to_pylist(), table["airline"].to_pylist(), strict=True))
 
 
 def _csv_bytes() -> bytes:

@@ -35,7 +35,7 @@ AT_MOST_ONCE = Semantics(
 )
 
 # The same for all three. The short time-outs keep the demonstration short, not correct.
-_COMMON_SETTINGS = {
+COMMON_SETTINGS = {
     "request.timeout.ms": 2_000,
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 200,
@@ -102,7 +102,7 @@ def run_load(
     began = time.monotonic()
     with Proxy(broker.bootstrap_servers, rules=rules, seed=seed) as proxy:
         producer = Producer(
-            {"bootstrap.servers": proxy.bootstrap_servers, **_COMMON_SETTINGS, **semantics.settings}
+            {"bootstrap.servers": proxy.bootstrap_servers, **COMMON_SETTINGS, **semantics.settings}
         )
         try:
             for key, value, timestamp_ms in flights.records():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oncelog.demo.lanes import Attempt, Ended
 from oncelog.demo.story import Happened, Mark
 from oncelog.demo.svg import BAD, BLUE, GOOD, GRID, INK, MUTED, VIOLET, WARN, Svg, bar_chart, mix, nice_ticks
 
@@ -97,6 +98,104 @@ def _tip(mark: Mark) -> str:
     last = mark.sequence + mark.records - 1
     where = f", offset {mark.offset}" if mark.offset is not None else ""
     return f"{mark.time_ms / 1000:.2f} s: sequences {mark.sequence}-{last}: {mark.happened}{where}"
+
+
+_ENDED = (
+    (Ended.COMMITTED, BLUE, "transaction of a lane, committed"),
+    (Ended.ABORTED, BAD, "open when the driver died: aborted, hidden"),
+    (Ended.SKIPPED, GOOD, "found committed, not written again"),
+)
+_LANE_LEFT, _LANE_HIGH, _LANE_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
+
+
+def lanes_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
+    """A row per lane over time, a band per micro-batch; the time of the restart is cut out."""
+    lanes = max((each.lane for each in attempts), default=0) + 1
+    bottom = _LANE_TOP + lanes * _LANE_HIGH
+    title = "The sink's transactions by lane and micro-batch, before and after the driver was killed"
+    svg = Svg(WIDTH, bottom + 34, title)
+    svg.text(14, 26, title, size=15, bold=True)
+    _draw_lanes_legend(svg)
+    for lane in range(lanes):
+        middle = _LANE_TOP + (lane + 0.5) * _LANE_HIGH
+        svg.text(_LANE_LEFT - 8, middle + 4, f"lane {lane}", size=11, fill=MUTED, anchor="end")
+    runs = [
+        [each for each in attempts if (each.begin_ms > killed_at_ms) == is_second]
+        for is_second in (False, True)
+    ]
+    spans = [_span(runs[0], killed_at_ms), _span(runs[1], None)]
+    scale = (WIDTH - _LANE_LEFT - _RESTART_WIDTH - 16) / (sum(end - begin for begin, end in spans) or 1)
+    x, before = _LANE_LEFT, set[int]()
+    for run, (begin, end) in zip(runs, spans, strict=True):
+        _LanesPanel(svg, x, begin, end, scale, bottom).draw(run, before)
+        before = {each.batch for each in run}
+        x += (end - begin) * scale + _RESTART_WIDTH
+    x = _LANE_LEFT + (spans[0][1] - spans[0][0]) * scale
+    svg.line(x, _LANE_TOP - 22, x, bottom, INK, width=2, dash="5 3")
+    svg.text(x + 6, _LANE_TOP + 14, "SIGKILL", size=12, bold=True)
+    svg.text(x + 6, _LANE_TOP + 32, "and, after", size=11, fill=MUTED)
+    svg.text(x + 6, _LANE_TOP + 47, f"{(spans[1][0] - spans[0][1]) / 1000:.1f} s, begun", size=11, fill=MUTED)
+    svg.text(x + 6, _LANE_TOP + 62, "again from the", size=11, fill=MUTED)
+    svg.text(x + 6, _LANE_TOP + 77, "checkpoint", size=11, fill=MUTED)
+    return svg.render()
+
+
+def _draw_lanes_legend(svg: Svg) -> None:
+    x = 16.0
+    for ended, colour, words in _ENDED:
+        if ended is Ended.SKIPPED:
+            svg.mark("dot", x + 6, 46, colour, size=6)
+        else:
+            svg.rect(x, 40, 14, 12, colour, rx=2)
+        svg.text(x + 20, 50, words, size=12, fill=MUTED)
+        x += 44 + 6.2 * len(words)
+
+
+def _span(run: Sequence[Attempt], killed_at_ms: float | None) -> tuple[float, float]:
+    begin = min((each.begin_ms for each in run), default=0.0)
+    return begin, killed_at_ms or max((each.end_ms or each.begin_ms for each in run), default=begin)
+
+
+class _LanesPanel:
+    """One run of the driver: `begin` to `end` (milliseconds) from `x` on, `scale` pixels to a millisecond."""
+
+    def __init__(self, svg: Svg, x: float, begin: float, end: float, scale: float, bottom: float) -> None:
+        self.svg, self.x, self.begin, self.end, self.scale, self.bottom = svg, x, begin, end, scale, bottom
+
+    def across(self, time_ms: float) -> float:
+        return self.x + (min(time_ms, self.end) - self.begin) * self.scale
+
+    def draw(self, run: Sequence[Attempt], before: set[int]) -> None:
+        """`before`: the batches of the run before this one."""
+        for batch in sorted({each.batch for each in run}):
+            begin, end = _batch_span([each for each in run if each.batch == batch], self.end)
+            left, width = self.across(begin) - 2, self.across(end) - self.across(begin) + 4
+            self.svg.rect(left, _LANE_TOP, width, self.bottom - _LANE_TOP, "#eef2f6", rx=3)
+            words = f"batch {batch} again" if batch in before else f"batch {batch}"
+            self.svg.text(left + width / 2, _LANE_TOP - 8, words, size=12, anchor="middle", fill=MUTED)
+        for each in run:
+            self._draw_attempt(each)
+        for tick in nice_ticks((self.end - self.begin) / 1000, 4):
+            words = f"{tick:g} s"
+            self.svg.text(self.across(self.begin + tick * 1000), self.bottom + 16, words, size=10, fill=MUTED)
+
+    def _draw_attempt(self, each: Attempt) -> None:
+        colour = next(colour for ended, colour, _ in _ENDED if ended is each.ended)
+        y = _LANE_TOP + each.lane * _LANE_HIGH
+        tip = f"lane {each.lane}, batch {each.batch}: {each.ended}, {each.rows:,} rows on the log"
+        left = self.across(each.begin_ms)
+        if each.ended is Ended.SKIPPED:
+            self.svg.mark("dot", left + 5, y + _LANE_HIGH / 2, colour, tip=tip, size=6)
+            return
+        right = self.across(self.end if each.end_ms is None else each.end_ms)
+        self.svg.rect(left, y + 5, max(right - left, 2), _LANE_HIGH - 10, colour, rx=2, tip=tip)
+
+
+def _batch_span(attempts: Sequence[Attempt], killed_at_ms: float) -> tuple[float, float]:
+    ends = (
+        killed_at_ms if each.ended is Ended.ABORTED else each.end_ms or each.begin_ms for each in attempts
+    )
+    return min(each.begin_ms for each in attempts), max(ends)
 
 
 def delay_picture(rows: Sequence[Mapping[str, Any]], airlines: Mapping[str, str]) -> str:

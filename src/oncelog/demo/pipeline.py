@@ -96,33 +96,45 @@ def _rows_of(query: Any) -> int:
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
     """A topic against the source, by business key. `lost`: flights not there; `doubled`: records too many;
-    `foreign`: records whose key is no flight's."""
+    `foreign`: records whose key is no flight's; `wrong`: flights whose value is not the expected one."""
 
     records: int
     lost: int
     doubled: int
     foreign: int
+    wrong: int = 0
 
     @property
     def is_exactly_once(self) -> bool:
-        return self.lost == self.doubled == self.foreign == 0
+        return self.lost == self.doubled == self.foreign == self.wrong == 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lost} flights lost, {self.doubled} doubled, {self.wrong} with a wrong value, "
+            f"{self.foreign} foreign records"
+        )
 
 
-def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, keys: pa.Array) -> KeyCounts:
-    """Count each flight's records in the topic and compare with the source's keys."""
+def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: pa.Table) -> KeyCounts:
+    """Count each flight's records in the topic and compare with the source.
+
+    `source`: a column key, and any further ones are what the value must hold as JSON, in that order.
+    """
     from pyspark.sql import functions as f
 
+    names = [name for name in source.column_names if name != "key"]
+    hashed = f.xxhash64(f.to_json(f.struct(*names)).cast("binary")) if names else f.lit(None)
+    flights = spark.createDataFrame(source).select("key", hashed.alias("expected_value"))
     stored = (
         spark.read.format("oncelog")
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .load()
         .groupBy(f.col("key").cast("string").alias("stored_key"))
-        .agg(f.count(f.lit(1)).alias("times"))
+        .agg(f.count(f.lit(1)).alias("times"), f.max(f.xxhash64("value")).alias("stored_value"))
     )
-    source = spark.createDataFrame(pa.table({"key": keys}))
     row = (
-        source.join(stored, source.key == stored.stored_key, "full_outer")
+        flights.join(stored, flights.key == stored.stored_key, "full_outer")
         .agg(
             f.coalesce(f.sum("times"), f.lit(0)).alias("records"),
             f.count_if(f.col("times").isNull()).alias("lost"),
@@ -130,11 +142,12 @@ def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, keys: pa
                 "doubled"
             ),
             f.coalesce(f.sum(f.when(f.col("key").isNull(), f.col("times"))), f.lit(0)).alias("foreign"),
+            f.count_if(f.col("stored_value") != f.col("expected_value")).alias("wrong"),
         )
         .first()
     )
     assert row is not None
-    return KeyCounts(row["records"], row["lost"], row["doubled"], row["foreign"])
+    return KeyCounts(row["records"], row["lost"], row["doubled"], row["foreign"], row["wrong"])
 
 
 def same_result(reached: pa.Table, truth: pa.Table) -> bool:
