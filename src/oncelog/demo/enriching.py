@@ -60,7 +60,8 @@ def run(job: Job) -> None:
     from oncelog.dev.spark_connector import add_connector
     from oncelog.spark.session import local_session
 
-    with local_session("oncelog demo: enriching", "local[2]") as spark:
+    # Four attempts for a task, as on a cluster: Spark's own sink needs them on such a network.
+    with local_session("oncelog demo: enriching", "local[2, 4]") as spark:
         if job.sink_format == "kafka":
             add_connector(spark)
         records = (
