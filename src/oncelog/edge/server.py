@@ -53,6 +53,7 @@ class Server:
         self._ids = count(1)
         self._listener: asyncio.Server | None = None
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
+        self._flushing: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -89,6 +90,8 @@ class Server:
             if connection.transport is not None:
                 connection.transport.abort()
         await asyncio.sleep(0)
+        while self._flushing:
+            await asyncio.gather(*self._flushing, return_exceptions=True)
         self._flush_pool.shutdown(wait=True)
         await asyncio.sleep(0)
 
@@ -116,9 +119,11 @@ class Server:
     def _flush(self, partition: Partition) -> None:
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._flush_pool, partition.flush)
+        self._flushing[future] = None
         future.add_done_callback(lambda done: self._flushed(partition, done))
 
     def _flushed(self, partition: Partition, done: asyncio.Future[None]) -> None:
+        del self._flushing[done]
         error = None if done.cancelled() else done.exception()
         if error is not None:
             log_event("error", "flush failed", partition=partition.topic_partition, error=error)
