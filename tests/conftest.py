@@ -24,7 +24,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG_ONES = ("spark", "pipeline", "dev", "cli", "kill", "interop", "bench")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The rooms with long tests first, so that none is left to one process in the end.
+    rank = {room: number for number, room in enumerate(LONG_ONES)}
+    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
     if shutil.which("java"):
         return
     for item in items:

@@ -33,6 +33,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     standing.stop(tmp_path / "spark")
 
 
+@pytest.mark.soak
 @pytest.mark.behaviour("P3")
 def test_the_example_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path) -> None:
     where = ("--directory", str(directory))

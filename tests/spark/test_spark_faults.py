@@ -66,7 +66,7 @@ def cells() -> Iterator[Any]:
 
 
 @pytest.mark.behaviour("P2", "P3", "T11")
-@pytest.mark.parametrize(("query", "fault"), cells())
+@pytest.mark.parametrize(("query", "fault"), list(cells()))
 def test_rows_are_there_once(outcome_of: Runner, query: Query, fault: str) -> None:
     outcome = outcome_of(query)
     lost, doubled = outcome.lost_and_doubled(fault)
