@@ -19,12 +19,13 @@ PREAMBLE = """\
 # Behaviours, and the tests that prove them
 
 Made by `make behaviours` from `docs/behaviours.toml` and the tests' `behaviour(...)` markers; do not edit.
-A test stands here because it is marked; `make test` runs every one of them, so a row is proved
-as long as that is green. A row without a test is not built yet.
+A test stands here because it is marked. `make test` runs them but for those that say soak, which `make soak`
+runs; a row is proved as long as `make test` is green. A row without a test is not built yet.
 """
 
 Marked = tuple[str, str]
-"""(row id, test name as `file::[Class::]function`)"""
+"""(row id, test name as `file::[Class::]function`, with SOAK behind it if `make test` leaves it out)"""
+SOAK = " (soak)"
 
 
 def load_rows() -> tuple[dict[str, str], dict[str, str]]:
@@ -49,13 +50,15 @@ def marker_ids(node: ast.AST) -> Iterator[str]:
 
 def module_ids(tree: ast.Module) -> set[str]:
     """Ids of a `pytestmark = ...` at the top of a test file: they hold for all its tests."""
-    ids: set[str] = set()
+    return {row for mark in _module_marks(tree) for row in marker_ids(mark)}
+
+
+def _module_marks(tree: ast.Module) -> Iterator[ast.expr]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "pytestmark" for t in node.targets
         ):
-            ids.update(marker_ids(node.value))
-    return ids
+            yield node.value
 
 
 def marked_in(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[Marked]:
@@ -64,10 +67,15 @@ def marked_in(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterato
             continue
         ids = inherited | {i for decorator in node.decorator_list for i in marker_ids(decorator)}
         name = f"{prefix}::{node.name}"
+        suffix = SOAK if any(_is_soak(decorator) for decorator in node.decorator_list) else ""
         if isinstance(node, ast.ClassDef):
             yield from marked_in(node.body, name, ids)
         elif node.name.startswith("test"):
-            yield from ((row, name) for row in ids)
+            yield from ((row, name + suffix) for row in ids)
+
+
+def _is_soak(mark: ast.AST) -> bool:
+    return isinstance(mark, ast.Attribute) and mark.attr == "soak"
 
 
 def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
@@ -76,8 +84,9 @@ def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
     for path in sorted(tests.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         prefix = path.relative_to(ROOT).as_posix()
+        is_soak = any(_is_soak(node) for mark in _module_marks(tree) for node in ast.walk(mark))
         for row, name in marked_in(tree.body, prefix, module_ids(tree)):
-            found.setdefault(row, []).append(name)
+            found.setdefault(row, []).append(name.removesuffix(SOAK) + SOAK if is_soak else name)
     return {row: sorted(names) for row, names in found.items()}
 
 
@@ -87,15 +96,25 @@ def render(tests_by_row: dict[str, list[str]]) -> str:
     parts = [PREAMBLE]
     for letter, title in sections.items():
         ids = [row for row in rows if row.rstrip("0123456789") == letter]
-        proved = sum(1 for row in ids if tests_by_row.get(row))
+        proved = sum(1 for row in ids if is_proved(tests_by_row.get(row, [])))
         parts.append(f"\n## {letter}. {title}: {proved} of {len(ids)} rows proved\n")
         for row in ids:
             tests = tests_by_row.get(row, [])
             status = f"{len(tests)} test{'s' if len(tests) != 1 else ''}" if tests else "no test yet"
             parts.append(f"\n**{row}** {rows[row]} *{status}*\n")
             if tests:
-                parts.append("\n" + "".join(f"- `{name}`\n" for name in tests))
+                parts.append("\n" + "".join(f"- {_shown(name)}\n" for name in tests))
     return "".join(parts)
+
+
+def is_proved(tests: list[str]) -> bool:
+    """Whether `make test` runs one of them."""
+    return any(not name.endswith(SOAK) for name in tests)
+
+
+def _shown(name: str) -> str:
+    plain = name.removesuffix(SOAK)
+    return f"`{plain}`{name[len(plain) :]}"
 
 
 def main() -> int:
