@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,7 +40,6 @@ METRICS = (
     Metric("cpu_s_per_gb", "Spark's CPU s/GB"),
 )
 _KEY_BYTES = 12
-_batch_ids = itertools.count()
 
 
 class Cell(NamedTuple):
@@ -151,7 +149,7 @@ def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
     from oncelog.spark import write_atomic
 
     if sink == ATOMIC:
-        write_atomic(frame, next(_batch_ids), options, name=f"bench-{uuid.uuid4()}")
+        write_atomic(frame, 0, options, name=f"bench-{uuid.uuid4()}")
     else:
         frame.write.format(FORMATS.get(sink, OURS)).options(**options).mode("append").save()
 
