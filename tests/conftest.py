@@ -15,8 +15,13 @@ QUICK_SCANS = {
     "log.cleaner.backoff.ms": 200,
 }
 """So that a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
-PROMPT = {"group.consumer.assignment.interval.ms": 0, "group.consumer.assignor.offload.enable": "false"}
-"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours does."""
+PROMPT = {
+    "group.consumer.assignment.interval.ms": 0,
+    "group.consumer.assignor.offload.enable": "false",
+    "group.consumer.min.heartbeat.interval.ms": 300,
+    "group.consumer.heartbeat.interval.ms": 300,
+}
+"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours does, and is told soon."""
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,9 @@ SECONDS = 15.0
 
 
 def member(servers: str, group: str, **settings: Any) -> Consumer:
-    quick = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000, "retry_backoff_ms": 20}
+    quick: dict[str, Any] = {"retry_backoff_ms": 20}
+    if settings.get("group_protocol") != "consumer":
+        quick |= {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
     config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
     return Consumer(config, **{**quick, **settings})
 

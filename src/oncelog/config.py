@@ -99,6 +99,8 @@ CONSUMER = SettingsTable(
         ("consumer.timeout.ms", "int", None, "Iterating a consumer ends after this long without a record; unset: never.", 0),
         ("group.id", "str", None, "Consumer group."),
         ("group.instance.id", "str", None, "Name of a static member, which keeps its partitions over a restart."),
+        ("group.protocol", "str", "classic", "classic, or consumer: the coordinator shares out partitions (KIP-848, Kafka 4.0).", None, None, ("classic", "consumer")),
+        ("group.remote.assignor", "str", None, "The coordinator's assignor with group.protocol=consumer; unset: its first."),
         ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky (which gives back only what moves, if named alone)."),
         ("session.timeout.ms", "int", 45_000, "A member that is silent this long is removed.", 1),
         ("heartbeat.interval.ms", "int", 3_000, "Pause between heartbeats; at most a third of session.timeout.ms is sensible.", 1),

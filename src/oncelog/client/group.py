@@ -1,4 +1,4 @@
-"""A member of a classic consumer group without I/O: its requests, and what their answers mean.
+"""A member of a group without I/O: the classic protocol's requests, offsets, and what answers mean.
 
 Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, Heartbeat, OffsetCommit.
 """
@@ -63,6 +63,8 @@ _NEXT = {
     25: Next.RESET,  # UNKNOWN_MEMBER_ID
     27: Next.JOIN,  # REBALANCE_IN_PROGRESS
     79: Next.JOIN,  # MEMBER_ID_REQUIRED
+    110: Next.RESET,  # FENCED_MEMBER_EPOCH
+    113: Next.RETRY,  # STALE_MEMBER_EPOCH: a heartbeat is about to bring the new one
     88: Next.RETRY,  # UNSTABLE_OFFSET_COMMIT: a transaction is about to commit another
 }
 

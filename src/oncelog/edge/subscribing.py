@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 from oncelog.client.consumer import ConsumerCore
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import Change, GroupSession, Rebalance
+from oncelog.edge.group_classic import ClassicSession
+from oncelog.edge.group_consumer import ConsumerProtocolSession
 from oncelog.errors import MisuseError
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 Listener = Callable[[list[TopicPartition]], Any]
+
+
+_SESSIONS: dict[str, type[GroupSession]] = {"classic": ClassicSession, "consumer": ConsumerProtocolSession}
 
 
 class Listeners(NamedTuple):
@@ -147,7 +152,8 @@ class AsyncSubscribing:
     async def _session(self) -> GroupSession:
         cluster = await self._connected()
         if self._group is None:
-            self._group = GroupSession(self._core, self._settings, cluster, self._wake_up)
+            session = _SESSIONS[self._settings["group.protocol"]]
+            self._group = session(self._core, self._settings, cluster, self._wake_up)
             if self._subscription:
                 self._group.subscribe(*self._subscription)
         return self._group

@@ -1,0 +1,229 @@
+"""A member of a classic group over asyncio: joins, keeps alive, gives back and takes over partitions.
+
+    eager         all partitions are given back before a join (range, roundrobin, sticky)
+    cooperative   partitions stay, and are read, while the group rebalances; what the new assignment lacks is
+                  given back after it, and a second join lets others have that (cooperative-sticky)
+
+Source: Kafka's ConsumerCoordinator; KIP-429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.group import (
+    Joined,
+    Next,
+    heartbeat_request,
+    join_request,
+    joined_from,
+    leave_request,
+    next_after,
+    sync_request,
+)
+from oncelog.client.subscription import Holding, decode_share
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.group import GroupSession, Rebalance
+from oncelog.errors import ConfigError, OncelogError, error_for_code, raise_for_code
+from oncelog.rules.sticky import ASSIGNORS, is_cooperative
+from oncelog.settings import Settings
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+_JOIN_PATIENCE_MS = 5_000
+"""How much longer than the rebalance timeout a join may go unanswered."""
+
+
+class _Share(NamedTuple):
+    member: ConsumerGroupMetadata
+    partitions: list[TopicPartition]
+    committed: dict[TopicPartition, OffsetAndMetadata]
+    """Of those that are new."""
+
+
+class ClassicSession(GroupSession):
+    """The classic protocol: a join for each generation, and the leader shares out."""
+
+    def __init__(
+        self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(core, settings, cluster, wake)
+        assignors = settings["partition.assignment.strategy"]
+        unknown = [name for name in assignors if name not in ASSIGNORS]
+        if unknown or not assignors:
+            raise ConfigError(
+                f"partition.assignment.strategy names {unknown}; there are {', '.join(ASSIGNORS)}"
+            )
+        self._is_cooperative = is_cooperative(assignors)
+        self._last = Holding()
+        self._counts: dict[str, int | None] = {}
+        self._must_join = False
+        self._joining: asyncio.Task[_Share | None] | None = None
+        self._given_back: _Share | None = None
+
+    def _resubscribe(self) -> None:
+        self._must_join = True
+
+    @property
+    def _is_rebalancing(self) -> bool:
+        return self._joining is not None
+
+    async def advance(self, deadline_ms: float) -> Rebalance | bool:
+        self._polled_ms = self._cluster.now_ms()
+        if self._given_back is not None:
+            share, self._given_back = self._given_back, None
+            self._must_join = True
+            return self._take_share(share)
+        if self._joining is None:
+            self._must_join = self._must_join or self._has_new_partitions()
+            if not self._must_join:
+                await self._commit_by_time()
+                return True
+            if leaving := self._to_give_back():
+                return await self._give_back(leaving)
+            self._start_joining()
+        assert self._joining is not None
+        if self._owned and not self._joining.done():
+            return True  # what stays is read on meanwhile
+        return await self._await_share(deadline_ms)
+
+    def _has_new_partitions(self) -> bool:
+        metadata = self._cluster.metadata
+        return any(metadata.partition_count(topic) != count for topic, count in self._counts.items())
+
+    def _to_give_back(self) -> list[TopicPartition]:
+        """What the member may not hold when it joins."""
+        if self._is_lost or not self._is_cooperative:
+            return self._owned
+        return [at for at in self._owned if self._pattern is None and at.topic not in self.topics]
+
+    def _start_joining(self) -> None:
+        self._core.assign(self._owned)
+        self._must_join = self._is_lost = False
+        self._stop_beating()
+        self._joining = asyncio.create_task(self._join())
+        self._joining.add_done_callback(lambda _: self._wake())
+
+    async def _await_share(self, deadline_ms: float) -> Rebalance | bool:
+        assert self._joining is not None
+        timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
+        done, _ = await asyncio.wait([self._joining], timeout=timeout_s)
+        if not done:
+            return False
+        joining, self._joining = self._joining, None
+        try:
+            share = joining.result()
+        except OncelogError:
+            self._must_join = True
+            raise
+        if share is None or self._is_lost:
+            return await self.advance(deadline_ms)
+        self.member = share.member
+        if leaving := [at for at in self._owned if at not in share.partitions]:
+            self._given_back = share
+            return await self._give_back(leaving)
+        return self._take_share(share)
+
+    def _take_share(self, share: _Share) -> Rebalance:
+        self._last = Holding((), share.partitions, share.member.generation_id)
+        return self._take(share.partitions, share.committed)
+
+    async def _join(self) -> _Share | None:
+        """A new generation, however often it takes; None: the partitions that stayed are lost."""
+        attempt = 0
+        while True:
+            try:
+                joined = await self._join_once()
+                if self._is_cooperative:
+                    self.member = joined.member  # what stayed is committed in the new generation
+                await self._learn(joined)
+                counts = {topic: count or 0 for topic, count in self._counts.items()}
+                answer = await self._ask(sync_request(joined, counts))
+                raise_for_code(answer.error_code)
+                partitions = decode_share(answer.assignment)
+                added = [at for at in partitions if at not in self._owned]
+                share = _Share(joined.member, partitions, await self.committed(added))
+                self._beating = asyncio.create_task(self._beat(joined.member))
+                return share
+            except OncelogError as error:
+                following = next_after(error)
+                if following is Next.RAISE:
+                    raise
+                if following in (Next.RESET, Next.BEHIND) and self._owned:
+                    self._lose(following)
+                    return None
+                if following is Next.RESET:
+                    self.member = ConsumerGroupMetadata(self.group_id)
+                if following is Next.FIND:
+                    self._coordinator_id = None
+                if following is not Next.JOIN:
+                    await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
+                    attempt += 1
+
+    async def _join_once(self) -> Joined:
+        if self._pattern is not None:
+            await self._match(self._pattern)
+        timeout_ms = self._settings["max.poll.interval.ms"] + _JOIN_PATIENCE_MS
+        holding = self._last._replace(owned=self._owned)
+        request = join_request(self._settings, self.member.member_id, self.topics, holding)
+        answer = await self._ask(request, timeout_ms=timeout_ms)
+        if answer.member_id:
+            self.member = self.member._replace(member_id=answer.member_id)
+        raise_for_code(answer.error_code, f"joining group {self.group_id!r}")
+        return joined_from(self._settings, answer)
+
+    async def _learn(self, joined: Joined) -> None:
+        """How many partitions the topics have that members read; the leader must know."""
+        topics = sorted(self.topics.union(*(each.topics for each in joined.subscribers)))
+        may_create = self._pattern is None  # what matched once and was deleted is not to come back
+        await self._cluster.refresh_metadata(topics, allow_auto_topic_creation=may_create)
+        self._counts = {topic: self._cluster.metadata.partition_count(topic) for topic in topics}
+
+    # Staying
+
+    async def _beat(self, member: ConsumerGroupMetadata) -> None:
+        """Heartbeats until the member is out, or an application that does not poll has taken it out."""
+        while True:
+            await asyncio.sleep(self._settings["heartbeat.interval.ms"] / 1000)
+            if self._is_idle:
+                await self._leave()
+                self._lose(Next.RESET)
+                return
+            try:
+                answer = await self._ask(heartbeat_request(member))
+                error: OncelogError | None = error_for_code(answer.error_code) if answer.error_code else None
+            except OncelogError as failure:
+                error = failure
+            if error is None:
+                continue
+            following = next_after(error)
+            if following is Next.FIND:
+                self._coordinator_id = None
+            elif following is Next.JOIN:
+                self._must_join = True
+                self._wake()
+            elif following is not Next.RETRY:
+                self._lose(following)
+                return
+
+    def _lose(self, why: Next) -> None:
+        """A member that the group knows keeps its id."""
+        member_id = self.member.member_id if why is Next.BEHIND else ""
+        self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
+        self._must_join = self._is_lost = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Commit if that is automatic, leave."""
+        if self._joining is not None:
+            self._joining.cancel()
+        await super().close()
+
+    async def _leave(self) -> None:
+        if self._settings["group.instance.id"] is not None:
+            return  # a static member comes back
+        with suppress(OncelogError):
+            await self._ask(leave_request(self.member))

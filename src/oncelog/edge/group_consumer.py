@@ -1,0 +1,215 @@
+"""A member of a consumer-protocol group over asyncio: heartbeats, and owning what they say it is to own.
+
+Heartbeats go on in the background; what they bring is carried out by polls, one step at a time: what must
+go is given back and acknowledged, then what is new is looked up in the background and taken. What stays is
+read on meanwhile. Source: KIP-848; Kafka's ConsumerMembershipManager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+from uuid import UUID
+
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.group import Next, next_after
+from oncelog.client.heartbeats import Difference, Heartbeats, Place, difference
+from oncelog.edge import machine
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.group import GroupSession, Rebalance
+from oncelog.errors import OncelogError, UnsupportedVersion
+from oncelog.settings import Settings
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+
+class _Found(NamedTuple):
+    difference: Difference
+    ids: Mapping[str, bytes]
+    committed: Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class ConsumerProtocolSession(GroupSession):
+    """The consumer protocol: the coordinator shares out."""
+
+    def __init__(
+        self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(core, settings, cluster, wake)
+        self._heartbeats = Heartbeats(settings, str(UUID(bytes=machine.current().new_uuid())))
+        self._ids: dict[str, bytes] = {}
+        """Of the topics that are owned."""
+        self._wanted: frozenset[Place] | None = None
+        """What the coordinator wants it to own; None until it says so."""
+        self._acknowledged: frozenset[Place] = frozenset()
+        self._is_untold = False
+        """Whether what is owned has changed since the coordinator was told."""
+        self._finding: asyncio.Task[_Found] | None = None
+        self._failure: OncelogError | None = None
+        self._news, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def _resubscribe(self) -> None:
+        self._hurry.set()
+
+    async def advance(self, deadline_ms: float) -> Rebalance | bool:
+        self._polled_ms = self._cluster.now_ms()
+        if self._is_untold:
+            self._acknowledge()
+        if self._is_lost:
+            lost = await self._give_back(self._owned)
+            self._is_lost, self._is_untold = False, True
+            if lost.partitions:
+                return lost
+            self._acknowledge()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._beat())
+        if self._finding is None and self._wanted not in (None, self._acknowledged):
+            self._finding = asyncio.create_task(self._find(self._wanted or frozenset()))
+            self._finding.add_done_callback(lambda _: self._tell())
+        is_settled = self._finding is None and self._wanted is not None
+        if is_settled or (self._owned and not (self._finding and self._finding.done())):
+            await self._commit_by_time()
+            return True  # what stays is read on while the rest is found
+        return await self._await_news(deadline_ms)
+
+    async def _await_news(self, deadline_ms: float) -> Rebalance | bool:
+        timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
+        self._news.clear()
+        if self._finding is None or not self._finding.done():
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        if self._finding is None or not self._finding.done():
+            return await self.advance(deadline_ms)
+        finding, self._finding = self._finding, None
+        if finding.cancelled():
+            return await self.advance(deadline_ms)
+        return await self._carry_out(finding.result())
+
+    async def _carry_out(self, found: _Found) -> Rebalance | bool:
+        leaving, added, _ = found.difference
+        self._is_untold = True
+        if leaving:
+            return await self._give_back(leaving)
+        self._ids = dict(found.ids)
+        return self._take([*self._owned, *added], found.committed)
+
+    def _acknowledge(self) -> None:
+        """The application has been told of the last change: now it holds, and the coordinator may know."""
+        self._is_untold = False
+        self._core.assign(self._owned)
+        if not self._is_lost:
+            self._acknowledged = frozenset(Place(self._ids[at.topic], at.partition) for at in self._owned)
+            self._hurry.set()
+
+    async def _find(self, wanted: frozenset[Place]) -> _Found:
+        """What to do to own what is wanted; asks for names of topics until at least one step can be made."""
+        attempt = 0
+        while True:
+            owned = {at: self._ids[at.topic] for at in self._owned}
+            ids = self._names() | {at.topic: topic_id for at, topic_id in owned.items()}
+            step = difference(owned, wanted, {topic_id: name for name, topic_id in ids.items()})
+            if step.leaving:
+                return _Found(step, ids, {})
+            try:
+                if step.added:
+                    return _Found(step, ids, await self.committed(step.added))
+                await self._cluster.refresh_metadata(sorted(self.topics), allow_auto_topic_creation=False)
+            except OncelogError as error:
+                if next_after(error) is Next.RAISE:
+                    raise
+            await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
+            attempt += 1
+
+    def _names(self) -> dict[str, bytes]:
+        ids = {topic: self._cluster.metadata.topic_id(topic) for topic in self.topics}
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
+
+    # Staying
+
+    async def _beat(self) -> None:
+        """Heartbeats until the member is out, or an application that does not poll has taken it out."""
+        attempt = 0
+        while True:
+            if self._is_idle:
+                await self._leave()
+                self._lose(Next.RESET)
+                return
+            self._hurry.clear()
+            try:
+                await self._beat_once()
+            except OncelogError as error:
+                self._heartbeats.failed()
+                following = next_after(error)
+                if following is Next.RAISE:
+                    self._fail(error)
+                    return
+                if following is Next.RESET:
+                    self._lose(following)  # joins again when the application knows, not over its head
+                    return
+                if following is Next.FIND:
+                    self._coordinator_id = None
+                await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
+                attempt += 1
+                continue
+            attempt = 0
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._heartbeats.interval_ms / 1000)
+
+    async def _beat_once(self) -> None:
+        if self._pattern is not None and self._looking is None:
+            await self._match(self._pattern)
+        if self._heartbeats.epoch == 0:  # a topic may come into being by being asked for
+            await self._cluster.refresh_metadata(
+                sorted(self.topics), allow_auto_topic_creation=self._pattern is None
+            )
+        answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
+        wanted = self._heartbeats.answered(answer)
+        self.member = ConsumerGroupMetadata(
+            self.group_id,
+            self._heartbeats.epoch,
+            self._heartbeats.member_id,
+            self._settings["group.instance.id"],
+        )
+        if wanted is not None and wanted != self._wanted:
+            self._wanted = wanted
+            if self._finding is not None:
+                self._finding.cancel()
+                self._finding = None
+            self._tell()
+
+    def _fail(self, error: OncelogError) -> None:
+        if isinstance(error, UnsupportedVersion):
+            error = UnsupportedVersion(
+                "the cluster does not serve group.protocol=consumer (Kafka 4.0): set group.protocol=classic"
+            )
+        self._failure = error
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._wake()
+
+    def _lose(self, why: Next) -> None:
+        self._heartbeats.fenced()
+        self.member = ConsumerGroupMetadata(self.group_id, member_id=self._heartbeats.member_id)
+        self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()
+        if self._finding is not None:
+            self._finding.cancel()
+            self._finding = None
+        self._tell()
+
+    async def close(self) -> None:
+        """Commit if that is automatic, leave."""
+        if self._finding is not None:
+            self._finding.cancel()
+        await super().close()
+
+    async def _leave(self) -> None:
+        with suppress(OncelogError):
+            await self._ask(self._heartbeats.leave())

@@ -1,0 +1,193 @@
+"""Our consumer with group.protocol=consumer (KIP-848), on our broker and on Apache Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from helpers_groups import SECONDS, Reader, fill, take, wait_for
+from helpers_groups import member as any_member
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog.client.admin_types import NewTopic
+from oncelog.dev.served import ServedBroker
+from oncelog.errors import ConfigError, UnknownMemberId
+
+QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker(config=QUICK) as broker:
+        yield broker.bootstrap_servers
+
+
+def member(servers: str, group: str, **settings: object) -> Consumer:
+    return any_member(servers, group, group_protocol="consumer", **settings)
+
+
+@pytest.mark.behaviour("T7")
+def test_consume_transform_produce(servers: str, group: str) -> None:
+    """Read, write and commit in transactions, some aborted: every record is transformed once."""
+    source, target = new_topic(servers, 2), new_topic(servers)
+    fill(servers, source, 0, 30, 2)
+    with (
+        member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer,
+        producer_of(servers, transactional_id=f"ctp-{group}") as producer,
+    ):
+        producer.init_transactions()
+        consumer.subscribe([source])
+        done, turn = 0, 0
+        deadline = time.monotonic() + SECONDS
+        while done < 30:
+            assert time.monotonic() < deadline
+            records = consumer.poll(0.2)
+            if not records:
+                continue
+            turn += 1
+            producer.begin_transaction()
+            for record in records:
+                producer.send(target, b"%d" % (int(record.value or b"") * 10))
+            ends = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
+            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+            if turn % 3 == 0:
+                producer.abort_transaction()
+                consumer.seek_to_committed()
+            else:
+                producer.commit_transaction()
+                done += len(records)
+    assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+
+
+def test_members_share_and_take_over(servers: str, group: str) -> None:
+    """What stays is read on, what moves is given back first: nothing is lost or, with commits, read twice."""
+    topic = new_topic(servers, 4)
+    first = Reader(member(servers, group, enable_auto_commit=False), topic)
+    wait_for(lambda: first.events == [("assigned", 4)])
+    fill(servers, topic, 0, 40, 4)
+    wait_for(lambda: len(first.values) == 40)
+    second = Reader(member(servers, group, enable_auto_commit=False), topic)
+    wait_for(lambda: sum(count for what, count in second.events if what == "assigned") == 2)
+    assert ("revoked", 2) in first.events
+    fill(servers, topic, 40, 40, 4)
+    wait_for(lambda: len(first.values) + len(second.values) == 80)
+    assert second.values
+    second.stop(commits=True)
+    wait_for(lambda: first.events[-1] == ("assigned", 2))
+    fill(servers, topic, 80, 40, 4)
+    wait_for(lambda: len(first.values) + len(second.values) == 120)
+    first.stop()
+    assert sorted(first.values + second.values) == list(range(120))
+
+
+def test_a_group_of_ours_and_of_librdkafka(servers: str, group: str) -> None:
+    topic = new_topic(servers, 4)
+    ours = Reader(member(servers, group), topic)
+    wait_for(lambda: ours.events == [("assigned", 4)])
+    other = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": group, "group.protocol": "consumer",
+         "auto.offset.reset": "earliest"}
+    )  # fmt: skip
+    other.subscribe([topic])
+
+    def both_have_two() -> bool:
+        other.poll(0.05)
+        return len(other.assignment()) == 2 and ours.events[-1] == ("revoked", 2)
+
+    wait_for(both_have_two)
+    other.close()
+    wait_for(lambda: ours.events[-1] == ("assigned", 2))
+    ours.stop()
+
+
+def test_it_goes_on_from_its_commit(ours: str, group: str) -> None:
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 10, 2)
+    with member(ours, group) as consumer:
+        consumer.subscribe(topic)
+        assert sorted(take(consumer, 10)) == list(range(10))
+        identity = consumer.group_metadata()
+        assert identity.generation_id >= 1 and identity.member_id
+    fill(ours, topic, 10, 4, 2)
+    with member(ours, group) as successor:
+        successor.subscribe([topic])
+        assert sorted(take(successor, 4)) == [10, 11, 12, 13]
+
+
+def test_a_member_that_does_not_poll_is_left_behind(ours: str, group: str) -> None:
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 4, 2)
+    lost: list[int] = []
+    with member(ours, group, max_poll_interval_ms=400, enable_auto_commit=False) as consumer:
+        consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
+        take(consumer, 4)
+        wait_for(lambda: consumer.group_metadata().generation_id < 0)
+        with pytest.raises(UnknownMemberId):
+            consumer.commit()
+        assert sorted(take(consumer, 4)) == [0, 1, 2, 3], "it joins again and reads from the last commit"
+        assert lost == [2]
+        consumer.commit()
+
+
+def test_a_static_member_comes_back_to_what_it_had(ours: str, group: str) -> None:
+    topic = new_topic(ours, 2)
+    other = Reader(member(ours, group, group_instance_id="other"), topic)
+    wait_for(lambda: other.events == [("assigned", 2)])
+    with member(ours, group, group_instance_id="mine") as mine:
+        mine.subscribe([topic])
+        wait_for(lambda: mine.poll(0.1) == [] and len(mine.assignment()) == 1)
+    count = len(other.events)
+    with member(ours, group, group_instance_id="mine") as again:
+        again.subscribe([topic])
+        wait_for(lambda: again.poll(0.1) == [] and len(again.assignment()) == 1)
+        assert len(other.events) == count
+    other.stop()
+
+
+def test_topics_by_pattern_and_one_made_again(ours: str, group: str) -> None:
+    name = f"pattern-{group}"
+    with (
+        Admin({"bootstrap.servers": ours}) as admin,
+        member(ours, group, metadata_max_age_ms=200) as consumer,
+    ):
+        consumer.subscribe(pattern=f"{name}-.*")
+        assert consumer.poll(0.3) == []
+        admin.create_topics([NewTopic(f"{name}-1", 2)])
+        fill(ours, f"{name}-1", 0, 4, 2)
+        assert sorted(take(consumer, 4)) == [0, 1, 2, 3]
+        admin.delete_topics([f"{name}-1"])
+        wait_for(lambda: consumer.poll(0.1) == [] and consumer.assignment() == [])
+        admin.create_topics([NewTopic(f"{name}-1", 1)])
+        fill(ours, f"{name}-1", 10, 2, 1)
+        assert sorted(take(consumer, 2)) == [10, 11], "another topic, from its first record"
+
+
+def test_the_broker_is_killed(tmp_path: Path, group: str) -> None:
+    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers, 2)
+        reader = Reader(member(servers, group, enable_auto_commit=False), topic)
+        wait_for(lambda: reader.events == [("assigned", 2)])
+        fill(servers, topic, 0, 10, 2)
+        wait_for(lambda: len(reader.values) == 10)
+        broker.kill()
+        broker.start()
+        fill(servers, topic, 10, 10, 2)
+        wait_for(lambda: sorted(reader.values) == list(range(20)))
+        reader.stop(commits=True)
+
+
+def test_an_odd_assignor_or_setting(ours: str, group: str) -> None:
+    topic = new_topic(ours)
+    with member(ours, group, group_remote_assignor="odd") as odd:
+        odd.subscribe(topic)
+        with pytest.raises(Exception, match="UNSUPPORTED_ASSIGNOR"):
+            wait_for(lambda: odd.poll(0.1))
+    with member(ours, group, session_timeout_ms=6_000) as settled:
+        settled.subscribe(topic)
+        with pytest.raises(ConfigError, match=r"session\.timeout\.ms cannot be set"):
+            settled.poll(0.1)
