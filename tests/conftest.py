@@ -21,7 +21,7 @@ PROMPT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours does, and is told soon."""
+"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours, and says so soon."""
 
 
 def pytest_configure() -> None:

@@ -115,7 +115,7 @@ def _take(plan: Plan, engine: Engine, side: Side, cell: Cell, sink: str) -> dict
         try:
             done = _wait(query, wanted)
         finally:
-            query.stop()
+            _stop(engine, query)
     counted = done[plan.warm_triggers : wanted]
     return {
         "trigger_s": statistics.median(each["triggerExecution"] for each in counted) / 1000,
@@ -133,6 +133,14 @@ def _start(rows: DataFrame, sink: str, options: dict[str, str], place: str) -> A
     if sink == ATOMIC:
         return writer.foreachBatch(write).start()
     return writer.format(FORMATS.get(sink, OURS)).options(**options).start()
+
+
+def _stop(engine: Engine, query: Any) -> None:
+    """In the midst of a micro-batch, which Spark would log as errors."""
+    context = engine.spark.sparkContext
+    context.setLogLevel("OFF")
+    query.stop()
+    context.setLogLevel("ERROR")
 
 
 def _wait(query: Any, wanted: int) -> list[dict[str, int]]:
