@@ -132,6 +132,9 @@ class SimTransport(asyncio.Transport):
             return
         if self.network.are_parted(self, self.peer):
             return  # armed again when they are together
+        if self.protocol is None:  # its process stood still, and is about to take the connection
+            self._timer = self.network.loop.call_soon(self._deliver, context=self.context)
+            return
         if self._inbox[0].arrival_us > self.network.loop.now_us:
             self.arm()  # what was to come was lost
             return

@@ -38,6 +38,7 @@ class Plan:
     copiers: int
     bursts: int
     calm_ms: int
+    group_protocol: str
     faults: tuple[Fault, ...] = ()
 
 
@@ -78,13 +79,28 @@ def plan_for(seed: int) -> Plan:
         "oncelog.transaction.version": chance.choice((0, 2, 2, 2)),
         "offsets.topic.num.partitions": 2,
         "offsets.topic.segment.bytes": chance.choice((500, 1 << 20)),
+        "group.consumer.session.timeout.ms": 6_000,
+        "group.consumer.heartbeat.interval.ms": 2_000,
     }
     clients = [f"{kind}-{n}" for kind, count in _cast(senders, writers, copiers) for n in range(count)]
     faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
     if broker["oncelog.transaction.version"] == 0:
         # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
         faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]
-    return Plan(seed, broker, loses_power, partitions, senders, writers, copiers, 8, calm_ms, tuple(faults))
+    group_protocol = "consumer" if Random(f"{seed}/groups").random() < 0.4 else "classic"
+    return Plan(
+        seed,
+        broker,
+        loses_power,
+        partitions,
+        senders,
+        writers,
+        copiers,
+        8,
+        calm_ms,
+        group_protocol,
+        tuple(faults),
+    )
 
 
 def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
@@ -112,7 +128,7 @@ class Stage:
             for number in range(plan.writers)
         ]
         self.copiers = [
-            self._add(Copier(world, f"copier-{number}", INWARD, OUTWARD, partitions))
+            self._add(Copier(world, f"copier-{number}", INWARD, OUTWARD, partitions, plan.group_protocol))
             for number in range(plan.copiers)
         ]
         topics = [

@@ -129,7 +129,9 @@ class Writer(Transactor):
 class Copier(Transactor):
     """Reads as a member of the group, writes, and commits both in one transaction; or goes back."""
 
-    def __init__(self, world: World, name: str, source: str, target: str, partitions: int) -> None:
+    def __init__(
+        self, world: World, name: str, source: str, target: str, partitions: int, group_protocol: str
+    ) -> None:
         super().__init__(world, name, target, partitions, 0)
         self.source = source
         self.is_told_to_stop = False
@@ -140,11 +142,16 @@ class Copier(Transactor):
             "auto.offset.reset": "earliest",
             "fetch.max.wait.ms": 2_000,
             "enable.auto.commit": False,
-            "heartbeat.interval.ms": 2_000,
-            "session.timeout.ms": 6_000,
             "max.poll.interval.ms": 20_000,
-            "partition.assignment.strategy": self.chance.choice(("range", "cooperative-sticky")),
+            "group.protocol": group_protocol,
         }
+        strategy = self.chance.choice(("range", "cooperative-sticky"))
+        if group_protocol == "classic":  # otherwise the coordinator decides
+            self.reading |= {
+                "heartbeat.interval.ms": 2_000,
+                "session.timeout.ms": 6_000,
+                "partition.assignment.strategy": strategy,
+            }
 
     async def work(self) -> None:
         async with AsyncConsumer(self.reading) as consumer:
