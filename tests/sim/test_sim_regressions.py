@@ -6,7 +6,7 @@ import asyncio
 
 from oncelog.edge.producer import AsyncProducer
 from oncelog.sim.clients import QUICK
-from oncelog.sim.world import BrokerHost, Host, World
+from oncelog.sim.world import BrokerHost, Host, Listening, World
 
 
 def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
@@ -31,3 +31,30 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
     done = Host(world, "client").run(produce)
     assert world.loop.run_until(done, 60_000_000) and done.exception() is None
     assert epochs == [1, 2]
+
+
+def test_a_stop_waits_for_the_flushes_under_way() -> None:
+    """They ran on when the files were closed, and failed, and what waited for them was told so."""
+    world = World(3)
+    broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
+    broker.start()
+    world.loop.pause_limit_s = 0.015
+
+    async def produce() -> None:
+        producer = AsyncProducer({**QUICK, "transactional.id": "t", "max.block.ms": 60_000})
+        await producer.init_transactions()
+        for _ in range(12):
+            await producer.begin_transaction()
+            for partition in (0, 1):
+                await producer.send("topic", b"v", partition=partition)
+            ending = asyncio.ensure_future(producer.commit_transaction())
+            await asyncio.sleep(world.loop.time() % 0.06)
+            await broker.stop()
+            broker.start()
+            await ending
+
+    with Listening(world):
+        done = Host(world, "client").run(produce)
+        assert world.loop.run_until(done, 600_000_000) and done.exception() is None
+    assert world.violations == []
+    assert [event.text for event in world.timeline if event.who == "log"] == []
