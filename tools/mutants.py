@@ -157,6 +157,10 @@ def _load_empty(self: Any, highest_offset: int, now_ms: int) -> Any:
     return None if found is None else snapshot.Snapshot(found.offset, {})
 
 
+def _append_unsynced(self: Any, entry: Any) -> None:
+    self._entries.append(entry)
+
+
 def _surely_not_stored(self: Any, batch: Any, *, may_be_stored: bool) -> None:
     batch.is_on_wire = False
 
@@ -214,10 +218,7 @@ MUTANTS = [
     Mutant("a snapshot is dropped", ((snapshot.Snapshots, "load_newest", _load_empty),)),
     Mutant("the log behind the snapshot is not replayed", ((recovery, "_replay", _nothing),)),
     Mutant("checksums are not looked at in recovery", ((segment.Segment, "rebuild", _trust_all),)),
-    Mutant(
-        "a transaction index made again is not synced",
-        ((index.TransactionIndex, "is_unsynced", property(_false, _nothing)),),
-    ),
+    Mutant("aborted transactions are not synced", ((index.TransactionIndex, "append", _append_unsynced),)),
     Mutant("older markers are let in", ((marker, "_refuse_marker", _nothing),)),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),

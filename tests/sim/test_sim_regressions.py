@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.sim.clients import QUICK
 from oncelog.sim.world import BrokerHost, Host, Listening, World
@@ -58,3 +59,29 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
         assert world.loop.run_until(done, 600_000_000) and done.exception() is None
     assert world.violations == []
     assert [event.text for event in world.timeline if event.who == "log"] == []
+
+
+def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
+    """Seed 1034: a member came while the first assignment waited for the disk; then nobody was given any."""
+    world = World(3)
+    settings = {"num.partitions": 2, "offsets.topic.num.partitions": 1, "log.flush.interval.messages": 1}
+    broker = BrokerHost(world, settings)
+    broker.start()
+    world.loop.pause_limit_s = 0.1
+    held: dict[str, set[int]] = {}
+
+    async def read(name: str) -> None:
+        async with AsyncConsumer({**QUICK, "group.id": "g", "fetch.max.wait.ms": 500}) as consumer:
+            consumer.subscribe(["topic"])
+            while world.now_us < 5_000_000:
+                await consumer.poll(0.5)
+            held[name] = {at.partition for at in consumer.assignment()}
+
+    async def read_later() -> None:
+        await asyncio.sleep(0.1)
+        await read("later")
+
+    reading = [Host(world, "first").run(lambda: read("first")), Host(world, "later").run(read_later)]
+    for each in reading:
+        assert world.loop.run_until(each, 60_000_000) and each.exception() is None
+    assert sorted(held) == ["first", "later"] and set().union(*held.values()) == {0, 1}
