@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from oncelog.broker import flushing, groups, offsets, producer_ids, transactions
+from oncelog.broker import admission, flushing, groups, offsets, producer_ids, transactions
 from oncelog.client import fetching
 from oncelog.errors import KafkaStorageError
-from oncelog.log import compacted, partition, recovery, segment, store
-from oncelog.rules import append, sending, transaction
+from oncelog.log import compacted, index, partition, recovery, segment, snapshot, store
+from oncelog.rules import append, marker, sending, transaction
 from oncelog.rules import producers as producer_table
+from oncelog.sim import checks
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
+from oncelog.sim.world import World
 
 PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
@@ -30,11 +32,16 @@ _ORIGINAL_APPEND = partition.Partition.append
 _ORIGINAL_MARKERS = transactions.TransactionCoordinator._write_markers
 
 
+Patch = tuple[Any, str, Any]
+"""(owner, attribute, what stands there instead)"""
+
+
 class Mutant(NamedTuple):
-    """`patches`: (owner, attribute, what stands there instead)."""
+    """`world`: what else is other than usual; without `patches` nothing may be violated there."""
 
     name: str
-    patches: tuple[tuple[Any, str, Any], ...]
+    patches: tuple[Patch, ...]
+    world: tuple[Patch, ...] = ()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -119,6 +126,10 @@ def _no_list(*_: Any) -> list[Any]:
     return []
 
 
+def _no_set(*_: Any) -> set[Any]:
+    return set()
+
+
 def _sync_nothing(self: Any) -> None:
     self._recovery_point = self._log_end_offset
 
@@ -137,9 +148,57 @@ def _wrong_duplicate(entry: Any, batch: Any) -> Any:
     return None if known is None else known._replace(last_offset=known.last_offset + 1)
 
 
+def _pack_without_epoch(entry: Any) -> bytes:
+    return _PACK(entry._replace(producer_epoch=0))
+
+
+def _load_empty(self: Any, highest_offset: int, now_ms: int) -> Any:
+    found = _LOAD(self, highest_offset, now_ms)
+    return None if found is None else snapshot.Snapshot(found.offset, {})
+
+
+def _append_unsynced(self: Any, entry: Any) -> None:
+    self._entries.append(entry)
+
+
+def _surely_not_stored(self: Any, batch: Any, *, may_be_stored: bool) -> None:
+    batch.is_on_wire = False
+
+
+def _count_unacknowledged(self: Any, current: Any) -> bool:
+    if self.is_restart_needed or not self.in_flight:
+        return not self.is_restart_needed
+    all_sent = all(batch.is_on_wire for batch in self.in_flight)
+    return (
+        self.identity == current
+        and self.unresolved is None
+        and len(self.in_flight) < self._window
+        and all_sent
+    )
+
+
+def _load_as_kafka(self: Any, offset: int, now_ms: int) -> Any:
+    data = self._disk.read(self._path(offset, snapshot.SNAPSHOT_SUFFIX))
+    return {pid: _PACK(entry) for pid, entry in snapshot.decode_snapshot(data, now_ms)}
+
+
+def _violate_all_but_memory(self: Any, rule: str, text: str) -> None:
+    if rule != "a retry was not recognised":
+        _VIOLATE(self, rule, text)
+
+
 _FIND = append._find_remembered
+_LOAD = snapshot.Snapshots.load_newest
 _PACK = producer_table.pack_entry
+_VIOLATE = World.violate
 _COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sending.PartitionSequences
+
+FORGETFUL: tuple[Patch, ...] = (
+    (snapshot.Snapshots, "_load", _load_as_kafka),
+    (checks.Watch, "_compare", _nothing),
+    (World, "violate", _violate_all_but_memory),
+)
+"""A broker that remembers one batch instead of five over a restart, as Apache Kafka's does."""
 
 MUTANTS = [
     Mutant("no sequence check", ((append, "_refuse_sequence", _nothing),)),
@@ -155,10 +214,15 @@ MUTANTS = [
     Mutant("a flush syncs nothing", ((store.PartitionStore, "flush", _sync_nothing),)),
     Mutant("producers are not recovered", ((recovery, "_recover_producers", _nothing),)),
     Mutant("a snapshot keeps one batch of five", ((producer_table, "pack_entry", _pack_one_batch),)),
+    Mutant("a snapshot forgets the epoch", ((producer_table, "pack_entry", _pack_without_epoch),)),
+    Mutant("a snapshot is dropped", ((snapshot.Snapshots, "load_newest", _load_empty),)),
     Mutant("the log behind the snapshot is not replayed", ((recovery, "_replay", _nothing),)),
     Mutant("checksums are not looked at in recovery", ((segment.Segment, "rebuild", _trust_all),)),
+    Mutant("aborted transactions are not synced", ((index.TransactionIndex, "append", _append_unsynced),)),
+    Mutant("older markers are let in", ((marker, "_refuse_marker", _nothing),)),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
+    Mutant("data before the transaction is durable", ((admission.Admission, "is_early", property(_false)),)),
     Mutant("markers before the decision is durable", ((transactions, "when_durable", _at_once),)),
     Mutant("what was decided is not resumed", ((_COORDINATOR, "resume", _nothing),)),
     Mutant("the coordinator's log is not loaded", ((_COORDINATOR, "load", _nothing),)),
@@ -174,34 +238,46 @@ MUTANTS = [
     Mutant("offsets hold before the commit", ((offsets.Offsets, "commit_pending", _pending_at_once),)),
     Mutant("offsets hold after an abort", ((offsets.Offsets, "on_marker", _offsets_whatever),)),
     Mutant("offsets never hold", ((offsets.Offsets, "on_marker", _offsets_never),)),
+    Mutant("offsets are read before their transaction ends", ((offsets.Offsets, "pending_of", _no_set),)),
     Mutant("members of old generations commit", ((groups.GroupCoordinator, "check_commit", _nothing),)),
     Mutant("producer ids are given twice", ((producer_ids.ProducerIds, "take", _take_again),)),
     Mutant(
         "producer ids begin again after a restart", ((producer_ids.ProducerIds, "__init__", _no_file_ids),)
     ),
     Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
-    Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),)),
+    Mutant("a lost attempt counts as a refusal", ((_SEQUENCES, "on_no_outcome", _surely_not_stored),)),
+    Mutant(
+        "the first batch of an id is not alone", ((_SEQUENCES, "_window", property(lambda self: self.limit)),)
+    ),
+    Mutant(
+        "acknowledged batches do not count among the five",
+        ((_SEQUENCES, "may_number", _count_unacknowledged),),
+    ),
+    Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),), world=FORGETFUL),
 ]
 """In the order of a record's way."""
-NOT_CAUGHT = {
-    "what may be stored is numbered again": "needs a broker that forgets, ours does not",
-}
+NOT_CAUGHT: dict[str, str] = {}
 """And why not."""
 
 
 def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
     """The first seed that notices, and what it notices; None when none does."""
     for seed in range(seed_count):
-        with ExitStack() as stack:
-            for owner, attribute, instead in mutant.patches:
-                stack.enter_context(patch.object(owner, attribute, instead))
-            try:
-                violations = play(plan_for(seed)).violations
-            except Exception as error:  # the broken product broke the simulation itself
-                violations = [f"{type(error).__name__}: {error}"]
-        if violations:
+        violations = violated(seed, mutant.world + mutant.patches)
+        if violations and not (mutant.world and violated(seed, mutant.world)):
             return seed, rule_of(violations[0])
     return None
+
+
+def violated(seed: int, patches: tuple[Patch, ...]) -> list[str]:
+    """What a seed violates while these are in place."""
+    with ExitStack() as stack:
+        for owner, attribute, instead in patches:
+            stack.enter_context(patch.object(owner, attribute, instead))
+        try:
+            return play(plan_for(seed)).violations
+        except Exception as error:  # the broken product broke the simulation itself
+            return [f"{type(error).__name__}: {error}"]
 
 
 def main() -> int:

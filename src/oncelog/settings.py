@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from oncelog.errors import ConfigError
@@ -158,14 +159,25 @@ class SettingsTable:
     def get(self, key: str) -> Setting | None:
         return next((s for s in self.settings if s.key == key), None)
 
+    @cached_property
+    def _by_key(self) -> dict[str, Setting]:
+        return {s.key: s for s in self.settings}
+
+    @cached_property
+    def _by_underscore(self) -> dict[str, str]:
+        return {s.key.replace(".", "_"): s.key for s in self.settings}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        return {s.key: s.default for s in self.settings}
+
     def key_names(self) -> list[str]:
         return [s.key for s in self.settings]
 
     def parse(self, given: Mapping[str, object]) -> Settings:
         """Check and complete `given` (dots or underscores in keys). Raises ConfigError."""
-        by_key = {s.key: s for s in self.settings}
-        by_underscore = {s.key.replace(".", "_"): s.key for s in self.settings}
-        values: dict[str, Any] = {s.key: s.default for s in self.settings}
+        by_key, by_underscore = self._by_key, self._by_underscore
+        values = self._defaults.copy()
         user: set[str] = set()
         for raw_key, raw in given.items():
             key = raw_key if raw_key in by_key else by_underscore.get(raw_key, raw_key)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, open_partition, put
+from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError
 from oncelog.log.manager import LogManager
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import TopicPartition
@@ -88,3 +90,20 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
     assert again.offset_for_timestamp(NOW_MS + 50) == (NOW_MS + 50, 50)
     assert again.max_timestamp_offset() == (NOW_MS + 99, 99)
     assert again.topic_partition == TopicPartition("orders", 0)
+
+
+def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline() -> None:
+    """Found by seed 2243: nothing was synced yet, so nothing is lost, and the next flush makes up for it."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, is_transactional=True))
+    put_marker(partition, marker(7, commit=False))
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(KafkaStorageError, match="not flushed"):
+        partition.flush()
+    assert (partition.is_offline, partition.recovery_point) == (False, 0)
+    disk.capacity_bytes = None
+    partition.flush()
+    assert partition.recovery_point == 2
+    again = open_partition(disk.after_power_loss(Random(1)), recovery_point=2)
+    assert [each.last_offset for each in again.aborted_transactions(0, 2)] == [1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.sim.clients import QUICK
-from oncelog.sim.world import BrokerHost, Host, World
+from oncelog.sim.world import BrokerHost, Host, Listening, World
 
 
 def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
@@ -31,3 +32,56 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
     done = Host(world, "client").run(produce)
     assert world.loop.run_until(done, 60_000_000) and done.exception() is None
     assert epochs == [1, 2]
+
+
+def test_a_stop_waits_for_the_flushes_under_way() -> None:
+    """They ran on when the files were closed, and failed, and what waited for them was told so."""
+    world = World(3)
+    broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
+    broker.start()
+    world.loop.pause_limit_s = 0.015
+
+    async def produce() -> None:
+        producer = AsyncProducer({**QUICK, "transactional.id": "t", "max.block.ms": 60_000})
+        await producer.init_transactions()
+        for _ in range(12):
+            await producer.begin_transaction()
+            for partition in (0, 1):
+                await producer.send("topic", b"v", partition=partition)
+            ending = asyncio.ensure_future(producer.commit_transaction())
+            await asyncio.sleep(world.loop.time() % 0.06)
+            await broker.stop()
+            broker.start()
+            await ending
+
+    with Listening(world):
+        done = Host(world, "client").run(produce)
+        assert world.loop.run_until(done, 600_000_000) and done.exception() is None
+    assert world.violations == []
+    assert [event.text for event in world.timeline if event.who == "log"] == []
+
+
+def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
+    """Seed 1034: a member came while the first assignment waited for the disk; then nobody was given any."""
+    world = World(3)
+    settings = {"num.partitions": 2, "offsets.topic.num.partitions": 1, "log.flush.interval.messages": 1}
+    broker = BrokerHost(world, settings)
+    broker.start()
+    world.loop.pause_limit_s = 0.1
+    held: dict[str, set[int]] = {}
+
+    async def read(name: str) -> None:
+        async with AsyncConsumer({**QUICK, "group.id": "g", "fetch.max.wait.ms": 500}) as consumer:
+            consumer.subscribe(["topic"])
+            while world.now_us < 5_000_000:
+                await consumer.poll(0.5)
+            held[name] = {at.partition for at in consumer.assignment()}
+
+    async def read_later() -> None:
+        await asyncio.sleep(0.1)
+        await read("later")
+
+    reading = [Host(world, "first").run(lambda: read("first")), Host(world, "later").run(read_later)]
+    for each in reading:
+        assert world.loop.run_until(each, 60_000_000) and each.exception() is None
+    assert sorted(held) == ["first", "later"] and set().union(*held.values()) == {0, 1}

@@ -119,15 +119,17 @@ class GroupCoordinator:
             heapq.heappush(self._due, (due_ms, group.group_id))
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
+        # Taken back now: a rebalance that begins before this is durable must not find it set.
+        group.is_unsaved, generation_id = False, group.generation_id
         index = self.topic.partition_of(group.group_id)
         try:
             written = [self.topic.append(index, [encode_group(group)], now_ms)]
         except BrokerError as error:
-            group.saved(error, now_ms)
+            group.saved(generation_id, error, now_ms)
             return
 
         def on_durable(error: BrokerError | None) -> None:
-            group.saved(error, now_ms)
+            group.saved(generation_id, error, now_ms)
             if group.is_unsaved:
                 self.settle(group, now_ms)
 

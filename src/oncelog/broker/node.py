@@ -165,14 +165,15 @@ class Node:
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""
-        groups = self.groups
-        due_ms = (
-            self._next_job_ms,
+        first_ms, groups = self._next_job_ms, self.groups
+        for due_ms in (
             self.fetch_waits.next_deadline_ms,
             groups.next_deadline_ms,
             groups.consumers.next_deadline_ms,
-        )
-        return min(each for each in due_ms if each is not None)
+        ):
+            if due_ms is not None and due_ms < first_ms:
+                first_ms = due_ms
+        return first_ms
 
     def tick(self, now_ms: int) -> None:
         """What is due: fetches at their max_wait_ms, retention, expiry, checkpoints."""

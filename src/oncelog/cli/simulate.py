@@ -29,10 +29,13 @@ def parse_seeds(text: str) -> range:
 @click.command()
 @click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Which runs.")
 @click.option("--seed", type=int, help="One run, told as a timeline.")
+@click.option("--fault-count", type=click.IntRange(0), help="Faults a seed, instead of 2 to 20.")
 @click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
 @click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
 @click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
-def command(seeds: str, seed: int | None, kept: str | None, no_shrink: bool, digest: bool) -> None:
+def command(
+    seeds: str, seed: int | None, fault_count: int | None, kept: str | None, no_shrink: bool, digest: bool
+) -> None:
     """Run the real broker, producers, consumers and coordinators against simulated faults.
 
     A run is its seed: the same seed gives the same bytes. Exit code 3 when a run violates what is promised;
@@ -43,14 +46,14 @@ def command(seeds: str, seed: int | None, kept: str | None, no_shrink: bool, dig
     wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
     for each in wanted:
-        result = play(_with_faults(plan_for(each), kept))
+        result = play(_with_faults(plan_for(each, fault_count), kept))
         virtual_s += result.virtual_s
         records += result.record_count
         if digest:
             click.echo(f"{each} {result.digest}")
         if result.violations:
             failed.append(each)
-            _tell_failure(result, is_shrunk=not no_shrink)
+            _tell_failure(result, fault_count, is_shrunk=not no_shrink)
         elif seed is not None:
             _tell(result)
     cpu_s = time.process_time() - began
@@ -71,7 +74,7 @@ def _with_faults(plan: Plan, kept: str | None) -> Plan:
     return dataclasses.replace(plan, faults=tuple(plan.faults[number] for number in numbers))
 
 
-def _tell_failure(result: Result, *, is_shrunk: bool) -> None:
+def _tell_failure(result: Result, fault_count: int | None, *, is_shrunk: bool) -> None:
     from oncelog.sim.shrink import shrink
     from oncelog.sim.stage import plan_for, play
 
@@ -80,9 +83,10 @@ def _tell_failure(result: Result, *, is_shrunk: bool) -> None:
         result = shrink(result, play)
     click.echo(f"seed {result.plan.seed} FAILED with {len(result.plan.faults)} of its {count} faults")
     _tell(result)
-    every = plan_for(result.plan.seed).faults
+    every = plan_for(result.plan.seed, fault_count).faults
     kept = ",".join(str(every.index(fault)) for fault in result.plan.faults)
-    click.echo(f"again: oncelog simulate --seed {result.plan.seed} --faults {kept or ','}\n")
+    counted = "" if fault_count is None else f"--fault-count {fault_count} "
+    click.echo(f"again: oncelog simulate --seed {result.plan.seed} {counted}--faults {kept or ','}\n")
 
 
 def _tell(result: Result) -> None:

@@ -307,6 +307,15 @@ class Segment:
         self.times.write_pending()
         self.transactions.write_pending()
 
+    def write_indexes(self, *, is_active: bool) -> None:
+        """Write what `sync` is to sync. On OSError nothing is lost, and a later call tries again."""
+        if self._is_removed:
+            return
+        self.transactions.write_pending()
+        if not is_active:
+            self.index.write_pending()
+            self.times.write_pending()
+
     def sync(self, *, is_active: bool) -> None:
         """fdatasync. Indexes of the active segment wait until it is finished: they can be rebuilt.
 

@@ -302,12 +302,17 @@ class PartitionStore:
     def flush(self) -> None:
         """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
 
-        Raises KafkaStorageError; appends are then refused until the partition is opened again, since the
-        operating system may have dropped what it could not write.
+        Raises KafkaStorageError. If it was a sync that failed, appends are refused until the partition is
+        opened again, since the operating system may have dropped what it could not write.
         """
         self._check_online()
         end_offset = self._log_end_offset
         segments = self._segments.from_offset(self._recovery_point)
+        try:
+            for segment in segments:
+                segment.write_indexes(is_active=segment is segments[-1])
+        except OSError as error:  # a full disk, say; the next flush writes them
+            raise KafkaStorageError(f"{self.topic_partition}: not flushed: {error}") from error
         try:
             # Before the syncs: a segment that comes meanwhile makes it dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False

@@ -6,8 +6,8 @@
     Stable                all have been told
 
 A join that changes anything, a member that leaves or falls silent: PreparingRebalance again, from any state
-but itself. Who waits is answered through the callable it came with. `is_unsaved`: the shell is to store the
-group and then to call `saved`, before anyone is told an assignment.
+but itself. Who waits is answered through the callable it came with. `is_unsaved`: the shell is to take the
+flag back, to store the group and then to call `saved`, before anyone is told an assignment.
 Source: Kafka's ClassicGroup, GroupMetadataManager.
 """
 
@@ -251,10 +251,11 @@ class ClassicGroup(Roster):
                 each.assignment = assignments.get(each.member_id, b"")
             self.is_unsaved = True
 
-    def saved(self, error: BrokerError | None, now_ms: int) -> None:
-        """The group is stored, or could not be; those that wait for an assignment are told."""
-        self.is_unsaved = False
-        if self.state is not GroupState.COMPLETING_REBALANCE:
+    def saved(self, generation_id: int, error: BrokerError | None, now_ms: int) -> None:
+        """The group is stored as it was in that generation, or could not be; those that wait for their
+        assignment in it are told. A later generation waits for its own.
+        """
+        if generation_id != self.generation_id or self.state is not GroupState.COMPLETING_REBALANCE:
             return
         if error is None:
             self._enter(GroupState.STABLE, now_ms, None)

@@ -90,14 +90,13 @@ class Watch:
     def look(self, node: Node) -> None:
         """High watermarks, last stable offsets and committed positions do not go back."""
         for tp, partition in node.log_manager.partitions.items():
-            high, stable = self.floors.get(tp, (0, 0))
-            if partition.high_watermark < high:
-                self.world.violate(
-                    "the high watermark went back", f"{tp} {high} to {partition.high_watermark}"
-                )
-            if partition.last_stable_offset < stable:
-                self.world.violate("the LSO went back", f"{tp} {stable} to {partition.last_stable_offset}")
-            self.floors[tp] = (partition.high_watermark, partition.last_stable_offset)
+            high, stable = partition.high_watermark, partition.last_stable_offset
+            high_before, stable_before = self.floors.get(tp, (0, 0))
+            if high < high_before:
+                self.world.violate("the high watermark went back", f"{tp} {high_before} to {high}")
+            if stable < stable_before:
+                self.world.violate("the LSO went back", f"{tp} {stable_before} to {stable}")
+            self.floors[tp] = (high, stable)
         for group in node.groups.offsets.groups():
             for tp, committed in node.groups.offsets.of(group).items():
                 before = self.positions.get((group, tp), 0)

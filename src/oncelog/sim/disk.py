@@ -216,7 +216,7 @@ class MemoryDisk:
 
     def rename(self, old: str, new: str) -> None:
         self.step("rename", old)
-        for path in [p for p in self._files if p == old or p.startswith(f"{old}/")]:
+        for path in [old] if old in self._files else [p for p in self._files if p.startswith(f"{old}/")]:
             self._files[new + path[len(old) :]] = self._files.pop(path)
             # Journals keep a rename whole: it is durable or it is not.
             if path in self._durable:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import itertools
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -44,6 +44,26 @@ class Process:
                 told()
 
 
+class _Handle:
+    """A call to come: the part of `asyncio.Handle` that anybody here uses."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
+        self.callback, self.args, self.context = callback, args, context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """It is skipped when it comes up."""
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def __repr__(self) -> str:
+        return f"{self.callback!r}{self.args!r}"
+
+
 _Loop: Any = asyncio.AbstractEventLoop
 """Of its many methods only those are here that asyncio's own parts and the edge call."""
 
@@ -64,8 +84,8 @@ class SimLoop(_Loop):  # type: ignore[misc]
         self._chance = chance
         self.network: Any = None
         """Where connections are made; a sim.network.Network."""
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[int, int, asyncio.Handle]] = []
+        self._ready: deque[_Handle] = deque()
+        self._timers: list[tuple[int, int, _Handle]] = []
         self._tasks: list[asyncio.Task[Any]] = []
         """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
         self._sequence = itertools.count()
@@ -77,36 +97,36 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """Run until it is done; false when it is not by then, or nothing is left to do."""
         events._set_running_loop(self)
         try:
-            while not future.done() and self._advance(limit_us):
+            while not future.done() and (self._ready or self._advance(limit_us)):
                 self._run_ready(future)
         finally:
             events._set_running_loop(None)
         return future.done()
 
     def _advance(self, limit_us: int) -> bool:
-        """Whether there is something to run: if nothing is ready, time goes on to the next timer."""
-        if not self._ready:
-            while self._timers and self._timers[0][2].cancelled():
-                heapq.heappop(self._timers)
-            if not self._timers or self._timers[0][0] > limit_us:
-                return False
-            self.now_us = max(self.now_us, self._timers[0][0])
-            while self._timers and self._timers[0][0] <= self.now_us:
-                self._ready.append(heapq.heappop(self._timers)[2])
+        """Time goes on to the next timer; whether there is one."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].is_cancelled:
+            heappop(timers)
+        if not timers or timers[0][0] > limit_us:
+            return False
+        now_us = self.now_us = timers[0][0]
+        while timers and timers[0][0] <= now_us:
+            ready.append(heappop(timers)[2])
         return True
 
     def _run_ready(self, future: asyncio.Future[Any]) -> None:
         steps_left = MAX_STEPS_AT_ONCE
-        ready = self._ready
-        while ready and not future.done():
-            handle: Any = ready.popleft()
-            if handle.cancelled():
+        ready, is_done = self._ready, future.done
+        while ready and not is_done():
+            handle = ready.popleft()
+            if handle.is_cancelled:
                 continue
-            context: Context = handle._context
+            context = handle.context
             process = context.get(PROCESS)
             if process is not None and (not process.is_alive or process.paused_until_us > self.now_us):
                 if process.is_alive:
-                    self._put_off(process.paused_until_us, handle)
+                    heappush(self._timers, (process.paused_until_us, next(self._sequence), handle))
                 continue
             self.step_count += 1
             steps_left -= 1
@@ -115,14 +135,11 @@ class SimLoop(_Loop):  # type: ignore[misc]
                     f"{process.name if process else 'the simulator'} does not come to rest: {handle}"
                 )
             try:
-                context.run(handle._callback, *handle._args)
+                context.run(handle.callback, *handle.args)
             except SimulatedCrash:
                 pass  # whoever raised it has killed the process
             except Exception as error:
                 self.on_error(f"{process.name if process else 'simulator'}: {error!r}", error)
-
-    def _put_off(self, until_us: int, handle: asyncio.Handle) -> None:
-        heapq.heappush(self._timers, (until_us, next(self._sequence), handle))
 
     # What asyncio and the edge call
 
@@ -131,8 +148,8 @@ class SimLoop(_Loop):  # type: ignore[misc]
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context or copy_context())
+    ) -> _Handle:
+        handle = _Handle(callback, args, context or copy_context())
         self._ready.append(handle)
         return handle
 
@@ -140,20 +157,24 @@ class SimLoop(_Loop):  # type: ignore[misc]
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    ) -> _Handle:
+        return self._call_at(self.now_us / 1e6 + delay, callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        # Rounded up: a timer that fires a little early, and is set again for the rest, would never rest.
-        when_us = max(int(when * 1e6) + 1, self.now_us + 1)
-        handle = asyncio.TimerHandle(when, callback, args, self, context or copy_context())
-        heapq.heappush(self._timers, (when_us, next(self._sequence), handle))
-        return handle
+    ) -> _Handle:
+        return self._call_at(when, callback, args, context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when it comes up."""
+    def _call_at(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> _Handle:
+        # Rounded up: a timer that fires a little early, and is set again for the rest, would never rest.
+        when_us = int(when * 1e6) + 1
+        handle = _Handle(callback, args, context or copy_context())
+        if when_us <= self.now_us:
+            when_us = self.now_us + 1
+        heappush(self._timers, (when_us, next(self._sequence), handle))
+        return handle
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

@@ -53,7 +53,7 @@ class SimTransport(asyncio.Transport):
         self.sent = bytearray()
         self._inbox: deque[_Parcel] = deque()
         self._inbox_bytes = 0
-        self._timer: asyncio.Handle | None = None
+        self._timer: object | None = None
         self._is_reading, self._is_closing, self._is_lost, self._is_full = True, False, False, False
         self._high_bytes = DEFAULT_HIGH_BYTES
 

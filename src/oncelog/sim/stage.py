@@ -56,8 +56,8 @@ class Result:
     faults: tuple[Fault, ...] = field(default=())
 
 
-def plan_for(seed: int) -> Plan:
-    """Everything but what happens by the way."""
+def plan_for(seed: int, fault_count: int | None = None) -> Plan:
+    """Everything but what happens by the way. `fault_count` None: drawn as well, 2 to 20."""
     chance = Random(f"{seed}/plan")
     loses_power = chance.random() < 0.5
     partitions = chance.choice((1, 2, 3))
@@ -83,7 +83,9 @@ def plan_for(seed: int) -> Plan:
         "group.consumer.heartbeat.interval.ms": 2_000,
     }
     clients = [f"{kind}-{n}" for kind, count in _cast(senders, writers, copiers) for n in range(count)]
-    faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
+    drawn_count = chance.choice((2, 5, 10, 20))
+    count = drawn_count if fault_count is None else fault_count
+    faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
     if broker["oncelog.transaction.version"] == 0:
         # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
         faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]

@@ -83,6 +83,8 @@ def encode_large_response(message: Message, version: int, correlation_id: int) -
 
 
 def _in_pieces(parts: list[Buffer]) -> list[Buffer]:
+    if max(map(len, parts)) < LARGE_BYTES:
+        return [b"".join(parts)]
     pieces: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:

@@ -9,6 +9,7 @@ digits, dots and hyphens is 42. The features tell whether transactions raise the
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from oncelog.errors import InvalidRequest, UnsupportedVersion
@@ -53,6 +54,7 @@ def _finalized(name: str, level: int) -> ApiVersionsResponse.FinalizedFeatureKey
     return ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=1, max_version_level=level)
 
 
+@cache
 def _range(api: Api) -> ApiVersionsResponse.ApiVersion:
     return ApiVersionsResponse.ApiVersion(
         api_key=api.key, min_version=api.min_version, max_version=api.max_version

@@ -137,15 +137,15 @@ class _Fetch:
         result.aborted_transactions = None
         check_leader_epoch(partition, asked.current_leader_epoch)
         is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
-        upper_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
-        if not partition.log_start_offset <= asked.fetch_offset <= partition.high_watermark:
-            raise OffsetOutOfRange(
-                f"offset {asked.fetch_offset} is outside "
-                f"{partition.log_start_offset}..{partition.high_watermark}"
-            )
-        result.high_watermark = partition.high_watermark
-        result.last_stable_offset = partition.last_stable_offset
-        result.log_start_offset = partition.log_start_offset
+        first, high, stable = (
+            partition.log_start_offset,
+            partition.high_watermark,
+            partition.last_stable_offset,
+        )
+        if not first <= asked.fetch_offset <= high:
+            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{high}")
+        result.high_watermark, result.last_stable_offset, result.log_start_offset = high, stable, first
+        upper_offset = stable if is_committed_only else high
         if is_committed_only:
             result.aborted_transactions = []
         if self._diverges(result, partition, asked):
