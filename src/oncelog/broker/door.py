@@ -14,6 +14,7 @@ from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramEx
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.quotas import Payer
 from oncelog.rules.scram import Mechanism
 from oncelog.wire.messages import Message
 
@@ -54,6 +55,12 @@ class Door:
     def is_plain(self) -> bool:
         """Whether any request may come, whatever the time is."""
         return self._state is DoorState.KNOWN and self._expires_ms is None
+
+    def payer(self, client_id: str | None) -> Payer | None:
+        """Whose quotas its requests use; nobody's while it is not known who it is."""
+        if self.principal is None:
+            return None
+        return Payer(self.principal.partition(":")[2], client_id or "")
 
     def pass_through(self, api_key: int, now_ms: int) -> str | None:
         """Take note of a request that is about to be handled; why it may not be, if so."""

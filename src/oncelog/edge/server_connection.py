@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from oncelog.broker.apis.produce_direct import answer as answer_produce
+from oncelog.broker.apis.produce_direct import told_to_wait
 from oncelog.broker.authorizer import Access
 from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
@@ -23,6 +24,7 @@ from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.rules.principal import distinguished_name
+from oncelog.rules.quotas import CONNECTIONS
 from oncelog.wire.frames import (
     FrameReader,
     RequestHeader,
@@ -81,6 +83,9 @@ class Connection(asyncio.BufferedProtocol):
         self._holds = 0
         self._is_write_paused = self._is_read_paused = False
         self._is_beginning = False
+        self._quotas = self.node.quotas
+        self._silent_until_ms = 0
+        self._silence: asyncio.TimerHandle | None = None
 
     # --- what asyncio calls
 
@@ -91,6 +96,10 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = f"/{name[0]}" if name else ""
         self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         self.server.opened(self)
+        wait_ms = self._quotas.admit(self.client_host.removeprefix("/"), self.opened_ms)
+        if wait_ms:
+            self._silence_for(wait_ms, self.opened_ms, self._turn_away)
+            return
         try:
             principal = self._certified()
         except ConfigError as error:
@@ -161,6 +170,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
+        if self._silence is not None:
+            self._silence.cancel()
         for slot in self._slots:
             if slot.deferred is not None:
                 slot.deferred.cancel()
@@ -181,10 +192,13 @@ class Connection(asyncio.BufferedProtocol):
                 if reason is not None:
                     self.close(reason)
                     return
+            began = perf_counter() if self._quotas.is_any else 0.0
             payload = None if self._slots else answer_produce(self.node, frame, now_ms, self._access)
             if payload is None:
                 self._begin_any(frame, now_ms, started)
             else:
+                if began:
+                    payload = self._produced(frame, payload, began, now_ms)
                 self._out.append(payload)
                 self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
@@ -205,10 +219,23 @@ class Connection(asyncio.BufferedProtocol):
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
         request = Request(self.connection_id, header, message, self.client_host, self.door)
+        began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
+        if began:
+            self._quotas.requested(header.api_key, request.payer, len(frame), perf_counter() - began, now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
             self._look_at_door()
         self._take_answer(header, answer, started)
+
+    def _produced(self, frame: memoryview, payload: bytes, began: float, now_ms: int) -> bytes:
+        """What a plain Produce costs its client, and the answer that says so."""
+        header = decode_request_header(frame)
+        payer = self.door.payer(header.client_id)
+        self._quotas.requested(header.api_key, payer, len(frame), perf_counter() - began, now_ms)
+        wait_ms = self._quotas.answered(header.api_key, payer, None, now_ms)
+        if wait_ms:
+            self._silence_for(wait_ms, now_ms, self._speak_again)
+        return told_to_wait(payload, wait_ms) if wait_ms else payload
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
         if isinstance(answer, Farewell):
@@ -262,6 +289,12 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, Disconnect):
             self.close(answer.reason)
             return None
+        if self._quotas.is_any:
+            now_ms = self.server.clock.now_ms()
+            payer = self.door.payer(header.client_id)
+            self._silence_for(
+                self._quotas.answered(header.api_key, payer, answer, now_ms), now_ms, self._speak_again
+            )
         payload: _Payload | None = None
         if isinstance(answer, FetchResponse):
             pieces = encode_large_response(answer, header.api_version, header.correlation_id)
@@ -287,6 +320,31 @@ class Connection(asyncio.BufferedProtocol):
             self._is_beginning = False
         self._pace_reading()
 
+    # --- quotas: a client that used too much is not heard for a while
+
+    def _silence_for(self, wait_ms: int, now_ms: int, then: Callable[[], None]) -> None:
+        """Read and begin nothing for so long (KIP-219); what is under way is answered."""
+        until_ms = now_ms + wait_ms
+        if until_ms <= max(self._silent_until_ms, now_ms) or self.is_closing:
+            return
+        self._silent_until_ms = until_ms
+        if self._silence is None:
+            self._holds += 1
+        else:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(wait_ms / 1000, then)
+        self._pace_reading()
+
+    def _speak_again(self) -> None:
+        self._silence = None
+        self._holds -= 1
+        self.active_ms = self.server.clock.now_ms()
+        self._begin_queued()
+        self.server.after_round(self.active_ms)
+
+    def _turn_away(self) -> None:
+        self.close(f"more connections than {CONNECTIONS} allows", at_once=True)
+
     # --- bytes out, bounds, the end
 
     def _write_out(self) -> None:
@@ -302,6 +360,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         is_full = (
             self._is_write_paused
+            or self._silence is not None
             or len(self._queue) + len(self._slots) >= self.server.max_pending_requests
             or self._queued_bytes >= self.server.max_pending_bytes
         )
@@ -314,8 +373,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is owed that is not the client's fault."""
-        return bool(self._slots)
+        """Whether an answer is owed that is not the client's fault, or it may not be heard now."""
+        return bool(self._slots) or self._silence is not None
 
     def close(self, reason: str, *, at_once: bool = False) -> None:
         """End the connection for cause; what was answered before still leaves unless `at_once`."""
