@@ -19,6 +19,7 @@ from oncelog.rules.quotas import (
     Share,
     altered,
     charged,
+    checked,
     decide_wait_ms,
     entity_of,
     find_share,
@@ -85,7 +86,7 @@ def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float,
 def test_entities_by_the_protocols_names() -> None:
     assert entity_of([("user", "alice"), ("client-id", None)]) == QuotaEntity("alice", DEFAULT)
     assert entity_of([("ip", None)]) == QuotaEntity(ip=DEFAULT)
-    assert entity_of([("ip", "0:0:0:0:0:0:0:1")]) == QuotaEntity(ip="::1")
+    assert checked(QuotaEntity(ip="0:0:0:0:0:0:0:1")) == QuotaEntity(ip="::1")
     assert str(QuotaEntity("alice", DEFAULT)) == "user alice, client-id <default>"
 
 
@@ -101,7 +102,7 @@ def test_entities_by_the_protocols_names() -> None:
 )
 def test_entities_that_cannot_be(pairs: list[tuple[str, str | None]], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        entity_of(pairs)
+        checked(entity_of(pairs))
 
 
 def test_altering() -> None:

@@ -29,6 +29,7 @@ from oncelog.rules.quotas import (
     Values,
     altered,
     charged,
+    checked,
     decide_wait_ms,
     drained,
     entity_of,
@@ -211,7 +212,7 @@ def _parse(text: str) -> dict[QuotaEntity, Values]:
             raise ValueError(f"version {content['version']}")
         found = {}
         for row in content["quotas"]:
-            entity = entity_of(row["entity"].items())
+            entity = checked(entity_of(row["entity"].items()))
             found[entity] = altered(entity, {}, row["quotas"].items())
         return found
     except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:

@@ -95,15 +95,19 @@ def entity_of(pairs: Iterable[tuple[str, str | None]]) -> QuotaEntity:
     for kind, name in named.items():
         if name == "":
             raise InvalidRequest(f"the name of a {kind} is empty; null is the default")
-    user, client_id, ip = (named[kind] or DEFAULT if kind in named else None for kind in ENTITY_TYPES)
-    if ip is not None and len(named) > 1:
+    return QuotaEntity(*(named[kind] or DEFAULT if kind in named else None for kind in ENTITY_TYPES))
+
+
+def checked(entity: QuotaEntity) -> QuotaEntity:
+    """The entity, its ip written in the usual way. Raises InvalidRequest where it can have no quota."""
+    if entity.ip is None:
+        return entity
+    if len(entity.parts) > 1:
         raise InvalidRequest("an ip has quotas of its own, not together with a user or client-id")
-    if ip:
-        try:
-            ip = str(ip_address(ip))
-        except ValueError:
-            raise InvalidRequest(f"{ip!r} is no IP address") from None
-    return QuotaEntity(user, client_id, ip)
+    try:
+        return QuotaEntity(ip=str(ip_address(entity.ip)) if entity.ip else DEFAULT)
+    except ValueError:
+        raise InvalidRequest(f"{entity.ip!r} is no IP address") from None
 
 
 def altered(entity: QuotaEntity, values: Values, changes: Iterable[tuple[str, float | None]]) -> Values:

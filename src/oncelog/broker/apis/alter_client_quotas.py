@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
 from oncelog.rules.authorization import ResourceType
-from oncelog.rules.quotas import entity_of
+from oncelog.rules.quotas import checked, entity_of
 from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterClientQuotasRespon
             if named[name] > 1:
                 raise InvalidRequest("the entity is named twice; one change to it in a request")
             changes = [(op.key, None if op.remove else op.value) for op in asked.ops]
-            node.quotas.alter(entity_of(name), changes, is_test=message.validate_only)
+            node.quotas.alter(checked(entity_of(name)), changes, is_test=message.validate_only)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         except StorageError as error:
