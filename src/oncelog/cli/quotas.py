@@ -114,7 +114,7 @@ def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: 
     with _admin(client_config) as admin:
         admin.alter_client_quotas({entity: values})
     for key, value in values.items():
-        click.echo(f"{entity}: {key}={value:g}")
+        click.echo(f"{entity}: {key}={value:.15g}")
 
 
 def _pair(text: str) -> tuple[str, float]:
@@ -143,7 +143,7 @@ def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **
         if yes and gone:
             admin.alter_client_quotas({entity: dict.fromkeys(gone)})
     for key, value in gone.items():
-        click.echo(f"{'removed' if yes else 'would remove'}: {entity}: {key}={value:g}")
+        click.echo(f"{'removed' if yes else 'would remove'}: {entity}: {key}={value:.15g}")
     if not gone:
         click.echo(f"{entity} has no such quota", err=True)
     elif not yes:

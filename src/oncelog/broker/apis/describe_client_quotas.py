@@ -34,7 +34,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeClientQuotasRes
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
     found = node.quotas.find(wanted)
-    return DescribeClientQuotasResponse(entries=[_entry(*each) for each in found.items()])
+    return DescribeClientQuotasResponse(error_message="", entries=[_entry(*each) for each in found.items()])
 
 
 def _filter(message: DescribeClientQuotasRequest) -> QuotaFilter:
