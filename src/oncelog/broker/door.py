@@ -45,6 +45,8 @@ class Door:
         self._mechanism = ""
         self._exchange: Exchange | None = None
         self._expires_ms: int | None = None
+        self._client_id: str | None = None
+        self._payer: Payer | None = None
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +62,9 @@ class Door:
         """Whose quotas its requests use; nobody's while it is not known who it is."""
         if self.principal is None:
             return None
-        return Payer(self.principal.partition(":")[2], client_id or "")
+        if client_id != self._client_id or self._payer is None:
+            self._client_id, self._payer = client_id, Payer(self.principal.partition(":")[2], client_id or "")
+        return self._payer
 
     def pass_through(self, api_key: int, now_ms: int) -> str | None:
         """Take note of a request that is about to be handled; why it may not be, if so."""

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oncelog.rules.quotas import QUOTAS
+
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
@@ -44,7 +46,7 @@ class Metrics:
     producers_expired: int = 0
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    throttled: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    throttled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 0))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, api_name: str, seconds: float) -> None:
@@ -92,7 +94,7 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
     errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
-    throttled = tuple(("", (("quota", key),), float(n)) for key, n in sorted(metrics.throttled.items()))
+    throttled = tuple(("", (("quota", key),), float(n)) for key, n in metrics.throttled.items())
     yield Family("oncelog_throttled_total", "counter", "Answers told to wait, by quota.", throttled)
     for name, value in gauges.items():
         yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))

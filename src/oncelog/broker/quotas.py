@@ -6,7 +6,6 @@ One file, replaced durably with every change. Where nothing is set, `is_any` is 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,32 +41,35 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Request
 
 FILE_NAME = "oncelog-quotas.json"
-_LEAST_SWEPT = 1_000
-"""Buckets that are kept without asking whether they are empty; client ids are the clients' to choose."""
+_KEPT = 1_000
+"""Clients remembered, and buckets kept without asking whether they are empty: client ids are the clients'
+to choose."""
 
 _PRODUCE, _FETCH, _INIT_PRODUCER_ID = 0, 1, 22
 _CREATE_TOPICS, _DELETE_TOPICS, _CREATE_PARTITIONS = 19, 20, 37
-QUOTA_OF_API = {
-    _PRODUCE: PRODUCER_BYTES,
-    _FETCH: CONSUMER_BYTES,
-    _INIT_PRODUCER_ID: PRODUCER_IDS,
-    _CREATE_TOPICS: MUTATIONS,
-    _DELETE_TOPICS: MUTATIONS,
-    _CREATE_PARTITIONS: MUTATIONS,
+_OTHERS = (REQUEST_PERCENTAGE,)
+_QUOTAS_OF_API = {
+    _PRODUCE: (PRODUCER_BYTES, REQUEST_PERCENTAGE),
+    _FETCH: (CONSUMER_BYTES, REQUEST_PERCENTAGE),
+    _INIT_PRODUCER_ID: (PRODUCER_IDS, REQUEST_PERCENTAGE),
+    _CREATE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
+    _DELETE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
+    _CREATE_PARTITIONS: (MUTATIONS, REQUEST_PERCENTAGE),
 }
-"""What an API's answers are throttled for, beside request_percentage, which is every API's."""
+"""What an API's answers are throttled for."""
 
 
 class Quotas:
     """Rates by entity, and a bucket for all who share one. `throttled`: answers by quota, for metrics."""
 
-    def __init__(self, disk: Disk, settings: Settings, throttled: defaultdict[str, int]) -> None:
+    def __init__(self, disk: Disk, settings: Settings, throttled: dict[str, int]) -> None:
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
         self._buckets: dict[tuple[str, Payer], Bucket] = {}
-        self._swept_at = _LEAST_SWEPT
+        self._swept_at = _KEPT
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
+        self._shares: dict[tuple[str, Payer], Share | None] = {}
         self.is_any = False
         text = read_state(disk, FILE_NAME)
         if text is not None:
@@ -101,7 +103,7 @@ class Quotas:
 
     def _take_over(self, values: Mapping[QuotaEntity, Values]) -> None:
         self.values = values
-        self._rates = {}
+        self._rates, self._shares = {}, {}
         for entity, rates in values.items():
             for key, rate in rates.items():
                 self._rates.setdefault(key, {})[entity] = rate
@@ -147,8 +149,15 @@ class Quotas:
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
 
     def _share(self, key: str, payer: Payer | None) -> Share | None:
-        rates = self._rates.get(key)
-        return None if rates is None or payer is None else find_share(rates, payer)
+        if payer is None or key not in self._rates:
+            return None
+        at = key, payer
+        if at in self._shares:
+            return self._shares[at]
+        if len(self._shares) >= _KEPT:
+            self._shares.clear()
+        share = self._shares[at] = find_share(self._rates[key], payer)
+        return share
 
     def _sweep(self, now_ms: int) -> None:
         """Forget empty buckets; it pays for itself, for as many must come before the next time."""
@@ -157,7 +166,7 @@ class Quotas:
             share = self._share(key, sharers)
             if share is not None and drained(bucket, share.rate, now_ms).amount:
                 kept[key, sharers] = bucket
-        self._buckets, self._swept_at = kept, max(2 * len(kept), _LEAST_SWEPT)
+        self._buckets, self._swept_at = kept, max(2 * len(kept), _KEPT)
 
     # Connections and their requests
 
@@ -191,15 +200,12 @@ class Quotas:
                 len(part.records or b"") for topic in answer.responses for part in topic.partitions
             )
             self.charge(CONSUMER_BYTES, payer, size_bytes, now_ms)
-        waits_ms = {
-            key: self.wait_ms(key, payer, now_ms)
-            for key in (QUOTA_OF_API.get(api_key), REQUEST_PERCENTAGE)
-            if key
-        }
-        for key, wait_ms in waits_ms.items():
+        longest_ms = 0
+        for key in _QUOTAS_OF_API.get(api_key, _OTHERS):
+            wait_ms = self.wait_ms(key, payer, now_ms)
             if wait_ms:
                 self._throttled[key] += 1
-        longest_ms = max(waits_ms.values())
+                longest_ms = max(longest_ms, wait_ms)
         if longest_ms and hasattr(answer, "throttle_time_ms"):
             answer.throttle_time_ms = longest_ms
         return longest_ms
