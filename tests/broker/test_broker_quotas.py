@@ -11,9 +11,12 @@ import pytest
 from helpers_broker import RawClient, batch
 
 from oncelog import Admin, Broker, NewTopic, Producer
+from oncelog.broker import quotas
 from oncelog.broker.quotas import FILE_NAME
+from oncelog.config import BROKER
+from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError, ThrottlingQuotaExceeded
-from oncelog.rules.quotas import DEFAULT, QuotaEntity
+from oncelog.rules.quotas import DEFAULT, Payer, QuotaEntity
 from oncelog.wire import messages as m
 
 ANONYMOUS = QuotaEntity(user="ANONYMOUS")
@@ -203,6 +206,22 @@ def test_connections(limited: Broker, admin: Admin) -> None:
             admitted += 1
     assert 0 < admitted < 100
     assert limited.metrics()["throttled.connection_creation_rate"] == 1
+
+
+def test_memory_is_bounded_whatever_clients_call_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "_KEPT", 100)
+    held = quotas.Quotas(RealDisk(tmp_path), BROKER.parse({}), {})
+    held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
+    for number in range(1_000):
+        held.charge("producer_byte_rate", Payer("u", f"client-{number}"), 10, number * 100)
+    debtor = Payer("u", "debtor")
+    held.charge("producer_byte_rate", debtor, 1_000_000, 100_000)
+    for number in range(1_000):
+        held.charge("producer_byte_rate", Payer("u", f"other-{number}"), 10, 200_000 + number * 100)
+    assert len(held._buckets) <= 101 and len(held._shares) <= 100
+    assert held.wait_ms("producer_byte_rate", debtor, 300_000) > 0
 
 
 def test_they_outlive_a_restart(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Request
 
 FILE_NAME = "oncelog-quotas.json"
-_KEPT = 1_000
+_KEPT = 10_000
 """Clients remembered, and buckets kept without asking whether they are empty: client ids are the clients'
 to choose."""
 
@@ -60,12 +60,15 @@ _QUOTAS_OF_API = {
 
 
 class Quotas:
-    """Rates by entity, and a bucket for all who share one. `throttled`: answers by quota, for metrics."""
+    """Rates by entity, and a bucket for all who share one, which a changed rate empties.
+
+    `throttled`: answers told to wait, by quota, for metrics.
+    """
 
     def __init__(self, disk: Disk, settings: Settings, throttled: dict[str, int]) -> None:
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
-        self._buckets: dict[tuple[str, Payer], Bucket] = {}
+        self._buckets: dict[tuple[str, Share], Bucket] = {}
         self._swept_at = _KEPT
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
@@ -107,7 +110,6 @@ class Quotas:
         for entity, rates in values.items():
             for key, rate in rates.items():
                 self._rates.setdefault(key, {})[entity] = rate
-        self._buckets = {at: bucket for at, bucket in self._buckets.items() if at[0] in self._rates}
         self.is_any = bool(self._rates.keys() - {CONNECTIONS})
 
     # What is used
@@ -116,7 +118,7 @@ class Quotas:
         """It was used, however much was left."""
         share = self._share(key, payer)
         if share is not None:
-            at = key, share.sharers
+            at = key, share
             self._buckets[at] = charged(self._buckets.get(at, EMPTY), amount, share.rate, now_ms)
             if len(self._buckets) > self._swept_at:
                 self._sweep(now_ms)
@@ -126,7 +128,7 @@ class Quotas:
         share = self._share(key, payer)
         if share is None:
             return 0
-        bucket = self._buckets.get((key, share.sharers), EMPTY)
+        bucket = self._buckets.get((key, share), EMPTY)
         return decide_wait_ms(bucket, key, share.rate, self._burst_seconds, now_ms)
 
     def take(self, key: str, payer: Payer | None, amount: float, now_ms: int) -> None:
@@ -161,12 +163,10 @@ class Quotas:
 
     def _sweep(self, now_ms: int) -> None:
         """Forget empty buckets; it pays for itself, for as many must come before the next time."""
-        kept = {}
-        for (key, sharers), bucket in self._buckets.items():
-            share = self._share(key, sharers)
-            if share is not None and drained(bucket, share.rate, now_ms).amount:
-                kept[key, sharers] = bucket
-        self._buckets, self._swept_at = kept, max(2 * len(kept), _KEPT)
+        self._buckets = {
+            at: bucket for at, bucket in self._buckets.items() if drained(bucket, at[1].rate, now_ms).amount
+        }
+        self._swept_at = max(2 * len(self._buckets), _KEPT)
 
     # Connections and their requests
 
