@@ -15,7 +15,7 @@ from oncelog.broker import quotas
 from oncelog.broker.quotas import FILE_NAME
 from oncelog.config import BROKER
 from oncelog.edge.disk import RealDisk
-from oncelog.errors import StorageError, ThrottlingQuotaExceeded
+from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
 from oncelog.rules.quotas import DEFAULT, Payer, QuotaEntity
 from oncelog.wire import messages as m
 
@@ -152,6 +152,10 @@ def test_topics_are_refused_to_who_knows_that_error(limited: Broker, admin: Admi
     with RawClient(limited.bootstrap_servers) as other:
         deletion = D(topics=[D.DeleteTopicState(name="a")], timeout_ms=5000)
         assert other.ask(deletion, 6).responses[0].error_code == ThrottlingQuotaExceeded.code
+    G = m.CreatePartitionsRequest
+    with RawClient(limited.bootstrap_servers) as other:
+        growth = G(topics=[G.CreatePartitionsTopic(name="a", count=21, assignments=None)], timeout_ms=5000)
+        assert other.ask(growth, 3).results[0].error_code == ThrottlingQuotaExceeded.code
     assert {topic.name for topic in admin.list_topics()} == {"a", "v5"}
 
 
@@ -222,6 +226,20 @@ def test_memory_is_bounded_whatever_clients_call_themselves(
         held.charge("producer_byte_rate", Payer("u", f"other-{number}"), 10, 200_000 + number * 100)
     assert len(held._buckets) <= 101 and len(held._shares) <= 100
     assert held.wait_ms("producer_byte_rate", debtor, 300_000) > 0
+
+
+def test_what_cannot_be_written_is_refused(
+    limited: Broker, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "replace", full)
+        with pytest.raises(KafkaStorageError, match="No space left"):
+            admin.alter_client_quotas({RAW: {"producer_byte_rate": 2}})
+    assert admin.describe_client_quotas() == {RAW: {"producer_byte_rate": 1.0}}
 
 
 def test_they_outlive_a_restart(tmp_path: Path) -> None:

@@ -101,8 +101,9 @@ class BrokerLink:
             future.set_exception(DisconnectedError(f"the client of {self.peer} is closed"))
             return future
         self._last_used_ms = now_ms = self.now_ms()
-        # A broker that throttles does not read on before (KIP-219); that is no fault of the request.
-        deadline_ms = max(now_ms, self._heard_from_ms) + timeout_ms
+        # A broker that throttles reads on only then (KIP-219); so it gets up to twice the time.
+        silent_ms = min(max(self._heard_from_ms - now_ms, 0), timeout_ms)
+        deadline_ms = now_ms + silent_ms + timeout_ms
         out = _Outgoing(message, future, deadline_ms, timeout_ms, min_version, max_version, answered)
         if self._protocol is not None and self._protocol.core.is_ready:
             self._write(self._protocol, out)
