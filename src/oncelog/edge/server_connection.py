@@ -24,7 +24,6 @@ from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.rules.principal import distinguished_name
-from oncelog.rules.quotas import CONNECTIONS
 from oncelog.wire.frames import (
     FrameReader,
     RequestHeader,
@@ -343,7 +342,9 @@ class Connection(asyncio.BufferedProtocol):
         self.server.after_round(self.active_ms)
 
     def _turn_away(self) -> None:
-        self.close(f"more connections than {CONNECTIONS} allows", at_once=True)
+        """One connection too many. Counted, not logged: there may be very many."""
+        if self.transport is not None:
+            self.transport.abort()
 
     # --- bytes out, bounds, the end
 
