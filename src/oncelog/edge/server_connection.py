@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from oncelog.broker.apis.produce_direct import answer as answer_produce
-from oncelog.broker.apis.produce_direct import told_to_wait
 from oncelog.broker.authorizer import Access
 from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
+from oncelog.edge.throttle import Throttle
 from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
@@ -83,8 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = self._is_read_paused = False
         self._is_beginning = False
         self._quotas = self.node.quotas
-        self._silent_until_ms = 0
-        self._silence: asyncio.TimerHandle | None = None
+        self._throttle = Throttle(self._quotas, self._fall_silent, self._go_on)
 
     # --- what asyncio calls
 
@@ -95,16 +94,14 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = f"/{name[0]}" if name else ""
         self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         self.server.opened(self)
-        wait_ms = self._quotas.admit(self.client_host.removeprefix("/"), self.opened_ms)
-        if wait_ms:
-            self._silence_for(wait_ms, self.opened_ms, self._turn_away)
+        host = self.client_host.removeprefix("/")
+        if self._throttle.turns_away(host, self.opened_ms, self.transport):
             return
         try:
             principal = self._certified()
         except ConfigError as error:
             self.close(str(error), at_once=True)
             return
-        host = self.client_host.removeprefix("/")
         self.door = Door(self.node, host, needs_sasl=self.server.needs_sasl, principal=principal)
         self._look_at_door()
 
@@ -169,8 +166,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
-        if self._silence is not None:
-            self._silence.cancel()
+        self._throttle.cancel()
         for slot in self._slots:
             if slot.deferred is not None:
                 slot.deferred.cancel()
@@ -197,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._begin_any(frame, now_ms, started)
             else:
                 if began:
-                    payload = self._produced(frame, payload, began, now_ms)
+                    payload = self._throttle.produced(self.door, frame, payload, began, now_ms)
                 self._out.append(payload)
                 self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
@@ -221,20 +217,10 @@ class Connection(asyncio.BufferedProtocol):
         began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
         if began:
-            self._quotas.requested(header.api_key, request.payer, len(frame), perf_counter() - began, now_ms)
+            self._throttle.handled(self.door, header, len(frame), began, now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
             self._look_at_door()
         self._take_answer(header, answer, started)
-
-    def _produced(self, frame: memoryview, payload: bytes, began: float, now_ms: int) -> bytes:
-        """What a plain Produce costs its client, and the answer that says so."""
-        header = decode_request_header(frame)
-        payer = self.door.payer(header.client_id)
-        self._quotas.requested(header.api_key, payer, len(frame), perf_counter() - began, now_ms)
-        wait_ms = self._quotas.answered(header.api_key, payer, None, now_ms)
-        if wait_ms:
-            self._silence_for(wait_ms, now_ms, self._speak_again)
-        return told_to_wait(payload, wait_ms) if wait_ms else payload
 
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
         if isinstance(answer, Farewell):
@@ -289,11 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(answer.reason)
             return None
         if self._quotas.is_any:
-            now_ms = self.server.clock.now_ms()
-            payer = self.door.payer(header.client_id)
-            self._silence_for(
-                self._quotas.answered(header.api_key, payer, answer, now_ms), now_ms, self._speak_again
-            )
+            self._throttle.answered(self.door, header, answer, self.server.clock.now_ms())
         payload: _Payload | None = None
         if isinstance(answer, FetchResponse):
             pieces = encode_large_response(answer, header.api_version, header.correlation_id)
@@ -319,32 +301,16 @@ class Connection(asyncio.BufferedProtocol):
             self._is_beginning = False
         self._pace_reading()
 
-    # --- quotas: a client that used too much is not heard for a while
-
-    def _silence_for(self, wait_ms: int, now_ms: int, then: Callable[[], None]) -> None:
-        """Read and begin nothing for so long (KIP-219); what is under way is answered."""
-        until_ms = now_ms + wait_ms
-        if until_ms <= max(self._silent_until_ms, now_ms) or self.is_closing:
-            return
-        self._silent_until_ms = until_ms
-        if self._silence is None:
-            self._holds += 1
-        else:
-            self._silence.cancel()
-        self._silence = asyncio.get_running_loop().call_later(wait_ms / 1000, then)
+    def _fall_silent(self) -> None:
+        """Read and begin nothing more; what is under way is answered."""
+        self._holds += 1
         self._pace_reading()
 
-    def _speak_again(self) -> None:
-        self._silence = None
+    def _go_on(self) -> None:
         self._holds -= 1
         self.active_ms = self.server.clock.now_ms()
         self._begin_queued()
         self.server.after_round(self.active_ms)
-
-    def _turn_away(self) -> None:
-        """One connection too many. Counted, not logged: there may be very many."""
-        if self.transport is not None:
-            self.transport.abort()
 
     # --- bytes out, bounds, the end
 
@@ -361,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         is_full = (
             self._is_write_paused
-            or self._silence is not None
+            or self._throttle.is_silent
             or len(self._queue) + len(self._slots) >= self.server.max_pending_requests
             or self._queued_bytes >= self.server.max_pending_bytes
         )
@@ -375,7 +341,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is owed that is not the client's fault, or it may not be heard now."""
-        return bool(self._slots) or self._silence is not None
+        return bool(self._slots) or self._throttle.is_silent
 
     def close(self, reason: str, *, at_once: bool = False) -> None:
         """End the connection for cause; what was answered before still leaves unless `at_once`."""
