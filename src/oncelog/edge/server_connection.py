@@ -19,6 +19,7 @@ from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
+from oncelog.edge.throttle import Throttle
 from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
@@ -81,6 +82,8 @@ class Connection(asyncio.BufferedProtocol):
         self._holds = 0
         self._is_write_paused = self._is_read_paused = False
         self._is_beginning = False
+        self._quotas = self.node.quotas
+        self._throttle = Throttle(self._quotas, self._fall_silent, self._go_on)
 
     # --- what asyncio calls
 
@@ -91,12 +94,14 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = f"/{name[0]}" if name else ""
         self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         self.server.opened(self)
+        host = self.client_host.removeprefix("/")
+        if self._throttle.turns_away(host, self.opened_ms, self.transport):
+            return
         try:
             principal = self._certified()
         except ConfigError as error:
             self.close(str(error), at_once=True)
             return
-        host = self.client_host.removeprefix("/")
         self.door = Door(self.node, host, needs_sasl=self.server.needs_sasl, principal=principal)
         self._look_at_door()
 
@@ -161,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
+        self._throttle.cancel()
         for slot in self._slots:
             if slot.deferred is not None:
                 slot.deferred.cancel()
@@ -181,10 +187,13 @@ class Connection(asyncio.BufferedProtocol):
                 if reason is not None:
                     self.close(reason)
                     return
+            began = perf_counter() if self._quotas.is_any else 0.0
             payload = None if self._slots else answer_produce(self.node, frame, now_ms, self._access)
             if payload is None:
                 self._begin_any(frame, now_ms, started)
             else:
+                if began:
+                    payload = self._throttle.produced(self.door, frame, payload, began, now_ms)
                 self._out.append(payload)
                 self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
@@ -205,7 +214,10 @@ class Connection(asyncio.BufferedProtocol):
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
         request = Request(self.connection_id, header, message, self.client_host, self.door)
+        began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
+        if began:
+            self._throttle.handled(self.door, header, len(frame), began, now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
             self._look_at_door()
         self._take_answer(header, answer, started)
@@ -262,6 +274,8 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, Disconnect):
             self.close(answer.reason)
             return None
+        if self._quotas.is_any:
+            self._throttle.answered(self.door, header, answer, self.server.clock.now_ms())
         payload: _Payload | None = None
         if isinstance(answer, FetchResponse):
             pieces = encode_large_response(answer, header.api_version, header.correlation_id)
@@ -287,6 +301,17 @@ class Connection(asyncio.BufferedProtocol):
             self._is_beginning = False
         self._pace_reading()
 
+    def _fall_silent(self) -> None:
+        """Read and begin nothing more; what is under way is answered."""
+        self._holds += 1
+        self._pace_reading()
+
+    def _go_on(self) -> None:
+        self._holds -= 1
+        self.active_ms = self.server.clock.now_ms()
+        self._begin_queued()
+        self.server.after_round(self.active_ms)
+
     # --- bytes out, bounds, the end
 
     def _write_out(self) -> None:
@@ -302,6 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         is_full = (
             self._is_write_paused
+            or self._throttle.is_silent
             or len(self._queue) + len(self._slots) >= self.server.max_pending_requests
             or self._queued_bytes >= self.server.max_pending_bytes
         )
@@ -314,8 +340,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is owed that is not the client's fault."""
-        return bool(self._slots)
+        """Whether an answer is owed that is not the client's fault, or it may not be heard now."""
+        return bool(self._slots) or self._throttle.is_silent
 
     def close(self, reason: str, *, at_once: bool = False) -> None:
         """End the connection for cause; what was answered before still leaves unless `at_once`."""
