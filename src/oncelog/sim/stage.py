@@ -11,11 +11,15 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.node import Node
+from oncelog.sim.acts import Act
 from oncelog.sim.checks import Watch, check_copies, check_history, check_log, check_outcomes
 from oncelog.sim.clients import Application, LastReader, Reader, Sender
 from oncelog.sim.faults import Fault, draw_faults, happen
+from oncelog.sim.lanes import Lanes
 from oncelog.sim.loop import PROCESS, NoRest, Process
+from oncelog.sim.remaking import Remaking
 from oncelog.sim.transactors import Copier, Writer
+from oncelog.sim.trimming import KEPT_SECONDS, Trimming
 from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
 from oncelog.types import TopicPartition
 
@@ -23,6 +27,8 @@ LOOK_SECONDS = 1.0
 LIVENESS_SECONDS = 300.0
 """So long after the last fault everything must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
+ACTS: dict[str, type[Act]] = {each.topic: each for each in (Lanes, Remaking, Trimming)}
+ACT_CHANCE = 0.16
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Plan:
     bursts: int
     calm_ms: int
     faults: tuple[Fault, ...] = ()
+    acts: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,10 +88,23 @@ def plan_for(seed: int) -> Plan:
     }
     clients = [f"{kind}-{n}" for kind, count in _cast(senders, writers, copiers) for n in range(count)]
     faults = draw_faults(chance, chance.choice((2, 5, 10, 20)), calm_ms, clients, loses_power=loses_power)
+    acts, more_faults = _draw_acts(seed, calm_ms, loses_power=loses_power)
+    faults = sorted(faults + more_faults)
     if broker["oncelog.transaction.version"] == 0:
         # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
         faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]
-    return Plan(seed, broker, loses_power, partitions, senders, writers, copiers, 8, calm_ms, tuple(faults))
+    return Plan(
+        seed, broker, loses_power, partitions, senders, writers, copiers, 8, calm_ms, tuple(faults), acts
+    )
+
+
+def _draw_acts(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str, ...], list[Fault]]:
+    """With dice of their own: a seed without any is what it would be if there were none."""
+    chance = Random(f"{seed}/acts")
+    acts = (chance.choice(list(ACTS)),) if chance.random() < ACT_CHANCE else ()
+    clients = [client for name in acts for client in ACTS[name].clients]
+    count = chance.choice((1, 3, 6)) if acts else 0
+    return acts, draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
 
 
 def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
@@ -100,7 +120,7 @@ class Stage:
         self.watch = Watch(self.world)
         self.broker = BrokerHost(self.world, plan.broker)
         self.broker.before_end = self._broker_ends
-        self.broker.on_recovered = self.watch.recovered
+        self.broker.on_recovered = self._broker_recovered
         self.applications: dict[str, Application] = {}
         world, bursts, partitions = self.world, plan.bursts, plan.partitions
         self.senders = [
@@ -123,6 +143,12 @@ class Stage:
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
         self.last = LastReader(world, "last", self.partitions)
+        self.acts = [ACTS[name](world, partitions) for name in plan.acts]
+        self.cast = list(self.applications.values())
+        for act in self.acts:
+            self.watch.unguarded_groups.update(act.unguarded_groups)
+            for application in (*act.applications, *act.readers):
+                self._add(application)
 
     def _add(self, application: Any) -> Any:
         self.applications[application.name] = application
@@ -131,6 +157,11 @@ class Stage:
     def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
         if self.broker.node is not None:
             self.watch.ending(self.broker.node, keeps_all=not (is_in_write or lose_power))
+
+    def _broker_recovered(self, node: Node) -> None:
+        self.watch.recovered(node)
+        for act in self.acts:
+            act.recovered(node)
 
     async def play(self) -> None:
         """From the first start to the last look."""
@@ -145,15 +176,23 @@ class Stage:
                 -host.wall_offset_ns // 1_000_000
             )  # records from more than an hour ahead are refused
         await self._until(lambda: all(each.is_done for each in self.senders), "not all is sent")
+        theirs = [each for act in self.acts for each in act.applications]
+        await self._until(lambda: all(each.is_done for each in theirs), "not every act is over")
         await self._until(self._is_stable, "a transaction stays open")
         await self._until_copied()
-        for each in (self.reader, *self.copiers):
+        for each in (self.reader, *self.copiers, *(reader for act in self.acts for reader in act.readers)):
             each.is_told_to_stop = True
-        await self._until(lambda: self.reader.is_done and all(c.is_done for c in self.copiers), "not all end")
+        await self._until(lambda: all(each.is_done for each in self.applications.values()), "not all end")
         await self._until(self._is_stable, "a transaction stays open")
-        await self._read_all()
+        for last in (self.last, *(act.last for act in self.acts)):
+            await self._read_all(last)
         looking.cancel()
         self._check()
+        if self.acts:
+            await asyncio.sleep(KEPT_SECONDS + 1.0)
+            self.broker.kill()
+            self.broker.start_again()
+            await self._until(lambda: self.broker.node is not None, "the broker does not come back")
 
     async def _until(self, is_so: Callable[[], bool], otherwise: str) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
@@ -172,15 +211,15 @@ class Stage:
             each.last_stable_offset == each.high_watermark for each in node.log_manager.partitions.values()
         )
 
-    async def _read_all(self) -> None:
-        self.last.is_done, self.last.calls = False, []
-        self.last.start()
-        await self._until(lambda: self.last.is_done, "the last reader does not come to the end")
+    async def _read_all(self, last: LastReader) -> None:
+        last.is_done, last.calls = False, []
+        last.start()
+        await self._until(lambda: last.is_done, f"{last.name} does not come to the end")
 
     async def _until_copied(self) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
         while self.copiers:
-            await self._read_all()
+            await self._read_all(self.last)
             items = [item for call in self.last.calls for item in call.items]
             counts = [sum(item.topic == topic for item in items) for topic in (INWARD, OUTWARD)]
             if counts[0] <= counts[1]:
@@ -203,11 +242,14 @@ class Stage:
             return
         self.watch.look(node)
         logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
+        legal = {act.topic: act.legal_findings for act in self.acts}
         for tp, partition in logs.items():
-            check_log(self.world, tp, partition)
+            check_log(self.world, tp, partition, legal.get(tp.topic, frozenset()))
         if self.plan.broker["oncelog.transaction.version"] == 2:
             check_outcomes(self.world, logs)
-        everyone = [*self.applications.values(), self.last]
+        for act in self.acts:
+            act.check(node)
+        everyone = [*self.cast, self.last]
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
         if self.plan.loses_power and self.plan.senders:
             # What is in no transaction may be read before it is acknowledged, and yet go away.
