@@ -27,6 +27,8 @@ class Act:
     """Whose positions neither a generation nor an epoch guards: a late request may set them back."""
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
     """What an audit of the topic may find."""
+    is_repeatable: ClassVar[bool] = True
+    """Whether what its clients sent may come again."""
 
     def __init__(self, world: World, partitions: int) -> None:
         self.world, self.partition_count = world, partitions

@@ -95,6 +95,8 @@ class Remaking(Act):
     clients: ClassVar[tuple[str, ...]] = ("sender-remade", "writer-remade", "reader-remade")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset({FindingKind.SEQUENCE_GAP})
     """A producer that goes on does so where it was in the old topic."""
+    is_repeatable: ClassVar[bool] = False
+    """A request names its topic by name, and the new one of that name has never heard of the producer."""
 
     def __init__(self, world: World, partitions: int) -> None:
         super().__init__(world, partitions)

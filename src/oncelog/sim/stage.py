@@ -104,7 +104,9 @@ def _draw_acts(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str
     acts = (chance.choice(list(ACTS)),) if chance.random() < ACT_CHANCE else ()
     clients = [client for name in acts for client in ACTS[name].clients]
     count = chance.choice((1, 3, 6)) if acts else 0
-    return acts, draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    may_repeat = all(ACTS[name].is_repeatable for name in acts)
+    return acts, [each for each in faults if each.kind != "repeat" or may_repeat]
 
 
 def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
