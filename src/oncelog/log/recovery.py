@@ -163,15 +163,16 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     if snapshot is not None:
         producers.load(snapshot, expired_before_ms)
         start = snapshot.offset
-    _replay(recovered, start, how.now_ms)
+    _replay(recovered, start, how.now_ms, knows_all=later is None)
     if later is not None:
         producers.load(later, expired_before_ms)
 
 
-def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
+def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:
+    """`knows_all`: nothing that was deleted is missing, so that lost snapshots can be made again."""
     known = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
-        if segment.base_offset > start and segment.base_offset not in known:
+        if knows_all and segment.base_offset > start and segment.base_offset not in known:
             _snapshot_again(recovered.producers, segment.base_offset)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
         for block in scan_headers(segment.file, position, segment.size_bytes):
