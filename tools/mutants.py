@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from oncelog.broker import flushing, groups, offsets, producer_ids, transactions
+from oncelog.broker import flushing, groups, offsets, producer_ids, topics, transactions
 from oncelog.client import fetching
+from oncelog.edge import admin, producer
 from oncelog.errors import KafkaStorageError
-from oncelog.log import compacted, partition, recovery, segment, store
+from oncelog.log import compacted, manager, partition, recovery, segment, store
 from oncelog.rules import append, sending, transaction
+from oncelog.rules import lane as lane_rules
 from oncelog.rules import producers as producer_table
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
+from oncelog.spark import lane
 
 PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
@@ -31,10 +34,11 @@ _ORIGINAL_MARKERS = transactions.TransactionCoordinator._write_markers
 
 
 class Mutant(NamedTuple):
-    """`patches`: (owner, attribute, what stands there instead)."""
+    """`patches`: (owner, attribute, what stands there instead). `act`: only seeds that play it can notice."""
 
     name: str
     patches: tuple[tuple[Any, str, Any], ...]
+    act: str | None = None
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -137,6 +141,50 @@ def _wrong_duplicate(entry: Any, batch: Any) -> Any:
     return None if known is None else known._replace(last_offset=known.last_offset + 1)
 
 
+def _marker_apart(self: Any, offsets: Any, group: str, timeout: float | None = None) -> None:
+    with admin.Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as other:
+        other.alter_group_offsets(group, offsets)
+
+
+def _write_always(*_: Any, **__: Any) -> Any:
+    return lane_rules.Write()
+
+
+def _own_producer(settings: Any) -> Any:
+    _own_producer.count += 1  # type: ignore[attr-defined]
+    name = f"{settings['transactional.id']}-{_own_producer.count}"  # type: ignore[attr-defined]
+    return producer.Producer({**settings, "transactional.id": name})
+
+
+def _keep_files(self: Any, doomed: Any) -> None:
+    for at in doomed:
+        self.partitions.pop(at).abandon()
+
+
+def _any_id(disk: Any, directory: str, topic_id: bytes | None) -> bytes | None:
+    return topic_id
+
+
+def _named_id(self: Any, name: str, topic_id: bytes, overrides: dict[str, str]) -> Any:
+    return _NEW_TOPIC(self, name, name.encode().ljust(16), overrides)
+
+
+def _no_log_starts(disk: Any, path: str) -> dict[Any, int]:
+    return {} if path == manager.LOG_STARTS else _READ_OFFSETS(disk, path)
+
+
+def _delete_all(self: Any, before_offset: int | None, now_ms: int) -> int:
+    return _DELETE_RECORDS(self, None, now_ms)
+
+
+def _true(*_: Any, **__: Any) -> bool:
+    return True
+
+
+_own_producer.count = 0  # type: ignore[attr-defined]
+_NEW_TOPIC = topics.Topics._new_topic
+_READ_OFFSETS = manager.read_offsets
+_DELETE_RECORDS = partition.Partition.delete_records
 _FIND = append._find_remembered
 _PACK = producer_table.pack_entry
 _COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sending.PartitionSequences
@@ -181,6 +229,32 @@ MUTANTS = [
     ),
     Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
     Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),)),
+    Mutant(
+        "a lane's marker is not in its transaction",
+        ((producer.Producer, "send_offsets_to_transaction", _marker_apart),),
+        "lanes",
+    ),
+    Mutant(
+        "a lane is written without a look at its marker", ((lane, "decide_lane", _write_always),), "lanes"
+    ),
+    Mutant("a lane's attempts do not fence each other", ((lane, "Producer", _own_producer),), "lanes"),
+    Mutant(
+        "a deleted topic's data is in the new one",
+        ((manager.LogManager, "delete_partitions", _keep_files), (store, "_check_topic_id", _any_id)),
+        "remade",
+    ),
+    Mutant("a topic's id comes from its name", ((topics.Topics, "_new_topic", _named_id),), "remade"),
+    Mutant("log starts are forgotten at a restart", ((manager, "read_offsets", _no_log_starts),), "trimmed"),
+    Mutant(
+        "more is deleted than was asked for",
+        ((partition.Partition, "delete_records", _delete_all),),
+        "trimmed",
+    ),
+    Mutant(
+        "segments go before a snapshot tells of their producers",
+        ((store.PartitionStore, "_is_safe_without", _true),),
+        "trimmed",
+    ),
 ]
 """In the order of a record's way."""
 NOT_CAUGHT = {
@@ -192,11 +266,14 @@ NOT_CAUGHT = {
 def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
     """The first seed that notices, and what it notices; None when none does."""
     for seed in range(seed_count):
+        plan = plan_for(seed)
+        if mutant.act not in (None, *plan.acts):
+            continue
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:
                 stack.enter_context(patch.object(owner, attribute, instead))
             try:
-                violations = play(plan_for(seed)).violations
+                violations = play(plan).violations
             except Exception as error:  # the broken product broke the simulation itself
                 violations = [f"{type(error).__name__}: {error}"]
         if violations:

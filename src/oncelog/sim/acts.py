@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from oncelog.broker.node import Node
 from oncelog.client.admin_types import NewTopic
@@ -14,6 +14,9 @@ from oncelog.rules.history import Operation
 from oncelog.sim.clients import Application, LastReader, Reader
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
 
 
 class Act:
@@ -30,9 +33,9 @@ class Act:
     is_repeatable: ClassVar[bool] = True
     """Whether what its clients sent may come again."""
 
-    def __init__(self, world: World, partitions: int) -> None:
-        self.world, self.partition_count = world, partitions
-        self.partitions = [TopicPartition(self.topic, number) for number in range(partitions)]
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world, self.plan = world, plan
+        self.partitions = [TopicPartition(self.topic, number) for number in range(plan.partitions)]
         self.applications: list[Application] = []
         self.readers: list[Reader] = []
         self.last = LastReader(world, f"last-{self.topic}", self.partitions)
@@ -42,6 +45,9 @@ class Act:
         everyone: Iterable[Application] = (*self.applications, *self.readers, self.last)
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
         return [call.operation(self.world.now_us) for call in calls]
+
+    def ending(self) -> None:
+        """The broker is about to end."""
 
     def recovered(self, node: Node) -> None:
         """The broker has started again."""

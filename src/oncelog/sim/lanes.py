@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -27,6 +27,11 @@ from oncelog.sim.world import SERVERS, Host, World
 from oncelog.spark.lane import LaneReport, Sink, finish, write_lane
 from oncelog.spark.sink_options import parse_sink_options
 
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
+
+DEATH_CHANCE = 0.15
+"""Of a task at any moment, and of the driver between two steps of a batch."""
 MAX_FAILURES = 4
 """As spark.task.maxFailures."""
 _LOOK_SECONDS = 0.2
@@ -39,19 +44,19 @@ class Attempt:
         self.sink, self.batch_id, self.lane = sink, batch_id, lane
         self.report: LaneReport | None = None
         self.error: OncelogError | None = None
-        self._rows, self._chance = rows, chance
+        self.chance, self._rows = chance, rows
 
     def write(self) -> LaneReport:
         return write_lane(self.sink, self.batch_id, self.lane, self._arrow())
 
     def _arrow(self) -> Iterator[pa.RecordBatch]:
         """The same rows every time, but in any order and in other pieces."""
-        rows = self._chance.sample(self._rows, len(self._rows))
+        rows = self.chance.sample(self._rows, len(self._rows))
         while rows:
-            size = self._chance.randint(1, len(rows))
+            size = self.chance.randint(1, len(rows))
             yield pa.RecordBatch.from_pydict({"value": pa.array(rows[:size], pa.binary())})
             rows = rows[size:]
-            sleep(self._chance.choice((0.0, 0.0, 0.1, 2.0)))
+            sleep(self.chance.choice((0.0, 0.0, 0.1, 2.0)))
 
 
 class Executor(Host):
@@ -69,12 +74,20 @@ class Executor(Host):
     def run_task(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.run(self._task)
+        if attempt.chance.random() < DEATH_CHANCE:
+            self.world.later(attempt.chance.uniform(0.0, 3.0), self._end_task, attempt)
+
+    def _end_task(self, attempt: Attempt) -> None:
+        if self.attempt is attempt:
+            self.kill()
 
     async def _task(self) -> None:
         attempt, process = self.attempt, self.process
         assert attempt is not None and process is not None
         try:
-            attempt.report = await in_thread(attempt.write)
+            report = await in_thread(attempt.write)
+            await asyncio.sleep(attempt.chance.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
+            attempt.report = report
         except OncelogError as error:
             attempt.error = error
         except Exception as error:
@@ -118,13 +131,21 @@ class Driver(Application):
             batch_id = self.committed_count
             try:
                 reports = await self._run_batch(batch_id)
+                await self._may_die()
                 await in_thread(finish, self.sink, batch_id, reports, f"run-{self.session}")
             except SinkRefused as error:
                 self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
                 raise
+            await self._may_die()
             self.committed_count += 1
             self.world.note(self.name, f"batch {batch_id} is committed")
             await self.rest(8.0)
+
+    async def _may_die(self) -> None:
+        if self.chance.random() < DEATH_CHANCE:
+            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+            self.kill()
+            await asyncio.sleep(0)  # and here it ends
 
     async def _run_batch(self, batch_id: int) -> list[LaneReport]:
         lanes = range(len(self.planned[batch_id]))
@@ -179,8 +200,9 @@ class Lanes(Act):
     unguarded_groups: ClassVar[tuple[str, ...]] = ("oncelog-query",)
     """What the driver notes; whoever looks at it looks at the lanes' markers first."""
 
-    def __init__(self, world: World, partitions: int) -> None:
-        super().__init__(world, partitions)
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        partitions = plan.partitions
         executors = [Executor(world, name) for name in self.clients[1:]]
         self.driver = Driver(world, self.clients[0], self.topic, partitions, executors)
         self.applications.append(self.driver)

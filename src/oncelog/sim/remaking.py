@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from oncelog.broker.node import Node
 from oncelog.client.admin_types import NewTopic
@@ -23,6 +23,9 @@ from oncelog.sim.clients import QUICK, Application, Reader, Sender
 from oncelog.sim.transactors import Writer
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
 
 BURSTS = 6
 LATE_SECONDS = 2.0
@@ -98,8 +101,9 @@ class Remaking(Act):
     is_repeatable: ClassVar[bool] = False
     """A request names its topic by name, and the new one of that name has never heard of the producer."""
 
-    def __init__(self, world: World, partitions: int) -> None:
-        super().__init__(world, partitions)
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        partitions = plan.partitions
         sender, writer, reader = self.clients
         self.remaker = Remaker(world, "remaker", NewTopic(self.topic, num_partitions=partitions))
         self.senders = [

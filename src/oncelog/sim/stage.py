@@ -145,7 +145,7 @@ class Stage:
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
         self.last = LastReader(world, "last", self.partitions)
-        self.acts = [ACTS[name](world, partitions) for name in plan.acts]
+        self.acts = [ACTS[name](world, plan) for name in plan.acts]
         self.cast = list(self.applications.values())
         for act in self.acts:
             self.watch.unguarded_groups.update(act.unguarded_groups)
@@ -159,6 +159,8 @@ class Stage:
     def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
         if self.broker.node is not None:
             self.watch.ending(self.broker.node, keeps_all=not (is_in_write or lose_power))
+            for act in self.acts:
+                act.ending()
 
     def _broker_recovered(self, node: Node) -> None:
         self.watch.recovered(node)

@@ -7,7 +7,7 @@ in any topic, and producers are remembered though their records are gone.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from oncelog.broker.node import Node
 from oncelog.client.admin_types import NewTopic
@@ -20,8 +20,11 @@ from oncelog.sim.transactors import Writer
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
+
 BURSTS = 6
-KEPT_SECONDS = 40.0
+KEPT_SECONDS = 25.0
 """A log start that was told so long ago is on the disk, however long all stood still."""
 
 
@@ -42,6 +45,7 @@ class Trimmer(Application):
         self.asked: dict[TopicPartition, int] = {}
         """The highest offset that it has ever asked to delete up to."""
         self.told: list[LogStart] = []
+        """What no restart may forget."""
         self.count = self.chance.randint(3, 8)
 
     async def work(self) -> None:
@@ -67,8 +71,9 @@ class Trimming(Act):
     topic: ClassVar[str] = "trimmed"
     clients: ClassVar[tuple[str, ...]] = ("sender-trimmed", "writer-trimmed", "reader-trimmed", "trimmer")
 
-    def __init__(self, world: World, partitions: int) -> None:
-        super().__init__(world, partitions)
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        partitions = plan.partitions
         sender, writer, reader, trimmer = self.clients
         chance = world.chance("trimming")
         self.kept_bytes = chance.choice((None, None, 2_000))
@@ -83,11 +88,16 @@ class Trimming(Act):
         self.reader = Reader(world, reader, self.partitions, "read_committed")
         self.readers = [self.reader]
 
+    def ending(self) -> None:
+        """What it has only just told may be forgotten, as on Apache Kafka; on a broken disk all of it."""
+        limit_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
+        is_broken = any(fault.kind in ("full-disk", "broken-disk") for fault in self.plan.faults)
+        self.trimmer.told = [each for each in self.trimmer.told if each.at_us < limit_us and not is_broken]
+
     def recovered(self, node: Node) -> None:
-        before_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
         for told in self.trimmer.told:
             partition = node.log_manager.partitions.get(told.partition)
-            if told.at_us < before_us and (partition is None or partition.log_start_offset < told.offset):
+            if partition is None or partition.log_start_offset < told.offset:
                 text = f"{told}, and after a restart {partition and partition.log_start_offset}"
                 self.world.violate("a log start is forgotten", text)
 
