@@ -15,6 +15,7 @@ from oncelog.sim.acts import Act
 from oncelog.sim.checks import Watch, check_copies, check_history, check_log, check_outcomes
 from oncelog.sim.clients import Application, LastReader, Reader, Sender
 from oncelog.sim.faults import Fault, draw_faults, happen
+from oncelog.sim.flips import HOW, DamageReader, draw_flip, flip, written_points
 from oncelog.sim.lanes import Lanes
 from oncelog.sim.loop import PROCESS, NoRest, Process
 from oncelog.sim.remaking import Remaking
@@ -28,7 +29,7 @@ LIVENESS_SECONDS = 300.0
 """So long after the last fault everything must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
 ACTS: dict[str, type[Act]] = {each.topic: each for each in (Lanes, Remaking, Trimming)}
-ACT_CHANCE = 0.16
+ACT_CHANCE = FLIP_CHANCE = 0.16
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Plan:
     calm_ms: int
     faults: tuple[Fault, ...] = ()
     acts: tuple[str, ...] = ()
+    flip: str | None = None
+    """How the broker is when, in the end, a bit flips."""
 
 
 @dataclass
@@ -94,8 +97,24 @@ def plan_for(seed: int) -> Plan:
         # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
         faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]
     return Plan(
-        seed, broker, loses_power, partitions, senders, writers, copiers, 8, calm_ms, tuple(faults), acts
+        seed,
+        broker,
+        loses_power,
+        partitions,
+        senders,
+        writers,
+        copiers,
+        bursts=8,
+        calm_ms=calm_ms,
+        faults=tuple(faults),
+        acts=acts,
+        flip=_draw_flip(seed),
     )
+
+
+def _draw_flip(seed: int) -> str | None:
+    chance = Random(f"{seed}/flip")
+    return chance.choice(HOW) if chance.random() < FLIP_CHANCE else None
 
 
 def _draw_acts(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str, ...], list[Fault]]:
@@ -197,6 +216,31 @@ class Stage:
             self.broker.kill()
             self.broker.start_again()
             await self._until(lambda: self.broker.node is not None, "the broker does not come back")
+        if self.plan.flip is not None:
+            await self._flip_a_bit(self.plan.flip)
+
+    async def _flip_a_bit(self, how: str) -> None:
+        """When all else is checked: nothing but its reader comes after."""
+        node = self.broker.node
+        assert node is not None
+        logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
+        limits = {tp: log.log_end_offset for tp, log in logs.items()}
+        if how == "killed":
+            limits = written_points(self.broker.disk)
+        what = draw_flip(self.world.chance("flip"), logs, limits)
+        if what is None:
+            return
+        reader = DamageReader(self.world, logs[what.at], what)
+        flip(self.broker.disk, logs[what.at], what)
+        self.world.note("fault", f"flips {what}, the broker is {how}")
+        if how == "stopped":
+            await self.broker.stop()
+        elif how == "killed":
+            self.broker.kill()
+        self.broker.start_again()
+        reader.start()
+        await self._until(lambda: reader.is_done, "the damaged partition is not read to its end")
+        reader.check()
 
     async def _until(self, is_so: Callable[[], bool], otherwise: str) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
