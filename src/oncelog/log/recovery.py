@@ -122,7 +122,9 @@ def _open_segments(
             trusted = 0
         else:
             trusted = how.recovery_point
-        bad = segment.rebuild(trusted, interval)
+        bad = segment.rebuild(trusted, interval, min(how.recovery_point, next_base or how.recovery_point))
+        for position in segment.damaged:
+            reports.append(f"{disk.describe(segment.log_path)} is damaged at position {position}")
         if replay_from is None:
             # Later segments lost no more than this one did.
             replay_from = segment.transactions_from
@@ -175,11 +177,13 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
         if knows_all and segment.base_offset > start and segment.base_offset not in known:
             _snapshot_again(recovered.producers, segment.base_offset)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
-        for block in scan_headers(segment.file, position, segment.size_bytes):
-            _replay_block(recovered, segment, block, start, now_ms)
-            position = block.end
-        if position != segment.size_bytes:
-            raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
+        for begin, end in segment.whole_parts(position):
+            position = begin
+            for block in scan_headers(segment.file, begin, end):
+                _replay_block(recovered, segment, block, start, now_ms)
+                position = block.end
+            if position != end:
+                raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
 
 
 def _replay_block(
