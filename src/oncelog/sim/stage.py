@@ -232,6 +232,7 @@ class Stage:
             return
         reader = DamageReader(self.world, logs[what.at], what)
         flip(self.broker.disk, logs[what.at], what)
+        self.broker.on_recovered = lambda node: None
         self.world.note("fault", f"flips {what}, the broker is {how}")
         if how == "stopped":
             await self.broker.stop()
