@@ -26,6 +26,7 @@ from oncelog.rules import producers as producer_table
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
 from oncelog.spark import lane
+from oncelog.wire import records
 
 PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
@@ -177,8 +178,13 @@ def _delete_all(self: Any, before_offset: int | None, now_ms: int) -> int:
     return _DELETE_RECORDS(self, None, now_ms)
 
 
-def _true(*_: Any, **__: Any) -> bool:
-    return True
+def _forget_producers(self: Any, before_offset: int | None, now_ms: int) -> int:
+    self._producers.table = producer_table.ProducerTable()
+    return _DELETE_RECORDS(self, before_offset, now_ms)
+
+
+def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True) -> Any:
+    return records.decode_records(buffer, position, verify=False)
 
 
 _own_producer.count = 0  # type: ignore[attr-defined]
@@ -251,10 +257,12 @@ MUTANTS = [
         "trimmed",
     ),
     Mutant(
-        "segments go before a snapshot tells of their producers",
-        ((store.PartitionStore, "_is_safe_without", _true),),
+        "deleted records take their producers along",
+        ((partition.Partition, "delete_records", _forget_producers),),
         "trimmed",
     ),
+    Mutant("damage is taken for a torn tail", ((segment.Segment, "_behind", _nothing),), "flip"),
+    Mutant("a reader does not look at checksums", ((fetching, "decode_records", _decode_all),), "flip"),
 ]
 """In the order of a record's way."""
 NOT_CAUGHT = {
@@ -267,7 +275,7 @@ def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
     """The first seed that notices, and what it notices; None when none does."""
     for seed in range(seed_count):
         plan = plan_for(seed)
-        if mutant.act not in (None, *plan.acts):
+        if mutant.act not in (None, *plan.acts, plan.flip and "flip"):
             continue
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:

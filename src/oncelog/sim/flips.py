@@ -58,7 +58,10 @@ def draw_flip(
         return None
     at, header = chance.choice(batches)
     covered = range(_COVERED, header.size_bytes)
-    position = chance.choice(chance.choice((_LENGTH, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
+    # A last batch that claims another length looks as if it had been torn, and a start cuts it off.
+    is_last = header.last_offset + 1 == logs[at].log_end_offset
+    length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
+    position = chance.choice(chance.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
     return Flip(at, header, position, chance.randrange(8))
 
 
