@@ -119,15 +119,15 @@ class GroupCoordinator:
             heapq.heappush(self._due, (due_ms, group.group_id))
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
-        index = self.topic.partition_of(group.group_id)
+        index, mark = self.topic.partition_of(group.group_id), group.mark
         try:
             written = [self.topic.append(index, [encode_group(group)], now_ms)]
         except BrokerError as error:
-            group.saved(error, now_ms)
+            group.saved(error, mark, now_ms)
             return
 
         def on_durable(error: BrokerError | None) -> None:
-            group.saved(error, now_ms)
+            group.saved(error, mark, now_ms)
             if group.is_unsaved:
                 self.settle(group, now_ms)
 

@@ -251,10 +251,18 @@ class ClassicGroup(Roster):
                 each.assignment = assignments.get(each.member_id, b"")
             self.is_unsaved = True
 
-    def saved(self, error: BrokerError | None, now_ms: int) -> None:
-        """The group is stored, or could not be; those that wait for an assignment are told."""
+    @property
+    def mark(self) -> tuple[int, bool]:
+        """What there is to store: of which generation, and whether its leader has brought the assignments."""
+        leader = self.members.get(self.leader_id or "")
+        return self.generation_id, leader is not None and leader.has_synced
+
+    def saved(self, error: BrokerError | None, mark: tuple[int, bool], now_ms: int) -> None:
+        """The group is stored as of `mark`, or could not be; those that wait for an assignment are told."""
+        if mark != self.mark:
+            return  # what came since is still to be stored
         self.is_unsaved = False
-        if self.state is not GroupState.COMPLETING_REBALANCE:
+        if self.state is not GroupState.COMPLETING_REBALANCE or not mark[1]:
             return
         if error is None:
             self._enter(GroupState.STABLE, now_ms, None)
