@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from oncelog.broker import admission, flushing, groups, offsets, producer_ids, transactions
+from oncelog.broker import admission, flushing, groups, offsets, producer_ids, topics, transactions
 from oncelog.client import fetching
+from oncelog.edge import admin, producer
 from oncelog.errors import KafkaStorageError
-from oncelog.log import compacted, index, partition, recovery, segment, snapshot, store
+from oncelog.log import compacted, index, manager, partition, recovery, segment, snapshot, store
 from oncelog.rules import append, marker, sending, transaction
+from oncelog.rules import lane as lane_rules
 from oncelog.rules import producers as producer_table
 from oncelog.sim import checks
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
 from oncelog.sim.world import World
+from oncelog.spark import lane
+from oncelog.wire import records
 
 PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
@@ -37,10 +41,13 @@ Patch = tuple[Any, str, Any]
 
 
 class Mutant(NamedTuple):
-    """`world`: what else is other than usual; without `patches` nothing may be violated there."""
+    """`act`: only seeds that play it can notice. `world`: what else is other than usual; without `patches`
+    nothing may be violated there.
+    """
 
     name: str
     patches: tuple[Patch, ...]
+    act: str | None = None
     world: tuple[Patch, ...] = ()
 
 
@@ -187,6 +194,55 @@ def _violate_all_but_memory(self: Any, rule: str, text: str) -> None:
         _VIOLATE(self, rule, text)
 
 
+def _marker_apart(self: Any, offsets: Any, group: str, timeout: float | None = None) -> None:
+    with admin.Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as other:
+        other.alter_group_offsets(group, offsets)
+
+
+def _write_always(*_: Any, **__: Any) -> Any:
+    return lane_rules.Write()
+
+
+def _own_producer(settings: Any) -> Any:
+    _own_producer.count += 1  # type: ignore[attr-defined]
+    name = f"{settings['transactional.id']}-{_own_producer.count}"  # type: ignore[attr-defined]
+    return producer.Producer({**settings, "transactional.id": name})
+
+
+def _keep_files(self: Any, doomed: Any) -> None:
+    for at in doomed:
+        self.partitions.pop(at).abandon()
+
+
+def _any_id(disk: Any, directory: str, topic_id: bytes | None) -> bytes | None:
+    return topic_id
+
+
+def _named_id(self: Any, name: str, topic_id: bytes, overrides: dict[str, str]) -> Any:
+    return _NEW_TOPIC(self, name, name.encode().ljust(16), overrides)
+
+
+def _no_log_starts(disk: Any, path: str) -> dict[Any, int]:
+    return {} if path == manager.LOG_STARTS else _READ_OFFSETS(disk, path)
+
+
+def _delete_all(self: Any, before_offset: int | None, now_ms: int) -> int:
+    return _DELETE_RECORDS(self, None, now_ms)
+
+
+def _forget_producers(self: Any, before_offset: int | None, now_ms: int) -> int:
+    self._producers.table = producer_table.ProducerTable()
+    return _DELETE_RECORDS(self, before_offset, now_ms)
+
+
+def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True) -> Any:
+    return records.decode_records(buffer, position, verify=False)
+
+
+_own_producer.count = 0  # type: ignore[attr-defined]
+_NEW_TOPIC = topics.Topics._new_topic
+_READ_OFFSETS = manager.read_offsets
+_DELETE_RECORDS = partition.Partition.delete_records
 _FIND = append._find_remembered
 _LOAD = snapshot.Snapshots.load_newest
 _PACK = producer_table.pack_entry
@@ -254,6 +310,34 @@ MUTANTS = [
         ((_SEQUENCES, "may_number", _count_unacknowledged),),
     ),
     Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", _false),), world=FORGETFUL),
+    Mutant(
+        "a lane's marker is not in its transaction",
+        ((producer.Producer, "send_offsets_to_transaction", _marker_apart),),
+        "lanes",
+    ),
+    Mutant(
+        "a lane is written without a look at its marker", ((lane, "decide_lane", _write_always),), "lanes"
+    ),
+    Mutant("a lane's attempts do not fence each other", ((lane, "Producer", _own_producer),), "lanes"),
+    Mutant(
+        "a deleted topic's data is in the new one",
+        ((manager.LogManager, "delete_partitions", _keep_files), (store, "_check_topic_id", _any_id)),
+        "remade",
+    ),
+    Mutant("a topic's id comes from its name", ((topics.Topics, "_new_topic", _named_id),), "remade"),
+    Mutant("log starts are forgotten at a restart", ((manager, "read_offsets", _no_log_starts),), "trimmed"),
+    Mutant(
+        "more is deleted than was asked for",
+        ((partition.Partition, "delete_records", _delete_all),),
+        "trimmed",
+    ),
+    Mutant(
+        "deleted records take their producers along",
+        ((partition.Partition, "delete_records", _forget_producers),),
+        "trimmed",
+    ),
+    Mutant("damage is taken for a torn tail", ((segment.Segment, "_behind", _nothing),), "flip"),
+    Mutant("a reader does not look at checksums", ((fetching, "decode_records", _decode_all),), "flip"),
 ]
 """In the order of a record's way."""
 NOT_CAUGHT: dict[str, str] = {}
@@ -263,6 +347,9 @@ NOT_CAUGHT: dict[str, str] = {}
 def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
     """The first seed that notices, and what it notices; None when none does."""
     for seed in range(seed_count):
+        plan = plan_for(seed)
+        if mutant.act not in (None, *plan.acts, plan.flip and "flip"):
+            continue
         violations = violated(seed, mutant.world + mutant.patches)
         if violations and not (mutant.world and violated(seed, mutant.world)):
             return seed, rule_of(violations[0])

@@ -267,6 +267,21 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
     assert consumer.position(T0) == 2
 
 
+def test_a_damaged_marker_is_an_error() -> None:
+    """Taken for the other kind of marker, it would hide the next transaction, or show an aborted one."""
+    consumer, call = started()
+    marker = bytearray(encode_end_marker(7, 0, True, 0, 0))
+    stamp(marker, 0, 1, 0)
+    marker[-9] ^= 1
+    consumer.on_response(call, answer((T0, bytes(batch(0, b"a")) + marker)), 1.0, 0)
+    assert values(consumer) == [b"a"]
+    call = only_call(consumer)
+    assert asked_offset(call) == 1
+    consumer.on_response(call, answer((T0, bytes(marker))), 1.0, 0)
+    with pytest.raises(CorruptMessage, match=r"t-0 at offset 1"):
+        consumer.raise_error()
+
+
 def test_check_crcs_off_reads_a_batch_with_a_wrong_checksum() -> None:
     consumer, call = started(**{"check.crcs": False})
     damaged = bytearray(batch(0, b"b" * 50))

@@ -147,6 +147,30 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
     assert partition.recovery_point == 12
 
 
+@pytest.mark.parametrize("position", [-1, 10, 16, 20], ids=["record", "length", "format", "checksum"])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: int) -> None:
+    """Found by the simulator: one flipped bit, an index made again, and all that followed was cut off."""
+    disk, large = MemoryDisk(), config(index_interval_bytes=100)
+    partition = open_partition(disk, large)
+    size = len(batch(0, pid=1))
+    for number in range(6):
+        put(partition, batch(number, pid=1))
+    partition.flush()
+    point = partition.recovery_point
+    disk = disk.after_kill()
+    name = _names(disk, ".log")[0]
+    _corrupt(disk, name, 3 * size - 1 if position < 0 else 2 * size + position)
+    disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
+    for _ in range(2):
+        again = open_partition(disk, large, recovery_point=point, clean_shutdown=clean)
+        assert clean or "is damaged at position" in str(again.recovery_reports)
+        assert (again.log_end_offset, disk.open(f"{TP}/{name}").size()) == (6, 6 * size)
+        assert again.read(3, 1 << 20).next_offset == 6 and put(again, batch(5, pid=1)).is_duplicate
+        disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
+        disk = disk.after_kill()
+
+
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("damage", ["missing", "corrupt"])

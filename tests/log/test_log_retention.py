@@ -109,6 +109,27 @@ def test_producers_are_remembered_though_their_records_are_deleted() -> None:
     assert put(partition, batch(1)).base_offset == 1
 
 
+def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
+    """Found by the simulator: what was left of the log was read, and a newer snapshot not looked at."""
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    for number in range(13):
+        put(partition, batch(number))
+    partition.delete_records(9, NOW_MS)
+    partition.flush()
+    before, point = partition.describe_producers(), partition.recovery_point
+    disk = disk.after_kill()
+    for name in [name for name in disk.list(str(TP)) if name.startswith(f"{9:020d}.")]:
+        if not name.endswith((".log", "index")):
+            disk.remove(f"{TP}/{name}")
+    disk.replace(f"{TP}/{9:020d}.timeindex", b"damaged")
+    for _ in range(2):
+        again = open_partition(disk, small, recovery_point=point, log_start_offset=9)
+        assert again.recovery_reports and again.describe_producers() == before
+        disk.replace(f"{TP}/{9:020d}.timeindex", b"damaged")
+        disk = disk.after_kill()
+
+
 def test_settings_change_while_open() -> None:
     partition = _filled(3)
     partition.reconfigure(config(segment_bytes=100 * SIZE))

@@ -8,7 +8,13 @@ import pytest
 
 from oncelog.errors import GroupMaxSizeReached
 from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import GroupState, JoinAnswer, JoinRequest, common_protocols
+from oncelog.rules.group_member import (
+    GroupState,
+    JoinAnswer,
+    JoinRequest,
+    SyncAnswer,
+    common_protocols,
+)
 
 OFFERS = ["a", "b", "ab", "ba", "bc", "abc", ""]
 
@@ -59,3 +65,25 @@ def test_a_group_whose_members_are_all_there_is_full() -> None:
     assert late.error_code == GroupMaxSizeReached.code
     (repeated,) = join(group, "", member_id="second")
     assert repeated.error_code == 0
+
+
+def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
+    """Found by the simulator (seed 200): the group was stored as empty, slowly, and one joined meanwhile.
+
+    It was then taken for settled, and its only member had no partitions for ever.
+    """
+    group = ClassicGroup("g", 0)
+    join(group, "first")
+    group.leave("first", None, 0)
+    assert group.state is GroupState.EMPTY and group.is_unsaved
+    stored_empty = group.mark
+    join(group, "second")
+    for mark in (stored_empty, group.mark):
+        group.saved(None, mark, 0)
+        assert group.state is GroupState.COMPLETING_REBALANCE
+    told: list[SyncAnswer] = []
+    group.sync("second", None, group.generation_id, ("consumer", "a"), {"second": b"all"}, 0, told.append)
+    group.saved(None, stored_empty, 0)
+    assert not told and group.is_unsaved
+    group.saved(None, group.mark, 0)
+    assert [each.assignment for each in told] == [b"all"] and group.state is GroupState.STABLE

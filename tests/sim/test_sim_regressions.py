@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.sim.clients import QUICK
 from oncelog.sim.world import BrokerHost, Host, Listening, World
+from oncelog.types import TopicPartition
 
 
 def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
@@ -85,3 +87,31 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
     for each in reading:
         assert world.loop.run_until(each, 60_000_000) and each.exception() is None
     assert sorted(held) == ["first", "later"] and set().union(*held.values()) == {0, 1}
+
+
+def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transaction_is_complete() -> None:
+    """One disk write failed; the markers of the other partitions were not waited for when it was repeated."""
+    world = World(1)
+    broker = BrokerHost(world, {"num.partitions": 1, "log.flush.interval.messages": 1})
+    broker.start()
+    unsynced: list[int] = []
+
+    async def produce() -> None:
+        producer = AsyncProducer({**QUICK, "transactional.id": "t"})
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        for topic in ("a", "b"):
+            await (await producer.send(topic, b"v"))
+        broker.disk.errors["write", "b-0/00000000000000000000.log"] = errno.EIO
+        committing = asyncio.ensure_future(producer.commit_transaction())
+        await asyncio.sleep(1.0)
+        broker.disk.errors.clear()
+        await committing
+        await asyncio.sleep(30.0)
+        assert broker.node is not None
+        logs = broker.node.log_manager.partitions
+        unsynced.extend(logs[TopicPartition(topic, 0)].unflushed_record_count for topic in ("a", "b"))
+
+    done = Host(world, "client").run(produce)
+    assert world.loop.run_until(done, 60_000_000) and done.exception() is None
+    assert unsynced == [0, 0]

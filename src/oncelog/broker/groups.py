@@ -120,16 +120,16 @@ class GroupCoordinator:
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
         # Taken back now: a rebalance that begins before this is durable must not find it set.
-        group.is_unsaved, generation_id = False, group.generation_id
+        group.is_unsaved, mark = False, group.mark
         index = self.topic.partition_of(group.group_id)
         try:
             written = [self.topic.append(index, [encode_group(group)], now_ms)]
         except BrokerError as error:
-            group.saved(generation_id, error, now_ms)
+            group.saved(error, mark, now_ms)
             return
 
         def on_durable(error: BrokerError | None) -> None:
-            group.saved(generation_id, error, now_ms)
+            group.saved(error, mark, now_ms)
             if group.is_unsaved:
                 self.settle(group, now_ms)
 

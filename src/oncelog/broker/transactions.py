@@ -82,6 +82,9 @@ class TransactionCoordinator:
         )
         self._entries: dict[str, TransactionEntry] = {}
         self._unfinished: dict[str, set[TopicPartition]] = {}
+        """Where a marker is still to be written, by transactional id."""
+        self._marked: dict[str, list[Written]] = {}
+        """And the markers that are written, perhaps in an earlier attempt, and not durable yet."""
 
     # Requests
 
@@ -267,18 +270,18 @@ class TransactionCoordinator:
             self._coordinator_epoch(transactional_id),
             entry.state is TransactionState.PREPARE_COMMIT,
         )
-        done = []
+        marked = self._marked.setdefault(transactional_id, [])
         for at in sorted(remaining):
             try:
-                done.append(write_marker(self._node, at, marker, now_ms))
+                marked.append(write_marker(self._node, at, marker, now_ms))
             except _GONE:
                 pass
             except BrokerError:
                 continue  # `retry_markers` comes back to it
             remaining.discard(at)
         if not remaining:
-            del self._unfinished[transactional_id]
-            when_durable(self._node, done, partial(self._complete, entry, now_ms))
+            del self._unfinished[transactional_id], self._marked[transactional_id]
+            when_durable(self._node, marked, partial(self._complete, entry, now_ms))
 
     def _complete(self, prepared: TransactionEntry, now_ms: int, error: BrokerError | None) -> None:
         if error is not None:

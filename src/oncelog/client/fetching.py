@@ -121,8 +121,9 @@ def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolati
             abort = header.is_control and _is_abort_marker(piece.records, position)
             placed.append(PlacedBatch(position, header, judge.decide(header, is_abort_marker=abort)))
     except (CorruptMessage, InvalidRecord) as error:
-        where = placed[-1].header.last_offset + 1 if placed else fetch_offset
-        raise type(error)(f"{piece.tp} at offset {where}: {error.detail}") from error
+        if placed:
+            return placed  # what is whole comes first; the next fetch begins with the damage
+        raise type(error)(f"{piece.tp} at offset {fetch_offset}: {error.detail}") from error
     if len(piece.records) and not placed:
         raise PeerError(
             f"{piece.tp}: the broker sent {len(piece.records)} bytes for offset {fetch_offset} "
@@ -132,7 +133,8 @@ def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolati
 
 
 def _is_abort_marker(records: memoryview, position: int) -> bool:
-    control = decode_control(records, position, verify=False)
+    """Always checked: a marker that says the contrary would hide what comes after it."""
+    control = decode_control(records, position)
     return control is not None and control.type is ControlType.ABORT
 
 

@@ -26,9 +26,9 @@ from oncelog.client.admin_types import (
     TopicOutcome,
 )
 from oncelog.client.offsets import OffsetSpec
+from oncelog.edge import machine
 from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.edge.coordination import Coordination
-from oncelog.edge.loop import LoopThread
 from oncelog.edge.permissions import Permissions
 from oncelog.edge.quotas import Quotas
 from oncelog.settings import Settings
@@ -72,7 +72,7 @@ class Admin(Coordination, Permissions, Quotas):
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._async = AsyncAdmin(config, **settings)
-        self._thread = LoopThread("oncelog-admin")
+        self._thread = machine.current().loop_thread("oncelog-admin")
 
     @property
     def settings(self) -> Settings:

@@ -8,7 +8,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from oncelog.errors import MisuseError, TimedOut
 
@@ -32,6 +32,23 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
+
+
+class ClientThread(Protocol):
+    """What the blocking faces need of the thread that carries their asyncio ones; see LoopThread."""
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T: ...
+
+    def wait_for(
+        self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None
+    ) -> bool: ...
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class LoopThread:
@@ -107,6 +124,10 @@ class LoopThread:
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+    def wait_for(self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None) -> bool:
+        """Holding the lock of `told`, wait until something is so; false after `timeout` seconds."""
+        return told.wait_for(is_so, timeout)
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop's thread, soon; calls keep their order."""

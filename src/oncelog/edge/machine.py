@@ -1,4 +1,4 @@
-"""What the edge takes from its machine besides files and sockets: time and chance.
+"""What the edge takes from its machine besides files and sockets: time, chance and threads.
 
 Whoever needs it asks `current()` when it is made, as it asks asyncio for the running loop, and keeps what it
 got: there is one real machine, and the simulator gives every process it runs one of its own.
@@ -12,6 +12,8 @@ import uuid
 from contextvars import ContextVar
 from typing import Protocol
 
+from oncelog.edge.loop import ClientThread, LoopThread
+
 
 class Chance(Protocol):
     """The part of `random.Random` that is used."""
@@ -24,7 +26,7 @@ class Chance(Protocol):
 
 
 class Machine(Protocol):
-    """Clocks and dice."""
+    """Clocks, dice, and threads for the clients' blocking faces."""
 
     @property
     def chance(self) -> Chance: ...
@@ -45,6 +47,10 @@ class Machine(Protocol):
         """16 bytes that nobody else has."""
         ...
 
+    def loop_thread(self, name: str) -> ClientThread:
+        """A new one, for one client."""
+        ...
+
 
 class RealMachine:
     """The machine that this process runs on."""
@@ -53,6 +59,7 @@ class RealMachine:
     wall_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(time.monotonic_ns)
     work_seconds = staticmethod(time.perf_counter)
+    loop_thread = staticmethod(LoopThread)
 
     @staticmethod
     def new_uuid() -> bytes:

@@ -15,9 +15,9 @@ from typing import Any, Self
 from oncelog.client.producer_batch import RECORD_OVERHEAD_BYTES, Callback, Outcome, Row, row_size_bytes
 from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
 from oncelog.config import PRODUCER
+from oncelog.edge import machine
 from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
-from oncelog.edge.loop import LoopThread
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.producer_sender import Sender, make_row
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
@@ -193,7 +193,7 @@ class Producer(TransactionalCalls):
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self.settings, self.options = prepare(config, settings)
-        self._thread = LoopThread("oncelog-producer")
+        self._thread = machine.current().loop_thread("oncelog-producer")
         self._driver: ProducerDriver = self._thread.run(self._make_driver())
         self._transactions = session_of(self._driver)
         self._sender = Sender(self._driver)
@@ -292,7 +292,8 @@ class Producer(TransactionalCalls):
             raise _no_room(self.options)  # a callback that waits would stop what it waits for
         self._thread.call_soon(self._driver.wake)
         seconds = self.options.max_block_ms / 1000
-        if not self._driver.settled.wait_for(lambda: self._driver.core.has_room(size_bytes), seconds):
+        core, settled = self._driver.core, self._driver.settled
+        if not self._thread.wait_for(settled, lambda: core.has_room(size_bytes), seconds):
             raise _no_room(self.options)
 
     def send_many(
@@ -357,7 +358,8 @@ class Producer(TransactionalCalls):
         with self._driver.lock:
             self._driver.core.flush()
             self._thread.call_soon(self._driver.wake)
-            if not self._driver.settled.wait_for(lambda: self._driver.core.is_idle, timeout):
+            core, settled = self._driver.core, self._driver.settled
+            if not self._thread.wait_for(settled, lambda: core.is_idle, timeout):
                 raise TimedOut(f"records are still under way after {timeout:g} s")
 
     def metrics(self) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncelog.client.producer_options import ProducerOptions
+from oncelog.edge import machine
 from oncelog.errors import MisuseError
 from oncelog.wire.columns import arrow_to_batches
 
@@ -90,7 +90,7 @@ def _encode(rows: Any, options: ProducerOptions, partition: int) -> Iterator[Enc
 
 def _times(rows: Any) -> Any:
     if "timestamp" not in rows.schema.names:
-        return time.time_ns() // 1_000_000
+        return machine.current().wall_ns() // 1_000_000
     column = rows.column("timestamp")
     if pa.types.is_timestamp(column.type):
         column = pc.cast(column, pa.timestamp("ms", tz=column.type.tz), safe=False)

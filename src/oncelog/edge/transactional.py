@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-from oncelog.edge.loop import LoopThread
+from oncelog.edge.loop import ClientThread
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, OncelogError
@@ -38,7 +38,7 @@ class TransactionalCalls:
     call is not possible in the session's state, and the session's error when it cannot go on.
     """
 
-    _thread: LoopThread
+    _thread: ClientThread
     _transactions: Transactions | None
 
     def init_transactions(self, timeout: float | None = None) -> None:

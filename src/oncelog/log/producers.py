@@ -22,6 +22,7 @@ from oncelog.rules.producers import (
     append_time_ms,
     has_open_transaction,
     unpack_entry,
+    with_older,
 )
 from oncelog.rules.stability import stable_offset_after
 from oncelog.types import Origin
@@ -75,10 +76,13 @@ class PartitionProducers:
         self._wanted: _Wanted | None = None
 
     def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
-        """Take over a snapshot, less what expired meanwhile and what is known already."""
+        """Take over a snapshot, less what expired meanwhile; of who is known already, what came before."""
         entries = snapshot.producers
         if len(self.table):
-            entries = {pid: packed for pid, packed in entries.items() if self.table.get(pid) is None}
+            known = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
+            for producer_id, entry in known.items():
+                self.table.put(producer_id, with_older(entry, unpack_entry(entries[producer_id])))
+            entries = {pid: packed for pid, packed in entries.items() if pid not in known}
         entries = {
             producer_id: packed
             for producer_id, packed in entries.items()

@@ -122,7 +122,9 @@ def _open_segments(
             trusted = 0
         else:
             trusted = how.recovery_point
-        bad = segment.rebuild(trusted, interval)
+        bad = segment.rebuild(trusted, interval, min(how.recovery_point, next_base or how.recovery_point))
+        for position in segment.damaged:
+            reports.append(f"{disk.describe(segment.log_path)} is damaged at position {position}")
         if replay_from is None:
             # Later segments lost no more than this one did.
             replay_from = segment.transactions_from
@@ -163,22 +165,25 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     if snapshot is not None:
         producers.load(snapshot, expired_before_ms)
         start = snapshot.offset
-    _replay(recovered, start, how.now_ms)
+    _replay(recovered, start, how.now_ms, knows_all=later is None)
     if later is not None:
         producers.load(later, expired_before_ms)
 
 
-def _replay(recovered: Recovered, start: int, now_ms: int) -> None:
+def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:
+    """`knows_all`: nothing that was deleted is missing, so that lost snapshots can be made again."""
     known = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
-        if segment.base_offset > start and segment.base_offset not in known:
+        if knows_all and segment.base_offset > start and segment.base_offset not in known:
             _snapshot_again(recovered.producers, segment.base_offset)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
-        for block in scan_headers(segment.file, position, segment.size_bytes):
-            _replay_block(recovered, segment, block, start, now_ms)
-            position = block.end
-        if position != segment.size_bytes:
-            raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
+        for begin, end in segment.whole_parts(position):
+            position = begin
+            for block in scan_headers(segment.file, begin, end):
+                _replay_block(recovered, segment, block, start, now_ms)
+                position = block.end
+            if position != end:
+                raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
 
 
 def _replay_block(

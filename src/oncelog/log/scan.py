@@ -11,7 +11,7 @@ import numpy as np
 from oncelog.errors import BrokerError
 from oncelog.log.disk import File
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
-from oncelog.wire.header import LOG_OVERHEAD_BYTES
+from oncelog.wire.header import LOG_OVERHEAD_BYTES, MAGIC
 
 CHUNK_BYTES = 1 << 20
 FIRST_CHUNK_BYTES = 1 << 12
@@ -38,6 +38,8 @@ HEADERS = np.dtype(
 )
 """A batch header as a row of columns."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
+_BASE_AND_LENGTH = struct.Struct(">qi")
+_MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 
 
 class FoundBatch(NamedTuple):
@@ -102,6 +104,26 @@ def scan(
             return
         yield tuple.__new__(FoundBatch, (position, header, view, start))
         position += size
+
+
+def find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
+    """Where, from a position on, a batch begins that is whole; None without one.
+
+    Only to find the way behind a damage: it looks at every byte.
+    """
+    while position + HEADER_BYTES <= end:
+        chunk = file.pread(min(CHUNK_BYTES, end - position), position)
+        at = chunk.find(_MAGIC, _MAGIC_POSITION)
+        while at >= 0:
+            begin = position + at - _MAGIC_POSITION
+            base_offset, length = _BASE_AND_LENGTH.unpack_from(chunk, at - _MAGIC_POSITION)
+            if base_offset >= least_offset and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
+                found = next(scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True), None)
+                if isinstance(found, FoundBatch):
+                    return begin
+            at = chunk.find(_MAGIC, at + 1)
+        position += max(len(chunk) - _MAGIC_POSITION, 1)
+    return None
 
 
 class HeaderBlock(NamedTuple):

@@ -5,16 +5,21 @@ Source: Kafka's LogSegment.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+
 from oncelog.errors import StorageError
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
-from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.scan import BadBatch, FoundBatch, find_batch, scan
 from oncelog.wire.batch import BatchHeader
+from oncelog.wire.header import LOG_OVERHEAD_BYTES
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
 MAX_RELATIVE_OFFSET = 2**31 - 1
+_LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -59,6 +64,8 @@ class Segment:
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
+        self.damaged: dict[int, int] = {}
+        """Positions of batches that are bad though synced, and where the log goes on."""
 
     @classmethod
     def create(cls, disk: Disk, directory: str, base_offset: int, now_ms: int, ending: str = "") -> Segment:
@@ -142,18 +149,53 @@ class Segment:
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
 
-    def rebuild(self, trusted_offset: int, index_interval_bytes: int) -> BadBatch | None:
+    def rebuild(
+        self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0
+    ) -> BadBatch | None:
         """Check every batch from `trusted_offset` on and index it again; cut the file at the first bad one.
 
         Nothing below `trusted_offset` (already on disk for sure) is read again, as far as the index
         reaches; an offset at or below the base trusts nothing. Afterwards `transactions_from` is set.
-        Returns what was cut.
+        Below `sure_offset` all was synced: what is bad there is a damage and no torn tail. It stays, for its
+        readers to be told, and so does what follows. Returns what was cut.
         """
         self._load_trusted(trusted_offset)
         bad = self._walk_from_index(index_interval_bytes, verify=True)
+        while bad is not None and self.end_offset < sure_offset:
+            follower = self._behind(bad.position)
+            if follower is None:
+                break
+            self.damaged[bad.position] = follower
+            if follower == self.size_bytes:
+                self.end_offset = sure_offset
+                return None
+            self._unindexed_bytes = index_interval_bytes + 1  # who reads on from there needs an entry
+            bad = self._walk(follower, index_interval_bytes, verify=True)
         if bad is not None:
             self.cut(bad.position)
         return bad
+
+    def _behind(self, position: int) -> int | None:
+        """Where the log goes on behind a damage; None if there is nothing whole."""
+        claimed = self.file.pread(_LENGTH.size, position + _LENGTH_POSITION)
+        length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
+        claimed_end = position + length + LOG_OVERHEAD_BYTES
+        if claimed_end == self.size_bytes:
+            return claimed_end
+        if position < claimed_end < self.size_bytes:
+            found = next(scan(self.file, claimed_end, self.size_bytes, verify=True), None)
+            if isinstance(found, FoundBatch) and found.header.base_offset > self.end_offset:
+                return claimed_end
+        return find_batch(self.file, position + 1, self.size_bytes, self.end_offset + 1)
+
+    def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
+        """From a position on, where to and where from again: all but what is known to be damaged."""
+        for begin, end in sorted(self.damaged.items()):
+            if position < begin:
+                yield position, begin
+            position = max(position, end)
+        if position < self.size_bytes:
+            yield position, self.size_bytes
 
     def _load_trusted(self, trusted_offset: int) -> None:
         self._index, self._times = self._trusted_indexes(trusted_offset)
@@ -197,7 +239,11 @@ class Segment:
             self.max_timestamp_ms = last_time[0]
             self.max_timestamp_offset = self.base_offset + last_time[1]
         last = self.index.last()
-        for found in scan(self.file, last[1] if last else 0, self.size_bytes, verify=verify):
+        return self._walk(last[1] if last else 0, index_interval_bytes, verify=verify)
+
+    def _walk(self, position: int, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
+        last = self.index.last()
+        for found in scan(self.file, position, self.size_bytes, verify=verify):
             if isinstance(found, BadBatch):
                 return found
             header = found.header

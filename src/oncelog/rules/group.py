@@ -251,11 +251,18 @@ class ClassicGroup(Roster):
                 each.assignment = assignments.get(each.member_id, b"")
             self.is_unsaved = True
 
-    def saved(self, generation_id: int, error: BrokerError | None, now_ms: int) -> None:
-        """The group is stored as it was in that generation, or could not be; those that wait for their
-        assignment in it are told. A later generation waits for its own.
+    @property
+    def mark(self) -> tuple[int, bool]:
+        """What there is to store: of which generation, and whether its leader has brought the assignments."""
+        leader = self.members.get(self.leader_id or "")
+        return self.generation_id, leader is not None and leader.has_synced
+
+    def saved(self, error: BrokerError | None, mark: tuple[int, bool], now_ms: int) -> None:
+        """The group is stored as of `mark`, or could not be; those that wait for an assignment are told.
+
+        What came since is stored by itself.
         """
-        if generation_id != self.generation_id or self.state is not GroupState.COMPLETING_REBALANCE:
+        if mark != self.mark or self.state is not GroupState.COMPLETING_REBALANCE or not mark[1]:
             return
         if error is None:
             self._enter(GroupState.STABLE, now_ms, None)

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from oncelog.rules.append import ProducerEntry, RememberedBatch
+from oncelog.rules.append import REMEMBERED_BATCHES, ProducerEntry, RememberedBatch
 
 SHARD_ENTRIES = 680
 """Idle entries per shard on average; shards of even ids have up to twice that, which a dict just holds
@@ -109,6 +109,15 @@ def unpack_entry(data: bytes) -> ProducerEntry:
     batches.reverse()
     epoch = None if flags & _NO_EPOCH else epoch
     return ProducerEntry(epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, tuple(batches))
+
+
+def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
+    """`entry` of a log whose beginning was deleted, with the batches of that part; `earlier` knew them."""
+    if earlier.producer_epoch != entry.producer_epoch:
+        return entry
+    first_offset = entry.batches[0].last_offset if entry.batches else None
+    older = [each for each in earlier.batches if first_offset is None or each.last_offset < first_offset]
+    return entry._replace(batches=(*older, *entry.batches)[-REMEMBERED_BATCHES:])
 
 
 def has_open_transaction(packed: bytes) -> bool:

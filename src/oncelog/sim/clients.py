@@ -57,6 +57,9 @@ class Call:
 class Application(Host):
     """A host whose processes do `work` until it is done. `session`: changes where its order begins anew."""
 
+    keeps_producers = True
+    """Whether the topic it sends to remembers its producers, as all do but those that are deleted."""
+
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.chance = world.chance(f"application {name}")
@@ -111,7 +114,7 @@ class Application(Host):
                 self.end(call, Outcome.UNKNOWN)
                 is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
                 # Behind a batch that was given up, and never came, there rightly is a gap.
-                if is_gap and (call.session, item.partition) not in self.given_up:
+                if is_gap and self.keeps_producers and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
                 self.given_up.add((call.session, item.partition))
             elif error is not None:

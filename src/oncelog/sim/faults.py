@@ -72,7 +72,7 @@ async def stop_broker(stage: Stage, fault: Fault) -> None:
 
 
 async def kill_client(stage: Stage, fault: Fault) -> None:
-    host = stage.applications[fault.target]
+    host = stage.world.hosts[fault.target]
     host.kill()
     await _span(fault)
     host.start_again()

@@ -1,10 +1,11 @@
-"""The clocks and dice of one simulated process."""
+"""The clocks, dice and threads of one simulated process."""
 
 from __future__ import annotations
 
 from random import Random
 
 from oncelog.sim.loop import SimLoop
+from oncelog.sim.threads import SimLoopThread
 
 EPOCH_NS = 1_767_225_600 * 10**9
 """1 January 2026, when every simulation begins."""
@@ -32,3 +33,6 @@ class SimMachine:
 
     def new_uuid(self) -> bytes:
         return self.chance.randbytes(16)
+
+    def loop_thread(self, name: str) -> SimLoopThread:
+        return SimLoopThread(self._loop)

@@ -11,11 +11,16 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.node import Node
+from oncelog.sim.acts import Act
 from oncelog.sim.checks import Watch, check_copies, check_history, check_log, check_outcomes
 from oncelog.sim.clients import Application, LastReader, Reader, Sender
 from oncelog.sim.faults import Fault, draw_faults, happen
+from oncelog.sim.flips import HOW, DamageReader, draw_flip, flip, written_points
+from oncelog.sim.lanes import Lanes
 from oncelog.sim.loop import PROCESS, NoRest, Process
+from oncelog.sim.remaking import Remaking
 from oncelog.sim.transactors import Copier, Writer
+from oncelog.sim.trimming import KEPT_SECONDS, Trimming
 from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
 from oncelog.types import TopicPartition
 
@@ -23,6 +28,8 @@ LOOK_SECONDS = 1.0
 LIVENESS_SECONDS = 300.0
 """So long after the last fault everything must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
+ACTS: dict[str, type[Act]] = {each.topic: each for each in (Lanes, Remaking, Trimming)}
+ACT_CHANCE = FLIP_CHANCE = 0.16
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,9 @@ class Plan:
     calm_ms: int
     group_protocol: str
     faults: tuple[Fault, ...] = ()
+    acts: tuple[str, ...] = ()
+    flip: str | None = None
+    """How the broker is when, in the end, a bit flips."""
 
 
 @dataclass
@@ -86,10 +96,11 @@ def plan_for(seed: int, fault_count: int | None = None) -> Plan:
     drawn_count = chance.choice((2, 5, 10, 20))
     count = drawn_count if fault_count is None else fault_count
     faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    acts, more_faults = _draw_acts(seed, calm_ms, loses_power=loses_power)
+    faults = sorted(faults + more_faults)
     if broker["oncelog.transaction.version"] == 0:
         # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
         faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]
-    group_protocol = "consumer" if Random(f"{seed}/groups").random() < 0.4 else "classic"
     return Plan(
         seed,
         broker,
@@ -98,11 +109,29 @@ def plan_for(seed: int, fault_count: int | None = None) -> Plan:
         senders,
         writers,
         copiers,
-        8,
-        calm_ms,
-        group_protocol,
-        tuple(faults),
+        bursts=8,
+        calm_ms=calm_ms,
+        group_protocol="consumer" if Random(f"{seed}/groups").random() < 0.4 else "classic",
+        faults=tuple(faults),
+        acts=acts,
+        flip=_draw_flip(seed),
     )
+
+
+def _draw_flip(seed: int) -> str | None:
+    chance = Random(f"{seed}/flip")
+    return chance.choice(HOW) if chance.random() < FLIP_CHANCE else None
+
+
+def _draw_acts(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str, ...], list[Fault]]:
+    """With dice of their own: a seed without any is what it would be if there were none."""
+    chance = Random(f"{seed}/acts")
+    acts = (chance.choice(list(ACTS)),) if chance.random() < ACT_CHANCE else ()
+    clients = [client for name in acts for client in ACTS[name].clients]
+    count = chance.choice((1, 3, 6)) if acts else 0
+    faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    may_repeat = all(ACTS[name].is_repeatable for name in acts)
+    return acts, [each for each in faults if each.kind != "repeat" or may_repeat]
 
 
 def _cast(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
@@ -118,7 +147,7 @@ class Stage:
         self.watch = Watch(self.world)
         self.broker = BrokerHost(self.world, plan.broker)
         self.broker.before_end = self._broker_ends
-        self.broker.on_recovered = self.watch.recovered
+        self.broker.on_recovered = self._broker_recovered
         self.applications: dict[str, Application] = {}
         world, bursts, partitions = self.world, plan.bursts, plan.partitions
         self.senders = [
@@ -141,6 +170,12 @@ class Stage:
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
         self.last = LastReader(world, "last", self.partitions)
+        self.acts = [ACTS[name](world, plan) for name in plan.acts]
+        self.cast = list(self.applications.values())
+        for act in self.acts:
+            self.watch.unguarded_groups.update(act.unguarded_groups)
+            for application in (*act.applications, *act.readers):
+                self._add(application)
 
     def _add(self, application: Any) -> Any:
         self.applications[application.name] = application
@@ -149,6 +184,13 @@ class Stage:
     def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
         if self.broker.node is not None:
             self.watch.ending(self.broker.node, keeps_all=not (is_in_write or lose_power))
+            for act in self.acts:
+                act.ending()
+
+    def _broker_recovered(self, node: Node) -> None:
+        self.watch.recovered(node)
+        for act in self.acts:
+            act.recovered(node)
 
     async def play(self) -> None:
         """From the first start to the last look."""
@@ -163,15 +205,49 @@ class Stage:
                 -host.wall_offset_ns // 1_000_000
             )  # records from more than an hour ahead are refused
         await self._until(lambda: all(each.is_done for each in self.senders), "not all is sent")
+        theirs = [each for act in self.acts for each in act.applications]
+        await self._until(lambda: all(each.is_done for each in theirs), "not every act is over")
         await self._until(self._is_stable, "a transaction stays open")
         await self._until_copied()
-        for each in (self.reader, *self.copiers):
+        for each in (self.reader, *self.copiers, *(reader for act in self.acts for reader in act.readers)):
             each.is_told_to_stop = True
-        await self._until(lambda: self.reader.is_done and all(c.is_done for c in self.copiers), "not all end")
+        await self._until(lambda: all(each.is_done for each in self.applications.values()), "not all end")
         await self._until(self._is_stable, "a transaction stays open")
-        await self._read_all()
+        for last in (self.last, *(act.last for act in self.acts)):
+            await self._read_all(last)
         looking.cancel()
         self._check()
+        if self.acts:
+            await asyncio.sleep(KEPT_SECONDS + 1.0)
+            self.broker.kill()
+            self.broker.start_again()
+            await self._until(lambda: self.broker.node is not None, "the broker does not come back")
+        if self.plan.flip is not None:
+            await self._flip_a_bit(self.plan.flip)
+
+    async def _flip_a_bit(self, how: str) -> None:
+        """When all else is checked: nothing but its reader comes after."""
+        node = self.broker.node
+        assert node is not None
+        logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
+        limits = {tp: log.log_end_offset for tp, log in logs.items()}
+        if how == "killed":
+            limits = written_points(self.broker.disk)
+        what = draw_flip(self.world.chance("flip"), logs, limits)
+        if what is None:
+            return
+        reader = DamageReader(self.world, logs[what.at], what)
+        flip(self.broker.disk, logs[what.at], what)
+        self.broker.on_recovered = lambda node: None
+        self.world.note("fault", f"flips {what}, the broker is {how}")
+        if how == "stopped":
+            await self.broker.stop()
+        elif how == "killed":
+            self.broker.kill()
+        self.broker.start_again()
+        reader.start()
+        await self._until(lambda: reader.is_done, "the damaged partition is not read to its end")
+        reader.check()
 
     async def _until(self, is_so: Callable[[], bool], otherwise: str) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
@@ -190,15 +266,15 @@ class Stage:
             each.last_stable_offset == each.high_watermark for each in node.log_manager.partitions.values()
         )
 
-    async def _read_all(self) -> None:
-        self.last.is_done, self.last.calls = False, []
-        self.last.start()
-        await self._until(lambda: self.last.is_done, "the last reader does not come to the end")
+    async def _read_all(self, last: LastReader) -> None:
+        last.is_done, last.calls = False, []
+        last.start()
+        await self._until(lambda: last.is_done, f"{last.name} does not come to the end")
 
     async def _until_copied(self) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
         while self.copiers:
-            await self._read_all()
+            await self._read_all(self.last)
             items = [item for call in self.last.calls for item in call.items]
             counts = [sum(item.topic == topic for item in items) for topic in (INWARD, OUTWARD)]
             if counts[0] <= counts[1]:
@@ -221,11 +297,14 @@ class Stage:
             return
         self.watch.look(node)
         logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
+        legal = {act.topic: act.legal_findings for act in self.acts}
         for tp, partition in logs.items():
-            check_log(self.world, tp, partition)
+            check_log(self.world, tp, partition, legal.get(tp.topic, frozenset()))
         if self.plan.broker["oncelog.transaction.version"] == 2:
             check_outcomes(self.world, logs)
-        everyone = [*self.applications.values(), self.last]
+        for act in self.acts:
+            act.check(node)
+        everyone = [*self.cast, self.last]
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
         if self.plan.loses_power and self.plan.senders:
             # What is in no transaction may be read before it is acknowledged, and yet go away.

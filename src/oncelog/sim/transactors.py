@@ -17,6 +17,8 @@ from oncelog.sim.world import World
 from oncelog.types import Record, RecordMetadata, TopicPartition
 
 GROUP = "copiers"
+STATIC_CHANCE = 0.25
+"""Of a copier to be a static member, who is the same one after a restart."""
 SHARED: dict[str, object] = {
     "linger.ms": 0,
     "max.block.ms": 8_000,
@@ -152,6 +154,8 @@ class Copier(Transactor):
                 "session.timeout.ms": 6_000,
                 "partition.assignment.strategy": strategy,
             }
+        if world.chance(f"static {name}").random() < STATIC_CHANCE:
+            self.reading["group.instance.id"] = name
 
     async def work(self) -> None:
         async with AsyncConsumer(self.reading) as consumer:

@@ -74,6 +74,12 @@ class World:
         """Of everything that was noted and delivered so far."""
         return self._digest.hexdigest()
 
+    def later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+        """Call it then, whatever becomes of the process that asks for it."""
+        context = copy_context()
+        context.run(PROCESS.set, None)
+        self.loop.call_later(seconds, function, *args, context=context)
+
     def note(self, who: str, text: str) -> None:
         event = Event(self.loop.now_us, who, text)
         self.timeline.append(event)

@@ -1,0 +1,64 @@
+"""What some seeds play besides: applications on a topic of their own, and what must hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from oncelog.broker.node import Node
+from oncelog.client.admin_types import NewTopic
+from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.errors import TopicAlreadyExists
+from oncelog.rules.audit import FindingKind
+from oncelog.rules.history import Operation
+from oncelog.sim.clients import Application, LastReader, Reader
+from oncelog.sim.world import World
+from oncelog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
+
+
+class Act:
+    """One of them. `clients`: hosts for faults to choose from; `applications` end by themselves, `readers`
+    when they are told to.
+    """
+
+    topic: ClassVar[str]
+    clients: ClassVar[tuple[str, ...]]
+    unguarded_groups: ClassVar[tuple[str, ...]] = ()
+    """Whose positions neither a generation nor an epoch guards: a late request may set them back."""
+    legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
+    """What an audit of the topic may find."""
+    is_repeatable: ClassVar[bool] = True
+    """Whether what its clients sent may come again."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world, self.plan = world, plan
+        self.partitions = [TopicPartition(self.topic, number) for number in range(plan.partitions)]
+        self.applications: list[Application] = []
+        self.readers: list[Reader] = []
+        self.last = LastReader(world, f"last-{self.topic}", self.partitions)
+
+    def operations(self) -> list[Operation]:
+        """What its applications and `last` noted, in the order of calling."""
+        everyone: Iterable[Application] = (*self.applications, *self.readers, self.last)
+        calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
+        return [call.operation(self.world.now_us) for call in calls]
+
+    def ending(self) -> None:
+        """The broker is about to end."""
+
+    def recovered(self, node: Node) -> None:
+        """The broker has started again."""
+
+    def check(self, node: Node) -> None:
+        """Everything is at rest, and `last` has read what there is."""
+        raise NotImplementedError
+
+
+async def create_topic(admin: AsyncAdmin, topic: NewTopic) -> None:
+    """Unless it is there. Raises as the admin client does."""
+    error = (await admin.create_topics([topic], raise_errors=False))[topic.name].error
+    if error is not None and not isinstance(error, TopicAlreadyExists):
+        raise error

@@ -1,0 +1,138 @@
+"""A bit that flips on the disk, at rest: whoever reads it is told, and everything else is there as before.
+
+Kafka's checksum covers a batch from its attributes on; of what stands before only length, format and the
+checksum itself are flipped, not the base offset and the leader epoch, which nothing guards.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.errors import OncelogError
+from oncelog.log.checkpoint import RECOVERY_POINTS, read_offsets
+from oncelog.log.partition import Partition
+from oncelog.sim.checks import batches_of
+from oncelog.sim.clients import QUICK, Application
+from oncelog.sim.disk import MemoryDisk
+from oncelog.sim.world import World
+from oncelog.types import Record, TopicPartition
+from oncelog.wire.header import BatchHeader
+from oncelog.wire.records import decode_records
+
+_LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
+HOW = ("running", "stopped", "killed")
+"""How the broker is when it happens."""
+
+
+class Flip(NamedTuple):
+    """Which bit of which batch."""
+
+    at: TopicPartition
+    batch: BatchHeader
+    position: int
+    bit: int
+
+    @property
+    def hides_what_follows(self) -> bool:
+        """Where the next batch begins, only the damaged one tells."""
+        return self.position in _LENGTH
+
+    def __str__(self) -> str:
+        first, last = self.batch.base_offset, self.batch.last_offset
+        return f"bit {self.bit} of byte {self.position} of the batch {first}..{last} of {self.at}"
+
+
+def draw_flip(
+    chance: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
+) -> Flip | None:
+    """Of a batch below its partition's limit; None where there is none."""
+    batches = [
+        (at, header)
+        for at, partition in sorted(logs.items())
+        for header, _ in batches_of(partition)
+        if header.base_offset >= partition.log_start_offset and header.last_offset < limits.get(at, 0)
+    ]
+    if not batches:
+        return None
+    at, header = chance.choice(batches)
+    covered = range(_COVERED, header.size_bytes)
+    # A last batch that claims another length looks as if it had been torn, and a start cuts it off.
+    is_last = header.last_offset + 1 == logs[at].log_end_offset
+    length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
+    position = chance.choice(chance.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
+    return Flip(at, header, position, chance.randrange(8))
+
+
+def flip(disk: MemoryDisk, partition: Partition, what: Flip) -> None:
+    """Change it where it lies."""
+    (stored,) = (bytes(data) for header, data in batches_of(partition) if header == what.batch)
+    for name in disk.list(partition.directory):
+        path = f"{partition.directory}/{name}"
+        begin = disk.read(path).find(stored) if name.endswith(".log") else -1
+        if begin >= 0:
+            file, position = disk.open(path), begin + what.position
+            file.pwrite(bytes([file.pread(1, position)[0] ^ 1 << what.bit]), position)
+            file.sync()
+
+
+def written_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
+    """What is below is not read again by a start after a kill, which would cut a log at its first damage."""
+    return read_offsets(disk, RECOVERY_POINTS)
+
+
+class DamageReader(Application):
+    """Reads a whole partition, and goes on behind what cannot be read."""
+
+    def __init__(self, world: World, partition: Partition, what: Flip) -> None:
+        super().__init__(world, "flip-reader")
+        self.what = what
+        self.settings: dict[str, object] = {
+            **QUICK,
+            "client.id": self.name,
+            "isolation.level": "read_uncommitted",
+        }
+        self.batches = [header for header, _ in batches_of(partition)]
+        self.expected = [
+            (record.offset, record.value)
+            for header, data in batches_of(partition)
+            if not header.is_control
+            for record in decode_records(data)
+        ]
+        self.start_offset, self.end_offset = partition.log_start_offset, partition.log_end_offset
+        self.found: list[Record] = []
+        self.errors: list[OncelogError] = []
+        self.skipped: list[int] = []
+        """Base offsets of the batches that could not be read."""
+
+    async def work(self) -> None:
+        self.found, self.errors, self.skipped = [], [], []
+        async with AsyncConsumer(self.settings) as consumer:
+            consumer.assign([self.what.at])
+            consumer.seek(self.what.at, self.start_offset)
+            while (position := await consumer.position(self.what.at)) < self.end_offset:
+                try:
+                    self.found += await consumer.poll(2.0)
+                except OncelogError as error:
+                    if await consumer.position(self.what.at) == position:
+                        self.errors.append(error)
+                        here = next(each for each in self.batches if each.last_offset >= position)
+                        self.skipped.append(here.base_offset)
+                        consumer.seek(self.what.at, here.last_offset + 1)
+
+    def check(self) -> None:
+        """What was found against what was there before."""
+        damaged = self.what.batch
+        left_out = {damaged.base_offset, *(self.skipped if self.what.hides_what_follows else ())}
+        whole = [each for each in self.batches if each.base_offset not in left_out]
+        kept = {offset for each in whole for offset in range(each.base_offset, each.last_offset + 1)}
+        expected = [each for each in self.expected if each[0] in kept and each[0] >= self.start_offset]
+        found = [(each.offset, each.value) for each in self.found]
+        if not self.errors:
+            self.world.violate("a flipped bit is not noticed", f"{self.what}")
+        if any(damaged.base_offset <= offset <= damaged.last_offset for offset, _ in found):
+            self.world.violate("a flipped bit is served as data", f"{self.what}")
+        elif found != expected:
+            lost = [each for each in expected if each not in found]
+            self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")

@@ -1,0 +1,215 @@
+"""The Spark sink without Spark: a driver that plans micro-batches, executors that write their lanes, and the
+sink's own code between them (spark/lane.py).
+
+The driver keeps what Spark keeps in a checkpoint: what each batch holds, and which batches are committed. A
+task that fails is tried again, one that is slow gets a twin, and whoever lost goes on as a zombie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from oncelog.broker.node import Node
+from oncelog.client.admin_types import NewTopic
+from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.errors import OncelogError
+from oncelog.rules.lane import SinkError, SinkRefused
+from oncelog.sim.acts import Act, create_topic
+from oncelog.sim.clients import QUICK, Application
+from oncelog.sim.threads import in_thread, sleep
+from oncelog.sim.world import SERVERS, Host, World
+from oncelog.spark.lane import LaneReport, Sink, finish, write_lane
+from oncelog.spark.sink_options import parse_sink_options
+
+if TYPE_CHECKING:
+    from oncelog.sim.stage import Plan
+
+DEATH_CHANCE = 0.15
+"""Of a task at any moment, and of the driver between two steps of a batch."""
+MAX_FAILURES = 4
+"""As spark.task.maxFailures."""
+_LOOK_SECONDS = 0.2
+
+
+class Attempt:
+    """One task's attempt to write a lane."""
+
+    def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], chance: Random) -> None:
+        self.sink, self.batch_id, self.lane = sink, batch_id, lane
+        self.report: LaneReport | None = None
+        self.error: OncelogError | None = None
+        self.chance, self._rows = chance, rows
+
+    def write(self) -> LaneReport:
+        return write_lane(self.sink, self.batch_id, self.lane, self._arrow())
+
+    def _arrow(self) -> Iterator[pa.RecordBatch]:
+        """The same rows every time, but in any order and in other pieces."""
+        rows = self.chance.sample(self._rows, len(self._rows))
+        while rows:
+            size = self.chance.randint(1, len(rows))
+            yield pa.RecordBatch.from_pydict({"value": pa.array(rows[:size], pa.binary())})
+            rows = rows[size:]
+            sleep(self.chance.choice((0.0, 0.0, 0.1, 2.0)))
+
+
+class Executor(Host):
+    """Runs one task at a time, in a process of its own."""
+
+    attempt: Attempt | None = None
+
+    def start(self) -> None:
+        """It waits for a task."""
+
+    @property
+    def is_free(self) -> bool:
+        return not self.is_up
+
+    def run_task(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.run(self._task)
+        if attempt.chance.random() < DEATH_CHANCE:
+            self.world.later(attempt.chance.uniform(0.0, 3.0), self._end_task, attempt)
+
+    def _end_task(self, attempt: Attempt) -> None:
+        if self.attempt is attempt:
+            self.kill()
+
+    async def _task(self) -> None:
+        attempt, process = self.attempt, self.process
+        assert attempt is not None and process is not None
+        try:
+            report = await in_thread(attempt.write)
+            await asyncio.sleep(attempt.chance.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
+            attempt.report = report
+        except OncelogError as error:
+            attempt.error = error
+        except Exception as error:
+            self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
+        process.kill()
+        self.world.network.died(process)
+
+
+class Driver(Application):
+    """A streaming query, started again whenever it fails or is killed."""
+
+    def __init__(self, world: World, name: str, topic: str, partitions: int, executors: list[Executor]):
+        super().__init__(world, name)
+        self.topic, self.partition_count, self.executors = topic, partitions, executors
+        chance = self.chance
+        self.planned = [
+            [
+                [b"row-%d-%d-%d" % (batch, lane, n) for n in range(chance.choice((0, 1, 3, 10)))]
+                for lane in range(2)
+            ]
+            for batch in range(chance.randint(2, 4))
+        ]
+        """batch -> lane -> rows: the checkpoint's log of offsets, and a source that can be read again."""
+        self.committed_count = 0
+        """The log of commits."""
+        self.attempt_count = 0
+        options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
+            "kafka.client.id": name,
+            "kafka.max.block.ms": "8000",
+            "kafka.delivery.timeout.ms": "10000",
+            "kafka.transaction.timeout.ms": "15000",
+            "kafka.bootstrap.servers": SERVERS,
+            "topic": topic,
+        }
+        self.sink = Sink("query", parse_sink_options(options, "stream"))
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
+        while self.committed_count < len(self.planned):
+            batch_id = self.committed_count
+            try:
+                reports = await self._run_batch(batch_id)
+                await self._may_die()
+                await in_thread(finish, self.sink, batch_id, reports, f"run-{self.session}")
+            except SinkRefused as error:
+                self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
+                raise
+            await self._may_die()
+            self.committed_count += 1
+            self.world.note(self.name, f"batch {batch_id} is committed")
+            await self.rest(8.0)
+
+    async def _may_die(self) -> None:
+        if self.chance.random() < DEATH_CHANCE:
+            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+            self.kill()
+            await asyncio.sleep(0)  # and here it ends
+
+    async def _run_batch(self, batch_id: int) -> list[LaneReport]:
+        lanes = range(len(self.planned[batch_id]))
+        return list(await asyncio.gather(*(self._run_lane(batch_id, lane) for lane in lanes)))
+
+    async def _run_lane(self, batch_id: int, lane: int) -> LaneReport:
+        """The first report of any of its attempts."""
+        running: list[tuple[Attempt, Executor]] = []
+        failures_left, patience = MAX_FAILURES, 0.0
+        while True:
+            for attempt, executor in list(running):
+                if attempt.report is not None:
+                    if len(running) > 1 and self.chance.random() < 0.5:
+                        self._kill_losers(running, attempt)
+                    return attempt.report
+                if attempt.error is not None or executor.attempt is not attempt or executor.is_free:
+                    running.remove((attempt, executor))
+                    failures_left -= 1
+                    self.world.note(self.name, f"a task of lane {lane} failed: {attempt.error!r}")
+                    self._judge(attempt, batch_id, failures_left)
+                    patience = 0.0
+            patience -= _LOOK_SECONDS
+            if patience <= 0 and (free := [each for each in self.executors if each.is_free]):
+                running.append((self._begin(batch_id, lane, free[0]), free[0]))
+                patience = self.chance.choice((1.0, 5.0, 30.0))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _begin(self, batch_id: int, lane: int, executor: Executor) -> Attempt:
+        self.attempt_count += 1
+        chance = self.world.chance(f"attempt {self.attempt_count} of {self.name}")
+        attempt = Attempt(self.sink, batch_id, lane, self.planned[batch_id][lane], chance)
+        executor.run_task(attempt)
+        return attempt
+
+    def _judge(self, attempt: Attempt, batch_id: int, failures_left: int) -> None:
+        if isinstance(attempt.error, SinkRefused):
+            raise attempt.error
+        if not failures_left:
+            raise SinkError(f"a task of batch {batch_id} failed {MAX_FAILURES} times: {attempt.error}")
+
+    def _kill_losers(self, running: list[tuple[Attempt, Executor]], winner: Attempt) -> None:
+        for attempt, executor in running:
+            if attempt is not winner and executor.attempt is attempt:
+                executor.kill()
+
+
+class Lanes(Act):
+    """Each micro-batch's rows are in the log exactly once."""
+
+    topic: ClassVar[str] = "lanes"
+    clients: ClassVar[tuple[str, ...]] = ("driver", "executor-0", "executor-1", "executor-2")
+    unguarded_groups: ClassVar[tuple[str, ...]] = ("oncelog-query",)
+    """What the driver notes; whoever looks at it looks at the lanes' markers first."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        partitions = plan.partitions
+        executors = [Executor(world, name) for name in self.clients[1:]]
+        self.driver = Driver(world, self.clients[0], self.topic, partitions, executors)
+        self.applications.append(self.driver)
+
+    def check(self, node: Node) -> None:
+        found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
+        planned = {row for batch in self.driver.planned for lane in batch for row in lane}
+        for row in sorted(planned | found.keys()):
+            if found[row] != (row in planned):
+                self.world.violate("a micro-batch is there once", f"{row!r} is there {found[row]} times")
