@@ -336,7 +336,7 @@ MUTANTS = [
         ((partition.Partition, "delete_records", _forget_producers),),
         "trimmed",
     ),
-    Mutant("damage is taken for a torn tail", ((segment.Segment, "_behind", _nothing),), "flip"),
+    Mutant("damage is taken for a torn tail", ((segment.Segment, "behind", _nothing),), "flip"),
     Mutant("a reader does not look at checksums", ((fetching, "decode_records", _decode_all),), "flip"),
 ]
 """In the order of a record's way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
@@ -10,7 +11,7 @@ from oncelog.log.disk import Buffer
 from oncelog.log.scan import BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segments import Segments
-from oncelog.wire.batch import HEADER_BYTES
+from oncelog.wire.batch import HEADER_BYTES, verify_crc
 from oncelog.wire.records import decode_records
 
 _BASE_AND_LENGTH = struct.Struct(">qi")
@@ -59,12 +60,38 @@ def find_place(segments: Segments, offset: int) -> Place | None:
 
 
 def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
-    for found in scan(segment.file, start, segment.size_bytes):
+    damage: BadBatch | None = None
+    suspect: Place | None = None
+    for found in _scan_past_damage(segment, start):
         if isinstance(found, BadBatch):
-            raise _damaged(segment, found.position, found.reason)
-        if found.header.last_offset >= offset:
-            return Place(segment, found.position)
-    return None
+            damage = found
+            continue
+        header = found.header
+        if header.last_offset < offset:
+            continue
+        if header.base_offset > offset and (damage or suspect):
+            break  # so it is the damage that holds it
+        place = Place(segment, found.position)
+        if header.base_offset >= offset or verify_crc(found.bytes(), 0, header.size_bytes):
+            return place
+        suspect = suspect or place  # it may claim more than it holds
+    if suspect is None and damage is not None:
+        raise _damaged(segment, damage.position, damage.reason)
+    return suspect
+
+
+def _scan_past_damage(segment: Segment, start: int) -> Iterator[FoundBatch | BadBatch]:
+    position: int | None = start
+    reached = segment.base_offset
+    while position is not None:
+        behind = None
+        for found in scan(segment.file, position, segment.size_bytes):
+            yield found
+            if isinstance(found, BadBatch):
+                behind = segment.behind(found.position, reached)
+            else:
+                reached = found.header.base_offset + 1
+        position = behind
 
 
 def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:

@@ -162,7 +162,7 @@ class Segment:
         self._load_trusted(trusted_offset)
         bad = self._walk_from_index(index_interval_bytes, verify=True)
         while bad is not None and self.end_offset < sure_offset:
-            follower = self._behind(bad.position)
+            follower = self.behind(bad.position, self.end_offset)
             if follower is None:
                 break
             self.damaged[bad.position] = follower
@@ -175,8 +175,8 @@ class Segment:
             self.cut(bad.position)
         return bad
 
-    def _behind(self, position: int) -> int | None:
-        """Where the log goes on behind a damage; None if there is nothing whole."""
+    def behind(self, position: int, offset: int) -> int | None:
+        """Where the log goes on behind a damage, which holds `offset`; None if there is nothing whole."""
         claimed = self.file.pread(_LENGTH.size, position + _LENGTH_POSITION)
         length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
         claimed_end = position + length + LOG_OVERHEAD_BYTES
@@ -184,9 +184,9 @@ class Segment:
             return claimed_end
         if position < claimed_end < self.size_bytes:
             found = next(scan(self.file, claimed_end, self.size_bytes, verify=True), None)
-            if isinstance(found, FoundBatch) and found.header.base_offset > self.end_offset:
+            if isinstance(found, FoundBatch) and found.header.base_offset > offset:
                 return claimed_end
-        return find_batch(self.file, position + 1, self.size_bytes, self.end_offset + 1)
+        return find_batch(self.file, position + 1, self.size_bytes, offset + 1)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
         """From a position on, where to and where from again: all but what is known to be damaged."""

@@ -34,11 +34,6 @@ class Flip(NamedTuple):
     position: int
     bit: int
 
-    @property
-    def hides_what_follows(self) -> bool:
-        """Where the next batch begins, only the damaged one tells."""
-        return self.position in _LENGTH
-
     def __str__(self) -> str:
         first, last = self.batch.base_offset, self.batch.last_offset
         return f"bit {self.bit} of byte {self.position} of the batch {first}..{last} of {self.at}"
@@ -103,11 +98,9 @@ class DamageReader(Application):
         self.start_offset, self.end_offset = partition.log_start_offset, partition.log_end_offset
         self.found: list[Record] = []
         self.errors: list[OncelogError] = []
-        self.skipped: list[int] = []
-        """Base offsets of the batches that could not be read."""
 
     async def work(self) -> None:
-        self.found, self.errors, self.skipped = [], [], []
+        self.found, self.errors = [], []
         async with AsyncConsumer(self.settings) as consumer:
             consumer.assign([self.what.at])
             consumer.seek(self.what.at, self.start_offset)
@@ -118,21 +111,19 @@ class DamageReader(Application):
                     if await consumer.position(self.what.at) == position:
                         self.errors.append(error)
                         here = next(each for each in self.batches if each.last_offset >= position)
-                        self.skipped.append(here.base_offset)
                         consumer.seek(self.what.at, here.last_offset + 1)
 
     def check(self) -> None:
         """What was found against what was there before."""
         damaged = self.what.batch
-        left_out = {damaged.base_offset, *(self.skipped if self.what.hides_what_follows else ())}
-        whole = [each for each in self.batches if each.base_offset not in left_out]
-        kept = {offset for each in whole for offset in range(each.base_offset, each.last_offset + 1)}
-        expected = [each for each in self.expected if each[0] in kept and each[0] >= self.start_offset]
+        held = range(damaged.base_offset, damaged.last_offset + 1)
+        expected = [each for each in self.expected if each[0] not in held and each[0] >= self.start_offset]
         found = [(each.offset, each.value) for each in self.found]
         if not self.errors:
             self.world.violate("a flipped bit is not noticed", f"{self.what}")
-        if any(damaged.base_offset <= offset <= damaged.last_offset for offset, _ in found):
+        if any(offset in held for offset, _ in found):
             self.world.violate("a flipped bit is served as data", f"{self.what}")
-        elif found != expected:
+        elif found != expected and (self.what.position not in _LENGTH or not set(found) <= set(expected)):
+            # A length that is damaged may take batches that follow for its own.
             lost = [each for each in expected if each not in found]
             self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")
