@@ -85,3 +85,18 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
     for each in reading:
         assert world.loop.run_until(each, 60_000_000) and each.exception() is None
     assert sorted(held) == ["first", "later"] and set().union(*held.values()) == {0, 1}
+
+
+def test_a_second_stop_meanwhile_changes_nothing() -> None:
+    """The simulator's own: it stopped a broker twice at once, and the second stop met closed files."""
+    world = World(1)
+    broker = BrokerHost(world, {})
+    broker.start()
+
+    async def stop_twice() -> None:
+        await asyncio.sleep(0.1)
+        await asyncio.gather(broker.stop(), broker.stop())
+
+    done = Host(world, "client").run(stop_twice)
+    assert world.loop.run_until(done, 60_000_000) and done.exception() is None
+    assert [event.text for event in world.timeline].count("is told to stop") == 1
