@@ -23,7 +23,7 @@ from oncelog.log import compacted, index, manager, partition, recovery, segment,
 from oncelog.rules import append, marker, sending, transaction
 from oncelog.rules import lane as lane_rules
 from oncelog.rules import producers as producer_table
-from oncelog.sim import checks
+from oncelog.sim import checks, faults, stage
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
 from oncelog.sim.world import World
@@ -189,6 +189,10 @@ def _load_as_kafka(self: Any, offset: int, now_ms: int) -> Any:
     return {pid: _PACK(entry) for pid, entry in snapshot.decode_snapshot(data, now_ms)}
 
 
+def _draw_many(chance: Any, count: int, *where: Any, **how: Any) -> Any:
+    return faults.draw_faults(chance, 60, *where, **how)
+
+
 def _violate_all_but_memory(self: Any, rule: str, text: str) -> None:
     if rule != "a retry was not recognised":
         _VIOLATE(self, rule, text)
@@ -249,12 +253,17 @@ _PACK = producer_table.pack_entry
 _VIOLATE = World.violate
 _COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sending.PartitionSequences
 
+_STOPS = {name: faults.KINDS[name]._replace(weight=1) for name in ("stop", "slow-disk", "part")}
 FORGETFUL: tuple[Patch, ...] = (
+    (faults, "KINDS", _STOPS),
+    (stage, "draw_faults", _draw_many),
     (snapshot.Snapshots, "_load", _load_as_kafka),
     (checks.Watch, "_compare", _nothing),
     (World, "violate", _violate_all_but_memory),
 )
-"""A broker that remembers one batch instead of five over a restart, as Apache Kafka's does."""
+"""A broker that remembers one batch instead of five over a restart, as Apache Kafka's does, and is stopped
+while several wait for its disk.
+"""
 
 MUTANTS = [
     Mutant("no sequence check", ((append, "_refuse_sequence", _nothing),)),

@@ -115,3 +115,18 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
     done = Host(world, "client").run(produce)
     assert world.loop.run_until(done, 60_000_000) and done.exception() is None
     assert unsynced == [0, 0]
+
+
+def test_a_second_stop_meanwhile_changes_nothing() -> None:
+    """The simulator's own: it stopped a broker twice at once, and the second stop met closed files."""
+    world = World(1)
+    broker = BrokerHost(world, {})
+    broker.start()
+
+    async def stop_twice() -> None:
+        await asyncio.sleep(0.1)
+        await asyncio.gather(broker.stop(), broker.stop())
+
+    done = Host(world, "client").run(stop_twice)
+    assert world.loop.run_until(done, 60_000_000) and done.exception() is None
+    assert [event.text for event in world.timeline].count("is told to stop") == 1

@@ -235,8 +235,8 @@ class BrokerHost(Host):
             disk.release()
 
     async def stop(self) -> None:
-        """SIGTERM, and the end."""
-        running = self.running
+        """SIGTERM, and the end; a second one meanwhile changes nothing."""
+        running, self.running = self.running, None
         if running is None or self.process is None:
             return
         process = self.process
@@ -257,7 +257,7 @@ class BrokerHost(Host):
                 )  # a broken disk, and nothing is lost by it
             elif error is not None:
                 self.world.violate("broker does not stop", repr(error))
-            self.node = self.running = None
+            self.node = None
             process.kill()
             self.world.network.died(process)
 
