@@ -8,9 +8,10 @@ import os
 import resource
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from oncelog.log.disk import Buffer
+from oncelog.log.disk import Buffer, SyncFailed
 
 _FILE_MODE = 0o644
 
@@ -71,7 +72,7 @@ class RealFile:
             if self._fd is None:
                 self._fd = _open(self._path, os.O_RDWR)
             if self._fd >= 0:
-                _fdatasync(self._fd)
+                _sync(_fdatasync, self._fd, self._path)
 
     def rest(self) -> None:
         with self._lock:
@@ -100,6 +101,13 @@ def _open(path: str, flags: int) -> int:
 
 # macOS has no fdatasync.
 _fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+def _sync(how: Callable[[int], None], fd: int, path: str) -> None:
+    try:
+        how(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, path) from error
 
 
 class RealLock:
@@ -195,9 +203,9 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        _sync(os.fsync, fd, path)
     finally:
         os.close(fd)
 
