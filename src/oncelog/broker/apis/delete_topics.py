@@ -18,6 +18,7 @@ from oncelog.errors import (
     InvalidRequest,
     InvalidTopicException,
     KafkaStorageError,
+    NotCoordinator,
     StorageError,
     TopicAuthorizationFailed,
     TopicDeletionDisabled,
@@ -98,7 +99,7 @@ def _delete(
     else:
         for index in range(len(topic.partitions)):
             node.fetch_waits.changed(TopicPartition(topic.name, index))
-        with suppress(KafkaStorageError):  # they are found expired later
+        with suppress(NotCoordinator):  # they are found expired later
             node.groups.offsets.delete_topics({topic.name}, now_ms)
     return result
 
