@@ -32,11 +32,12 @@ class Load:
     """An idempotent and a transactional producer at work, from `with` to `stop`.
 
     `stored`: value -> (partition, offset) as acknowledged; `committed`: numbers of the transactions whose
-    commit returned. Both only grow. `padding`: bytes added to each value.
+    commit returned. Both only grow. `padding`: bytes added to each value; `pause_s`: rest of
+    each producer after every round.
     """
 
-    def __init__(self, servers: str, *, padding: int = 0) -> None:
-        self.servers, self._padding = servers, bytes(padding)
+    def __init__(self, servers: str, *, padding: int = 0, pause_s: float = 0) -> None:
+        self.servers, self._padding, self._pause_s = servers, bytes(padding), pause_s
         self.plain, self.pairs = new_topic(servers, PARTITIONS), new_topic(servers, PARTITIONS)
         self.stored: dict[bytes, tuple[int, int]] = {}
         self.committed: list[int] = []
@@ -95,6 +96,7 @@ class Load:
                 for value, future in zip(values, sent, strict=True):
                     metadata = future.result(PATIENCE_S)
                     self.stored[value] = metadata.partition, metadata.offset
+                time.sleep(self._pause_s)
 
     def _transact(self) -> None:
         settings = {"bootstrap.servers": self.servers, "transactional.id": self.pairs}
@@ -107,6 +109,7 @@ class Load:
                         producer.send(self.pairs, b"%d:" % number + self._padding, partition=partition)
                 self.committed.append(number)
                 number += 1
+                time.sleep(self._pause_s)
 
     def check(self, servers: str | None = None, told: Told | None = None) -> None:
         """What was `told` (None: by now) is there, once and whole, and the audit finds nothing."""
@@ -159,8 +162,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 class LimitedBroker(ServedBroker):
     """`oncelog serve` that may have so many files open."""
 
-    def __init__(self, data_dir: Path, open_files: int) -> None:
-        super().__init__(data_dir)
+    def __init__(self, data_dir: Path, open_files: int, settings: dict[str, object]) -> None:
+        super().__init__(data_dir, settings=settings)
         self.open_files = open_files
 
     def _command(self) -> list[str]:
