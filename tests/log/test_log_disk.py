@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -255,6 +256,30 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
         again = open_partition(disk.after_power_loss(Random(seed)), SMALL, recovery_point=3)
         assert again.aborted_transactions(0, 3) == partition.aborted_transactions(0, 3) != []
         assert again.log_end_offset == 3
+
+
+@pytest.mark.parametrize("how", ["retention", "DeleteRecords"])
+def test_deleting_makes_room_on_a_full_disk(how: str) -> None:
+    disk = MemoryDisk()
+    settings = config(segment_bytes=400, index_interval_bytes=0, retention_bytes=800)
+    partition = open_partition(disk, settings)
+    disk.capacity_bytes = 6000
+    count = 0
+    with suppress(KafkaStorageError):
+        for count in range(1000):
+            put(partition, batch(count))
+    disk.capacity_bytes = disk.used_bytes()
+    if how == "retention":
+        partition.enforce_retention(NOW_MS)
+    else:
+        with pytest.raises(KafkaStorageError, match="No space left"):  # for the newest segment
+            partition.delete_records(None, NOW_MS)
+    assert disk.used_bytes() < 3000
+    if how == "DeleteRecords":
+        partition.delete_records(None, NOW_MS)
+        assert read_all(partition) == b""
+    assert put(partition, batch(count)).base_offset == count
+    _restart_equals(disk, partition.describe_producers(), read_all(partition))
 
 
 def test_a_segment_that_cannot_be_made_holds_no_descriptor(

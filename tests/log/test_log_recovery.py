@@ -291,3 +291,15 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
         found = open_partition(disk, small, recovery_point=point).aborted_transactions(0, 9)
         assert [each.producer_id for each in found] == [9]
         disk = disk.after_kill()
+
+
+def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
+    """Neither a kill nor a power loss leaves that: a file is missing, or was copied too early."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    for number in range(3):
+        put(partition, batch(number))
+    assert open_partition(disk.after_kill(), recovery_point=3).recovery_reports == []
+    again = open_partition(disk.after_kill(), recovery_point=5)
+    assert "ends at offset 3, though 5 were synced" in again.recovery_reports[0]
+    assert put(again, batch(3)).base_offset == 3

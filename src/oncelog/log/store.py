@@ -264,15 +264,20 @@ class PartitionStore:
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
         """Move the log start up, then delete the segments wholly below it."""
         known_start, self._log_start_offset = self._log_start_offset, max(self._log_start_offset, offset)
-        active = self._segments.active
+        active, failure = self._segments.active, None
         try:
             if active.end_offset <= self._log_start_offset and active.size_bytes:
-                self._roll(now_ms)
+                try:
+                    self._roll(now_ms)
+                except OSError as error:
+                    failure = error  # a full disk; what is closed can go all the same, and makes room
             dead = self._dead_segments()
             if dead and not self._is_safe_without(dead):
                 self._snapshot()
             if dropped := self._drop_dead():
                 self._chores.add(self._remove(dropped))
+            if failure is not None:
+                raise failure
             self._epochs.cut_start(self._log_start_offset)
             if (
                 self.on_log_start is not None
