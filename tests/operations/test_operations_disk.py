@@ -72,6 +72,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         load.check()
         log = (tmp_path / "broker.log").read_text()
         assert "Traceback" not in log
+        assert 'event="disk refuses"' in log and "No space left on device: make room" in log
 
 
 def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:

@@ -37,6 +37,7 @@ def test_without_descriptors_appends_are_refused_and_later_taken(tmp_path: Path)
 
         wait_until(is_taken, "descriptors")
         assert client.values("many", refused[0]) == [b"x"], "once, though it was tried before"
+    assert limited.log_file.read_text().count('event="disk refuses"') == 1
     limited.open_files = 1024
     with limited as broker, RawClient(broker.bootstrap_servers) as client:
         for index in range(COUNT):
