@@ -64,7 +64,7 @@ def _is_same(path: Path, copy: Path) -> bool:
 
 
 @pytest.mark.behaviour("I17", "T6")
-@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
     """It has all that was acknowledged before, transactions whole in all partitions, and nobody noticed."""
     target = tmp_path / "copy"
@@ -95,6 +95,7 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
         load.check()
 
 
+@pytest.mark.soak
 @pytest.mark.behaviour("T7")
 def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
     with ServedBroker(tmp_path / "data", settings=SETTINGS) as broker:

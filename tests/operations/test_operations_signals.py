@@ -57,6 +57,7 @@ def test_a_stop_under_load(tmp_path: Path) -> None:
     assert "log repaired" not in log and "Traceback" not in log
 
 
+@pytest.mark.soak
 def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None:
     with ServedBroker(tmp_path / "data") as broker, Load(broker.bootstrap_servers) as load:
         load.wait_for_progress()
