@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from helpers_broker import wait_until
 from helpers_producer import new_topic, read
 
 from oncelog import Consumer, Producer, TopicPartition
@@ -71,10 +72,11 @@ class Load:
     def wait_for_progress(self, count: int = 5) -> None:
         """Until both producers have got so many more acknowledgements."""
         stored, committed = len(self.stored) + count, len(self.committed) + count
-        wait_until(
-            lambda: bool(self.errors) or (len(self.stored) >= stored and len(self.committed) >= committed),
-            "acknowledgements",
-        )
+
+        def is_reached() -> bool:
+            return len(self.stored) >= stored and len(self.committed) >= committed
+
+        wait_for(lambda: bool(self.errors) or is_reached())
         assert not self.errors, self.errors
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -152,11 +154,9 @@ def audit(servers: str, *topics: str) -> list[str]:
     return findings + [f"{who}: two outcomes" for who, said in outcomes.items() if len(said) > 1]
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}"
-        time.sleep(0.02)
+def wait_for(condition: Callable[[], bool]) -> None:
+    """`wait_until` with the patience that a busy machine needs."""
+    wait_until(condition, PATIENCE_S)
 
 
 class LimitedBroker(ServedBroker):
@@ -198,7 +198,3 @@ def fill(path: Path) -> None:
     with path.open("ab", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(64))
-
-
-def log_of(broker: ServedBroker) -> str:
-    return broker.log_file.read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch
-from helpers_operations import Load, fill, mounted, wait_until
+from helpers_operations import Load, fill, mounted, wait_for
 from helpers_producer import producer_of
 
 from oncelog import errors
@@ -53,7 +53,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         client.create_topic("probe")
         load.wait_for_progress()
         fill(disk / "ballast")
-        wait_until(lambda: refusal_of(client) == errors.KafkaStorageError.code, "a full disk")
+        wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
         told = load.told()
         load.check(told=told)
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
@@ -61,7 +61,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
             # It may be stored: a broker says the same when the batch is written and only its sync failed.
             with pytest.raises(DeliveryUnknown, match=r"last heard: KAFKA_STORAGE_ERROR.* No space left"):
                 sent.result(60)
-        wait_until(lambda: refusal_of_session(client) == errors.NotCoordinator.code, "a full disk there, too")
+        wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
         if ending != "no end":
             broker.stop() if ending == "SIGTERM" else broker.kill()
             broker.start()
@@ -136,7 +136,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
         trigger_error(disk)
-        wait_until(lambda: refusal_of(client) == errors.KafkaStorageError.code, "a read-only disk")
+        wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
         told = load.told()
         load.check(told=told)
         broker.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch
-from helpers_operations import LimitedBroker, wait_until
+from helpers_operations import LimitedBroker, wait_for
 
 from oncelog import errors
 
@@ -35,7 +35,7 @@ def test_without_descriptors_appends_are_refused_and_later_taken(tmp_path: Path)
         def is_taken() -> bool:
             return client.produce("many", batch(b"x", pid=pid, sequence=0), refused[0]).error_code == 0
 
-        wait_until(is_taken, "descriptors")
+        wait_for(is_taken)
         assert client.values("many", refused[0]) == [b"x"], "once, though it was tried before"
     assert limited.log_file.read_text().count('event="disk refuses"') == 1
     limited.open_files = 1024
