@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers_operations import Load
+from helpers_operations import Load, frozen
 from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Consumer, TopicPartition
@@ -24,17 +20,6 @@ SETTINGS = {
     "log.flush.offset.checkpoint.interval.ms": 100,
     "log.cleaner.backoff.ms": 100,
 }
-
-
-@contextmanager
-def frozen(broker: ServedBroker) -> Iterator[None]:
-    """As `systemctl freeze`, `docker pause` and `kill -STOP` do it."""
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)
-    try:
-        yield
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
 
 
 def update(source: Path, target: Path) -> None:

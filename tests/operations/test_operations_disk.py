@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch
-from helpers_operations import Load, fill, mounted, wait_for
+from helpers_operations import Load, fill, frozen, mounted, wait_for
 from helpers_producer import producer_of
 
 from oncelog import errors
@@ -135,7 +136,10 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         client.create_topic("probe")
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
-        trigger_error(disk)
+        with frozen(broker):
+            # ext4 may tell a sync that meets the error that all is well; none is under way now.
+            time.sleep(1)
+            trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
         told = load.told()
         load.check(told=told)
