@@ -12,10 +12,11 @@ import pytest
 from helpers_broker import RawClient, batch, produce_request, wait_until
 
 from oncelog import errors
+from oncelog.edge import disk
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk, RealFile
 from oncelog.errors import StorageError
-from oncelog.wire.messages import CreateTopicsRequest
+from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest
 
 
 @pytest.fixture
@@ -95,11 +96,11 @@ def test_a_failing_sync_is_a_storage_error_and_the_broker_goes_on(monkeypatch: p
         client.create_topic("healthy")
         assert client.produce("failing", batch(b"ok")).error_code == 0
 
-        def fail(self: RealFile) -> None:
+        def fail(fd: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as broken:
-            broken.setattr(RealFile, "sync", fail)
+            broken.setattr(disk, "_fdatasync", fail)
             lost = client.produce("failing", batch(b"lost"))
             assert (lost.error_code, lost.base_offset) == (errors.KafkaStorageError.code, -1)
         assert client.produce("failing", batch(b"later")).error_code == errors.KafkaStorageError.code
@@ -139,6 +140,57 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
         assert client.values("filling") == [b"0", b"1"]
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.values("filling") == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("failing", [0, 2], ids=["the first", "the last"])
+def test_a_topic_that_cannot_be_made_whole_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """And nothing of it is in the way of the next attempt, in this run of the broker or a later one."""
+    real = RealDisk.replace
+
+    def full(self: RealDisk, path: str, data: bytes, **how: bool) -> None:
+        if path == f"half-{failing}/partition.metadata":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, path, data, **how)
+
+    asked = CreateTopicsRequest.CreatableTopic(name="half", num_partitions=3, replication_factor=1)
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        for _ in range(2):
+            with monkeypatch.context() as filled:
+                filled.setattr(RealDisk, "replace", full)
+                (refused,) = client.ask(CreateTopicsRequest(topics=[asked]), 7).topics
+            assert refused.error_code == errors.KafkaStorageError.code
+            assert "make room" in (refused.error_message or "")
+        assert not list(tmp_path.glob("half-?"))
+        client.create_topic("half", 3)
+        assert client.produce("half", batch(b"x"), 2).error_code == 0
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert client.values("half", 2) == [b"x"]
+
+
+def test_partitions_that_cannot_be_added_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RealDisk.mkdir
+
+    def full(self: RealDisk, path: str) -> None:
+        if path == "more-3":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, path)
+
+    def grow(client: RawClient) -> int:
+        wanted = CreatePartitionsRequest.CreatePartitionsTopic(name="more", count=4, assignments=None)
+        return int(client.ask(CreatePartitionsRequest(topics=[wanted]), 3).results[0].error_code)
+
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("more", 2)
+        with monkeypatch.context() as filled:
+            filled.setattr(RealDisk, "mkdir", full)
+            assert grow(client) == errors.KafkaStorageError.code
+        assert client.produce("more", batch(b"x"), 2).error_code == errors.UnknownTopicOrPartition.code
+        assert grow(client) == 0
+        assert client.produce("more", batch(b"x"), 3).error_code == 0
 
 
 def test_a_directory_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -11,12 +11,18 @@ from helpers_broker import RawClient
 from oncelog.broker import transactions as coordinator
 from oncelog.broker.markers import Marker
 from oncelog.broker.node import Answer, Node, Request
-from oncelog.broker.state_topic import Written, partition_for
+from oncelog.broker.state_topic import Written, partition_for, when_durable
 from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
-from oncelog.errors import InvalidTopicException, KafkaStorageError
+from oncelog.errors import (
+    BrokerError,
+    InvalidTopicException,
+    KafkaStorageError,
+    NotCoordinator,
+    NotEnoughReplicas,
+)
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
@@ -272,8 +278,36 @@ def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> No
     waiting.listen(answers.append)
     for partition in node.flushes.take():
         node.flushes.finished(partition, OSError("no"))
-    assert answers[0].responses[0].partition_responses[0].error_code == KafkaStorageError.code
+    assert answers[0].responses[0].partition_responses[0].error_code == NotEnoughReplicas.code
     assert place.log(PARTITIONS[0]) == []
+    node.log_manager.release()
+
+
+def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path) -> None:
+    """Its client is told to try again, no marker is written, and it is not for ever in the way."""
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    node = place.node
+    who = place.begin()
+    flush_all(node)
+    done = node.transactions.end("x", who, True, 0, NOW_MS)
+    failures: list[BrokerError | None] = []
+    when_durable(node, done.written, failures.append)
+
+    def fail_all() -> None:
+        for partition in node.flushes.take():
+            node.flushes.finished(partition, OSError("no descriptor"))
+
+    fail_all()
+    assert isinstance(failures[0], NotCoordinator)
+    node.transactions.retry_markers(NOW_MS)
+    fail_all()
+    assert place.state() is S.PREPARE_COMMIT
+    assert place.log(PARTITIONS[0]) == ["value"]
+    node.transactions.retry_markers(NOW_MS)
+    for _ in range(3):
+        flush_all(node)
+    assert place.state() is S.COMPLETE_COMMIT
+    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
     node.log_manager.release()
 
 

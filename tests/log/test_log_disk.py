@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, batch, config, open_partition, put, read_all
+from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.edge.disk import RealDisk
+from oncelog.edge.disk import RealDisk, RealFile
 from oncelog.errors import KafkaStorageError
 from oncelog.log.disk import Disk
 from oncelog.log.partition import Partition
@@ -231,6 +233,78 @@ def test_a_failed_sync_takes_the_partition_offline() -> None:
     partition.close(NOW_MS)
     again = open_partition(disk.after_kill(), SMALL)
     assert put(again, batch(1)).base_offset == 1
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -> None:
+    """No sync failed, so the next flush makes all of it durable: aborted transactions and the log."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    disk.sync_directory()
+    put(partition, batch(0, is_transactional=True))
+    put_marker(partition, marker(7, commit=False))
+    disk.errors = {(operation, ".txnindex"): errno.ENOSPC}
+    with pytest.raises(KafkaStorageError, match="cannot be flushed"):
+        partition.flush()
+    assert (partition.is_offline, partition.recovery_point) == (False, 0)
+    assert put(partition, batch(1)).base_offset == 2
+    disk.errors = {}
+    partition.flush()
+    assert partition.recovery_point == 3
+    for seed in range(20):
+        again = open_partition(disk.after_power_loss(Random(seed)), SMALL, recovery_point=3)
+        assert again.aborted_transactions(0, 3) == partition.aborted_transactions(0, 3) != []
+        assert again.log_end_offset == 3
+
+
+@pytest.mark.parametrize("how", ["retention", "DeleteRecords"])
+def test_deleting_makes_room_on_a_full_disk(how: str) -> None:
+    disk = MemoryDisk()
+    settings = config(segment_bytes=400, index_interval_bytes=0, retention_bytes=800)
+    partition = open_partition(disk, settings)
+    disk.capacity_bytes = 6000
+    count = 0
+    with suppress(KafkaStorageError):
+        for count in range(1000):
+            put(partition, batch(count))
+    disk.capacity_bytes = disk.used_bytes()
+    if how == "retention":
+        partition.enforce_retention(NOW_MS)
+    else:
+        with pytest.raises(KafkaStorageError, match="No space left"):  # for the newest segment
+            partition.delete_records(None, NOW_MS)
+    assert disk.used_bytes() < 3000
+    if how == "DeleteRecords":
+        partition.delete_records(None, NOW_MS)
+        assert read_all(partition) == b""
+    assert put(partition, batch(count)).base_offset == count
+    _restart_equals(disk, partition.describe_producers(), read_all(partition))
+
+
+def test_a_segment_that_cannot_be_made_holds_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(RealDisk(tmp_path), SMALL)
+    for number in range(5):
+        put(partition, batch(number))
+    real = RealDisk.open
+
+    def exhausted(self: RealDisk, path: str, *, create: bool = False) -> RealFile:
+        if path.endswith(("5.index", ".snapshot.tmp")):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self, path, create=create)
+
+    with monkeypatch.context() as limited:
+        limited.setattr(RealDisk, "open", exhausted)
+        before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+        for _ in range(3):
+            with pytest.raises(KafkaStorageError, match="Too many open files"):
+                put(partition, batch(5))
+        if before:
+            assert len(os.listdir("/proc/self/fd")) == before
+    assert put(partition, batch(5)).base_offset == 5
+    partition.abandon()
 
 
 def test_failing_reads_and_deletes_are_storage_errors() -> None:

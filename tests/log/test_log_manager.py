@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,48 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path) in refused.stderr
     manager.close(NOW_MS)
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+def test_the_format_of_a_new_directory_is_marked() -> None:
+    disk = MemoryDisk()
+    _open(disk).close(NOW_MS)
+    assert b"\noncelog.format.version=1\n" in disk.read("meta.properties")
+
+
+def test_a_directory_without_the_mark_is_upgraded() -> None:
+    """Apache Kafka's, or one of before there was the mark; nothing else in the file is lost."""
+    disk = MemoryDisk()
+    kafka = b"#\n#Fri Nov 21\ncluster.id=abc\ndirectory.id=d\nnode.id=1\nversion=1\nother=x\n"
+    disk.replace("meta.properties", kafka)
+    manager = _open(disk)
+    assert (manager.cluster_id, manager.directory_id) == ("abc", "d")
+    upgraded = disk.read("meta.properties")
+    assert set(upgraded.decode().splitlines()) == {
+        *("cluster.id=abc", "directory.id=d", "node.id=1", "version=1", "other=x"),
+        "oncelog.format.version=1",
+    }
+    manager.close(NOW_MS)
+    _open(disk).release()
+    assert disk.read("meta.properties") == upgraded
+
+
+@pytest.mark.parametrize("key", ["version", "oncelog.format.version"])
+def test_a_newer_format_is_refused_and_nothing_is_touched(key: str) -> None:
+    disk = MemoryDisk()
+    _open(disk).close(NOW_MS)
+    properties = disk.read("meta.properties").decode()
+    disk.replace("meta.properties", re.sub(rf"(?m)^{key}=1$", f"{key}=7", properties).encode())
+    disk.mkdir("t-0.abc-delete")
+    steps = disk.steps
+    with pytest.raises(
+        StorageError, match=rf"meta.properties says {key}=7.* up to 1: a newer one"
+    ) as refused:
+        _open(disk)
+    assert "backup from before the upgrade" in str(refused.value)
+    assert disk.steps == steps
+    disk.replace("meta.properties", re.sub(rf"(?m)^{key}=1$", f"{key}=new", properties).encode())
+    with pytest.raises(StorageError, match="which is no version"):
+        _open(disk)
 
 
 @pytest.mark.behaviour("I17")

@@ -335,3 +335,15 @@ def test_what_follows_a_damage_can_be_read(position: int) -> None:
     except CorruptMessage:
         return
     assert not verify_crc(served, 0, size)
+
+
+def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
+    """Neither a kill nor a power loss leaves that: a file is missing, or was copied too early."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    for number in range(3):
+        put(partition, batch(number))
+    assert open_partition(disk.after_kill(), recovery_point=3).recovery_reports == []
+    again = open_partition(disk.after_kill(), recovery_point=5)
+    assert "ends at offset 3, though 5 were synced" in again.recovery_reports[0]
+    assert put(again, batch(3)).base_offset == 3

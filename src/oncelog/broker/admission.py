@@ -80,7 +80,7 @@ class Admission:
         deferred = Deferred(holds_later_requests=True)
 
         def on_durable(error: BrokerError | None) -> None:
-            answer = again() if error is None else refuse(error)
+            answer = again() if error is None else refuse(self._translated(error))
             if isinstance(answer, Deferred):
                 answer.listen(deferred.resolve)
             else:

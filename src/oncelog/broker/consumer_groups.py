@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
 from oncelog.broker.state_topic import StateTopic, Written
-from oncelog.errors import GroupIdNotFound, KafkaStorageError
+from oncelog.errors import GroupIdNotFound, NotCoordinator
 from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicInfo
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ConsumerGroups:
     def heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
         """The answer, and what must be durable before it is given.
 
-        Raises GroupIdNotFound, KafkaStorageError and as ConsumerGroup.heartbeat.
+        Raises GroupIdNotFound, NotCoordinator and as ConsumerGroup.heartbeat.
         """
         group = self._groups.get(group_id)
         if group is None and beat.epoch != 0:
@@ -66,7 +66,7 @@ class ConsumerGroups:
         return {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
 
     def _settle(self, group: ConsumerGroup, now_ms: int) -> list[Written]:
-        """Store what changed, and be there at the group's next deadline. Raises KafkaStorageError."""
+        """Store what changed, and be there at the group's next deadline. Raises NotCoordinator."""
         due_ms, scheduled_ms = group.next_deadline_ms(), self._scheduled_ms.get(group.group_id)
         if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
             self._scheduled_ms[group.group_id] = due_ms
@@ -93,11 +93,11 @@ class ConsumerGroups:
                 group.tick(now_ms)
                 try:
                     self._settle(group, now_ms)
-                except KafkaStorageError:
+                except NotCoordinator:
                     continue  # stays unsaved; goes with the next change
 
     def bury(self, group_id: str, now_ms: int) -> Written:
-        """Forget a group without members. Raises KafkaStorageError."""
+        """Forget a group without members. Raises NotCoordinator."""
         group = self._groups[group_id]
         entries = [*group.unsaved, *group_entries(group)]
         records = [encode_entry(group, entry, is_gone=True) for entry in dict.fromkeys(entries)]

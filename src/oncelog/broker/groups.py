@@ -22,8 +22,8 @@ from oncelog.errors import (
     IllegalGeneration,
     InconsistentGroupProtocol,
     InvalidGroupId,
-    KafkaStorageError,
     NonEmptyGroup,
+    NotCoordinator,
     PeerError,
     StaleMemberEpoch,
     StorageError,
@@ -72,7 +72,7 @@ class GroupCoordinator:
         return self.consumers.ids().union(self._groups, self.offsets.groups())
 
     def open(self, group_id: str, now_ms: int) -> ClassicGroup:
-        """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, KafkaStorageError."""
+        """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         group = self._groups.get(group_id)
@@ -151,7 +151,7 @@ class GroupCoordinator:
                 self.settle(group, now_ms)
 
     def delete(self, group_id: str, now_ms: int) -> Written | None:
-        """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, KafkaStorageError."""
+        """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator."""
         group = self._groups.get(group_id)
         consumers = self.consumers.get(group_id)
         if group_id not in self.group_ids():
@@ -175,7 +175,7 @@ class GroupCoordinator:
     # Offsets
 
     def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
-        """Where a group's offsets are kept; the topic is made if need be. Raises KafkaStorageError."""
+        """Where a group's offsets are kept; the topic is made if need be. Raises NotCoordinator."""
         self.topic.ensure(now_ms)
         return TopicPartition(self.topic.name, self.topic.partition_of(group_id))
 
@@ -250,8 +250,8 @@ class GroupCoordinator:
                     continue
                 if group.next_deadline_ms() is None:
                     self._bury(group, now_ms)
-            except KafkaStorageError:
-                return  # the partition is offline; next time
+            except NotCoordinator:
+                return  # it cannot be written; next time
 
     # The start
 

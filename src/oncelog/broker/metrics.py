@@ -109,6 +109,8 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
 GAUGES = {
     "producer_ids_active": "Producer ids with state, summed over partitions.",
     "partitions": "Partitions on this node.",
+    "partitions_offline": "Partitions that take no appends, since a sync of theirs failed, until a restart.",
+    "disk_free_bytes": "Bytes that may still be written to the disk of the data directory.",
     "connections": "Open connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
     "transactions_open": "Transactions with data not yet committed or aborted.",

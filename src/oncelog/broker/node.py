@@ -197,9 +197,12 @@ class Node:
     def gauges(self) -> dict[str, float]:
         """What metrics ask for when they are read."""
         partitions = list(self.topics.all_partitions())
+        _, free_bytes = self.log_manager.disk.volume()
         return {
             "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
             "partitions": float(len(partitions)),
+            "partitions_offline": float(sum(p.is_offline for _, p in partitions)),
+            "disk_free_bytes": float(free_bytes),
             "connections": float(self.connection_count),
             "fetches_waiting": float(len(self.fetch_waits)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),

@@ -37,7 +37,7 @@ class Offsets:
     # Committing
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int) -> Written:
-        """They hold from now on. Raises KafkaStorageError."""
+        """They hold from now on. Raises NotCoordinator."""
         index = self._topic.partition_of(group)
         written = self._topic.append(
             index, [_record(group, at, each) for at, each in offsets.items()], now_ms
@@ -48,7 +48,7 @@ class Offsets:
     def commit_pending(
         self, group: str, who: Identity, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int
     ) -> Written:
-        """They hold when the transaction commits. Raises InvalidProducerEpoch, KafkaStorageError."""
+        """They hold when the transaction commits. Raises InvalidProducerEpoch, NotCoordinator."""
         index = self._topic.partition_of(group)
         records = [NewRecord(now_ms, *_record(group, at, each)) for at, each in offsets.items()]
         batch = build_batch(
@@ -91,7 +91,7 @@ class Offsets:
     # Forgetting
 
     def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> Written | None:
-        """Write tombstones, drop pending ones too; None if there was nothing. Raises KafkaStorageError."""
+        """Write tombstones, drop pending ones too; None if there was nothing. Raises NotCoordinator."""
         asked = set(partitions)
         for groups in self._pending.values():
             for at in asked & groups.get(group, {}).keys():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncelog.errors import StorageError
-from oncelog.log.disk import Disk
+from oncelog.log.disk import Disk, explain
 
 
 def read_state(disk: Disk, name: str) -> str | None:
@@ -12,7 +12,9 @@ def read_state(disk: Disk, name: str) -> str | None:
         return disk.read(name).decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise StorageError(f"{disk.describe(name)} cannot be read: {explain(error)}") from error
+    except UnicodeDecodeError as error:
         raise StorageError(f"{disk.describe(name)} cannot be read: {error}") from error
 
 
@@ -21,4 +23,4 @@ def write_state(disk: Disk, name: str, text: str, *, is_private: bool = False) -
     try:
         disk.replace(name, text.encode(), is_private=is_private)
     except OSError as error:
-        raise StorageError(f"{disk.describe(name)} cannot be written: {error}") from error
+        raise StorageError(f"{disk.describe(name)} cannot be written: {explain(error)}") from error

@@ -1,5 +1,7 @@
 """A coordinator's memory as a topic: what is decided is appended before it holds, and read back at start.
 
+A coordinator that cannot write is none: clients get NOT_COORDINATOR, as Kafka's, which all of them retry.
+
 An append holds as soon as it stands in the log; answers and what others write because of it wait until it
 is durable. That is enough, for all records of one key are in one partition: what was appended later is not
 durable before.
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import BrokerError, KafkaStorageError, StorageError
+from oncelog.errors import BrokerError, KafkaStorageError, NotCoordinator, StorageError
 from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
 from oncelog.types import Origin, TopicPartition
@@ -93,32 +95,35 @@ class StateTopic:
         return len(topic.partitions) if topic else self._partition_count
 
     def ensure(self, now_ms: int) -> Topic:
-        """The topic, made if need be. Raises KafkaStorageError."""
+        """The topic, made if need be. Raises NotCoordinator."""
         topic = self.topic
         if topic is not None:
             return topic
         try:
             return self._node.topics.create(self.name, self._partition_count, dict(self._overrides), now_ms)
         except StorageError as error:
-            raise KafkaStorageError(f"{self.name} cannot be made: {error}") from error
+            raise NotCoordinator(f"{self.name} cannot be made: {error}") from error
 
     def partition_of(self, key: str) -> int:
         """Where records of a key belong: a group id, a transactional id."""
         return partition_for(key, self.partition_count)
 
     def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
-        """Append (key, value or tombstone) as one batch. Raises KafkaStorageError; nothing holds then."""
+        """Append (key, value or tombstone) as one batch. Raises NotCoordinator; nothing holds then."""
         made = [NewRecord(now_ms, key, value) for key, value in records]
         return self.append_batch(index, build_batch(made), now_ms)
 
     def append_batch(self, index: int, batch: bytearray, now_ms: int) -> Written:
         """Append a batch that the coordinator built, of a transaction for instance.
 
-        Raises what the append rule says of it (InvalidProducerEpoch), KafkaStorageError.
+        Raises what the append rule says of it (InvalidProducerEpoch), NotCoordinator.
         """
         topic = self.ensure(now_ms)
         partition = topic.partition(index)
-        appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
+        try:
+            appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
+        except KafkaStorageError as error:
+            raise NotCoordinator(str(error)) from error
         self._node.note_append(TopicPartition(self.name, index), len(batch))
         return Written(topic, partition, appended.last_offset)
 
@@ -159,19 +164,23 @@ def must_wait(written: Iterable[Written]) -> bool:
 
 
 def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
-    """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly."""
+    """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly.
+
+    What cannot be made durable is NotCoordinator of a coordinator's records, else KafkaStorageError.
+    """
     waiting = [each for each in written if _waits(each)]
     if not waiting:
         then(None)
         return
     left, first_error = len(waiting), None
+    failure = NotCoordinator if all(each.topic.is_internal for each in waiting) else KafkaStorageError
 
     def on_flushed(error: Exception | None) -> None:
         nonlocal left, first_error
         left -= 1
         first_error = first_error or error
         if not left:
-            then(None if first_error is None else KafkaStorageError(f"not flushed: {first_error}"))
+            then(None if first_error is None else failure(f"not flushed: {first_error}"))
 
     for each in waiting:
         node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))

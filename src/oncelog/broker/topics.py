@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from oncelog.broker.names import check_no_collision, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
 from oncelog.config import INT64_MAX
-from oncelog.errors import StorageError, TopicAlreadyExists, UnknownTopicOrPartition
+from oncelog.errors import KafkaStorageError, StorageError, TopicAlreadyExists, UnknownTopicOrPartition
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
 from oncelog.settings import Settings
@@ -134,6 +135,7 @@ class Topics:
             self._open_partitions(topic, partition_count, now_ms)
         except Exception:
             del self._by_name[name]
+            self._take_back(topic, 0)
             raise
         self._by_id[topic.topic_id] = topic
         return topic
@@ -153,8 +155,13 @@ class Topics:
 
     def add_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
         """Raise the partition count to `count`. Raises StorageError."""
-        self._save({topic.name: count})
-        self._open_partitions(topic, count, now_ms)
+        first_new = len(topic.partitions)
+        try:
+            self._save({topic.name: count})
+            self._open_partitions(topic, count, now_ms)
+        except Exception:
+            self._take_back(topic, first_new)
+            raise
 
     def alter(self, topic: Topic, overrides: dict[str, str]) -> None:
         """Replace the topic's own settings; `overrides` are checked. Raises StorageError."""
@@ -185,6 +192,15 @@ class Topics:
         # One sync for all new directories.
         self._logs.disk.sync_directory()
 
+    def _take_back(self, topic: Topic, first: int) -> None:
+        """Not all partitions from `first` on could be made: undo that, as far as the disk lets us."""
+        made = [TopicPartition(topic.name, index) for index in range(first, len(topic.partitions))]
+        del topic.partitions[first:]
+        with suppress(KafkaStorageError):
+            self._logs.delete_partitions(made)
+        with suppress(StorageError):
+            self._save({})
+
     def _remove_directories(self, topic: Topic) -> None:
         self._logs.delete_partitions(TopicPartition(topic.name, i) for i in range(len(topic.partitions)))
 
@@ -200,7 +216,9 @@ class Topics:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
         self._adopt([at for at in found if at.topic not in entries], now_ms)
-        self._save({})
+        if self._by_name.keys() != entries.keys():
+            # Else nothing is written, so that a broker starts on a full disk.
+            self._save({})
 
     def _adopt(self, found: list[TopicPartition], now_ms: int) -> None:
         """Topics whose directories nobody named: another broker's data directory."""

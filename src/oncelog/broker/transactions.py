@@ -24,7 +24,6 @@ from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionTimeout,
-    KafkaStorageError,
     NotCoordinator,
     PeerError,
     StorageError,
@@ -85,6 +84,8 @@ class TransactionCoordinator:
         """Where a marker is still to be written, by transactional id."""
         self._marked: dict[str, list[Written]] = {}
         """And the markers that are written, perhaps in an earlier attempt, and not durable yet."""
+        self._undecided: list[tuple[TransactionEntry, Written]] = []
+        """Decisions that could not be made durable: no marker may be written for them yet."""
 
     # Requests
 
@@ -225,7 +226,10 @@ class TransactionCoordinator:
                 self._end(fence(entry, server_version=self.version, now_ms=now_ms), now_ms)
 
     def retry_markers(self, now_ms: int) -> None:
-        """Try markers again that could not be written."""
+        """Try again what could not be made durable, and markers that could not be written."""
+        undecided, self._undecided = self._undecided, []
+        for prepared, written in undecided:
+            self._follow(prepared, written, now_ms)
         for transactional_id in list(self._unfinished):
             self._write_markers(transactional_id, now_ms)
 
@@ -234,7 +238,7 @@ class TransactionCoordinator:
         expiration_ms = self._node.settings["transactional.id.expiration.ms"]
         for entry in [e for e in self._entries.values() if is_expired(e, now_ms, expiration_ms)]:
             key = entry.transactional_id
-            with suppress(KafkaStorageError):
+            with suppress(NotCoordinator):
                 self.topic.append(self.topic.partition_of(key), [(encode_key(key), None)], now_ms)
                 del self._entries[key]
 
@@ -243,24 +247,25 @@ class TransactionCoordinator:
     def _persist(self, entry: TransactionEntry, now_ms: int) -> Written:
         key, version = entry.transactional_id, min(self.version, 1)
         record = encode_key(key), encode_value(entry, version)
-        try:
-            written = self.topic.append(self.topic.partition_of(key), [record], now_ms)
-        except KafkaStorageError as error:
-            raise NotCoordinator(str(error)) from error
+        written = self.topic.append(self.topic.partition_of(key), [record], now_ms)
         self._entries[key] = entry
         return written
 
     def _end(self, prepared: TransactionEntry, now_ms: int) -> Written:
         """Write the decision; when it is durable, its markers."""
         written = self._persist(prepared, now_ms)
+        self._follow(prepared, written, now_ms)
+        return written
 
+    def _follow(self, prepared: TransactionEntry, written: Written, now_ms: int) -> None:
         def on_durable(error: BrokerError | None) -> None:
-            if error is None:
-                self._unfinished[prepared.transactional_id] = set(prepared.partitions)
-                self._write_markers(prepared.transactional_id, now_ms)
+            if error is not None:
+                self._undecided.append((prepared, written))
+                return
+            self._unfinished[prepared.transactional_id] = set(prepared.partitions)
+            self._write_markers(prepared.transactional_id, now_ms)
 
         when_durable(self._node, [written], on_durable)
-        return written
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]

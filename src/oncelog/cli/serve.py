@@ -32,7 +32,7 @@ def raise_file_limit() -> None:
 @click.command()
 @click.option(
     "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, readable=False, path_type=Path),
     envvar="ONCELOG_DATA_DIR",
     help="Where the data lives; made if missing.  [default: a directory under your data home]",
 )

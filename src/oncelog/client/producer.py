@@ -339,8 +339,8 @@ class ProducerCore:
     ) -> None:
         if batch.is_settled:
             return
-        part = self._partitions[batch.tp]
-        part.came_back(batch, may_be_stored)
+        batch.last_error = error
+        self._partitions[batch.tp].came_back(batch, may_be_stored)
         if batch.attempt_count > self.options.retries:
             self._fail(batch, error)
             return
@@ -356,11 +356,13 @@ class ProducerCore:
         limit_ms = self.options.delivery_timeout_ms
         for part in self._partitions.values():
             for batch in part.created_before(now_ms - limit_ms):
-                text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}"
+                heard = f" (last heard: {batch.last_error})" if batch.last_error else ""
+                text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{heard}"
                 error: OncelogError = TimedOut(f"{text}; the records were not stored")
                 if batch.is_on_wire or batch.may_be_stored:
                     batch.may_be_stored = True
-                    error = DeliveryUnknown(f"{text}; whether the records are stored is not known")
+                    text += "; whether the records are stored is not known"
+                    error = DeliveryUnknown(text, batch.last_error)
                     error.reaction = Mark.ABORTABLE.value
                 self._fail(batch, error)
 

@@ -158,12 +158,14 @@ class ProducerBatch(NumberedBatch):
     """Records of one partition, open for more until sealed; then bytes.
 
     `size_bytes` is an upper bound before compression. Times are the monotonic clock's milliseconds.
-    `attempt_count` counts how often it was sent. `charged_bytes` of buffer.memory are its own.
+    `attempt_count` counts how often it was sent, `last_error` is what came of the last failed attempt.
+    `charged_bytes` of buffer.memory are its own.
     """
 
     __slots__ = (
-        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_settled", "outcome",
-        "parent", "retry_at_ms", "rows", "sent_ms", "serial", "size_bytes", "tp", "unsettled_pieces",
+        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_settled",
+        "last_error", "outcome", "parent", "retry_at_ms", "rows", "sent_ms", "serial", "size_bytes", "tp",
+        "unsettled_pieces",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, created_ms: float, serial: int) -> None:
@@ -178,6 +180,7 @@ class ProducerBatch(NumberedBatch):
         self.attempt_count = 0
         self.retry_at_ms = 0.0
         self.sent_ms: float | None = None
+        self.last_error: OncelogError | None = None
         self.data: bytearray | None = None
         self.encoded_identity: Any = None
         self.parent: ProducerBatch | None = None

@@ -33,7 +33,7 @@ from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
-from oncelog.log.disk import Disk
+from oncelog.log.disk import Disk, explain
 from oncelog.log.manager import LOCK, LogManager
 from oncelog.settings import Settings
 
@@ -132,8 +132,19 @@ def open_node(
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
     except OSError as error:
-        raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
-    return recover_node(disk, settings, clock, on_append)
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}") from error
+    node = recover_node(disk, settings, clock, on_append)
+    _log_opening(data_dir, node)
+    return node
+
+
+def _log_opening(data_dir: Path, node: Node) -> None:
+    """What the start found, and what it had to repair."""
+    is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
+    log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
+    for at, partition in partitions.items():
+        for report in partition.recovery_reports:
+            log_event("warning", "log repaired", partition=at, what=report)
 
 
 def recover_node(
@@ -144,6 +155,9 @@ def recover_node(
     manager = LogManager.open(disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms)
     try:
         return Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
+    except OSError as error:
+        manager.release()
+        raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
     except BaseException:
         manager.release()
         raise
@@ -159,7 +173,7 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
     except BlockingIOError:
         raise StorageError(f"data directory {data_dir} is in use; its broker must be stopped first") from None
     except OSError as error:
-        raise StorageError(f"data directory {data_dir} cannot be used: {error}") from error
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}") from error
     try:
         yield disk
     finally:

@@ -8,11 +8,15 @@ import os
 import resource
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from oncelog.log.disk import Buffer
+from oncelog.edge import machine
+from oncelog.edge.event_log import log_event
+from oncelog.log.disk import Buffer, SyncFailed, explain
 
 _FILE_MODE = 0o644
+TELL_EVERY_SECONDS = 60.0
 
 
 class RealFile:
@@ -52,16 +56,20 @@ class RealFile:
 
     def pwrite(self, data: Buffer, position: int) -> None:
         fd = self._fd if self._fd is not None else self._opened()
-        written = os.pwrite(fd, data, position)
-        if written == len(data):
-            return
-        view = memoryview(data)
-        while written < len(view):
-            # A nearly full disk takes a part first and fails at the next call.
-            step = os.pwrite(fd, view[written:], position + written)
-            if step == 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written += step
+        try:
+            written = os.pwrite(fd, data, position)
+            if written == len(data):
+                return
+            view = memoryview(data)
+            while written < len(view):
+                # A nearly full disk takes a part first and fails at the next call.
+                step = os.pwrite(fd, view[written:], position + written)
+                if step == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                written += step
+        except OSError as error:
+            _tell(error, self._path)
+            raise
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._opened(), size)
@@ -71,7 +79,7 @@ class RealFile:
             if self._fd is None:
                 self._fd = _open(self._path, os.O_RDWR)
             if self._fd >= 0:
-                _fdatasync(self._fd)
+                _sync(_fdatasync, self._fd, self._path)
 
     def rest(self) -> None:
         with self._lock:
@@ -94,12 +102,32 @@ def _open(path: str, flags: int) -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
-            raise OSError(error.errno, advice, path) from error
+            advised = OSError(error.errno, advice, path)
+            _tell(advised, path)
+            raise advised from error
         raise
+
+
+_told: dict[int | None, float] = {}
+
+
+def _tell(error: OSError, path: str) -> None:
+    """Log that the disk refuses something, each reason once in a while: every retry meets it."""
+    now = machine.current().monotonic_ns() / 1e9
+    if now - _told.get(error.errno, -TELL_EVERY_SECONDS) >= TELL_EVERY_SECONDS:
+        _told[error.errno] = now
+        log_event("error", "disk refuses", path=path, error=explain(error))
 
 
 # macOS has no fdatasync.
 _fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+def _sync(how: Callable[[int], None], fd: int, path: str) -> None:
+    try:
+        how(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, path) from error
 
 
 class RealLock:
@@ -195,9 +223,9 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        _sync(os.fsync, fd, path)
     finally:
         os.close(fd)
 

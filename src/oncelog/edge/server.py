@@ -83,15 +83,16 @@ class Server:
         """No more requests: the listener, every connection and the flush threads end."""
         if self._listener is not None:
             self._listener.close()
-        for timer in (self._timer, self._sweeper):
-            if timer is not None:
-                timer.cancel()
         for connection in list(self.connections):
             if connection.transport is not None:
                 connection.transport.abort()
         await asyncio.sleep(0)
         while self._flushing:
             await asyncio.gather(*self._flushing, return_exceptions=True)
+        # Not before: what ends a flush sets the timer again.
+        for timer in (self._timer, self._sweeper):
+            if timer is not None:
+                timer.cancel()
         self._flush_pool.shutdown(wait=True)
         await asyncio.sleep(0)
 

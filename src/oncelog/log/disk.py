@@ -6,9 +6,14 @@ or broken does so with errno ENOSPC or EIO.
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
+
+
+class SyncFailed(OSError):
+    """What was written before may be lost, though it can still be read: a later sync proves nothing."""
 
 
 class File(Protocol):
@@ -27,7 +32,7 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """fdatasync: what was written before survives a power loss."""
+        """fdatasync: what was written before survives a power loss. Raises SyncFailed."""
         ...
 
     def rest(self) -> None:
@@ -89,7 +94,7 @@ class Disk(Protocol):
     def remove_tree(self, path: str) -> None: ...
 
     def sync_directory(self, path: str = "") -> None:
-        """Make creations, renames and removals in a directory survive a power loss."""
+        """Make creations, renames and removals in a directory survive a power loss. Raises SyncFailed."""
         ...
 
     def volume(self) -> tuple[int, int]:
@@ -99,6 +104,20 @@ class Disk(Protocol):
     def lock(self, path: str) -> DiskLock:
         """Take an exclusive lock on a file; BlockingIOError when another process holds it."""
         ...
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "raise the quota of the broker's user",
+    errno.EROFS: "mount that disk read-write, or use another data directory",
+    errno.EACCES: "give the broker's user the right to read and write there (chown, chmod)",
+}
+
+
+def explain(error: OSError) -> str:
+    """What went wrong, with what to do about it where that is known."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error}: {remedy}" if remedy else str(error)
 
 
 def remove_if_exists(disk: Disk, path: str) -> None:

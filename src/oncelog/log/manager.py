@@ -1,7 +1,7 @@
 """The data directory: one process at a time, every partition in it, and the checkpoints over them.
 
     .lock                                held while a broker runs; a second one is refused
-    meta.properties                      cluster.id, node.id, directory.id
+    meta.properties                      cluster.id, node.id, directory.id, the version of the format
     .kafka_cleanshutdown                 exists only after a clean stop
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
@@ -28,12 +28,16 @@ from oncelog.log.checkpoint import (
 )
 from oncelog.log.chores import Chore, Chores
 from oncelog.log.config import LogConfig
-from oncelog.log.disk import Disk, DiskLock, remove_if_exists, write_synced
+from oncelog.log.disk import Disk, DiskLock, explain, remove_if_exists, write_synced
 from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
 
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 DELETED_SUFFIX = "-delete"
+FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
+"""In meta.properties, of all files here together; raised when an older Oncelog would misread a directory.
+Without it a directory is Apache Kafka's, or of an Oncelog before the key, whose files are of version 1."""
+_META_VERSION = 1
 _DIRECTORY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
 
 
@@ -76,7 +80,8 @@ class LogManager:
         """Lock the directory and finish deletions; partitions are opened one by one afterwards.
 
         `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. Raises
-        StorageError: in use by another process, another node's or cluster's directory, unreadable files.
+        StorageError: in use by another process, another node's or cluster's directory, written by a newer
+        Oncelog (nothing was changed then), unreadable files.
         """
         lock = _take_lock(disk)
         try:
@@ -89,7 +94,7 @@ class LogManager:
             disk.sync_directory()
         except OSError as error:
             lock.release()
-            raise StorageError(f"{disk.describe('')} cannot be opened: {error}") from error
+            raise StorageError(f"{disk.describe('')} cannot be opened: {explain(error)}") from error
         except BaseException:
             lock.release()
             raise
@@ -318,24 +323,25 @@ def _take_lock(disk: Disk) -> DiskLock:
             " another data directory"
         ) from None
     except OSError as error:
-        raise StorageError(f"{disk.describe(LOCK)}: {error}") from error
+        raise StorageError(f"{disk.describe('')} cannot be locked: {explain(error)}") from error
 
 
 def _settle_properties(
     disk: Disk, node_id: int, cluster_id: str | None, new_uuid: Callable[[], bytes]
 ) -> dict[str, str]:
+    path = disk.describe(META_PROPERTIES)
     if disk.exists(META_PROPERTIES):
         properties = _parse_properties(disk.read(META_PROPERTIES).decode(errors="replace"))
+        _check_version(path, properties, "version", _META_VERSION)
+        format_version = _check_version(path, properties, FORMAT_KEY, FORMAT_VERSION)
     else:
+        format_version = 0
         properties = {
-            "version": "1",
+            "version": str(_META_VERSION),
             "cluster.id": cluster_id or encode_uuid(new_uuid()),
             "node.id": str(node_id),
             "directory.id": encode_uuid(new_uuid()),
         }
-        text = "".join(f"{key}={value}\n" for key, value in properties.items())
-        disk.replace(META_PROPERTIES, text.encode())
-    path = disk.describe(META_PROPERTIES)
     missing = {"cluster.id", "node.id", "directory.id"} - properties.keys()
     if missing:
         raise StorageError(f"{path} lacks {', '.join(sorted(missing))}")
@@ -343,7 +349,24 @@ def _settle_properties(
         raise StorageError(f"{path} says node.id={properties['node.id']}, the setting is {node_id}")
     if cluster_id is not None and properties["cluster.id"] != cluster_id:
         raise StorageError(f"{path} says cluster.id={properties['cluster.id']}, asked for {cluster_id}")
+    if format_version < FORMAT_VERSION:
+        properties[FORMAT_KEY] = str(FORMAT_VERSION)
+        text = "".join(f"{key}={value}\n" for key, value in properties.items())
+        disk.replace(META_PROPERTIES, text.encode())
     return properties
+
+
+def _check_version(path: str, properties: dict[str, str], key: str, newest: int) -> int:
+    """The version that a key tells, 0 without one. Raises StorageError for one we cannot know."""
+    text = properties.get(key, "0")
+    if not text.isdecimal():
+        raise StorageError(f"{path} says {key}={text}, which is no version; restore the file from a backup")
+    if int(text) > newest:
+        raise StorageError(
+            f"{path} says {key}={text}, this Oncelog knows versions up to {newest}: a newer one has written"
+            " the directory. Start that one, or a backup from before the upgrade; nothing was changed"
+        )
+    return int(text)
 
 
 def _parse_properties(text: str) -> dict[str, str]:

@@ -74,12 +74,16 @@ class Segment:
         `ending` comes after each file's name, for a segment that is to take another's place.
         """
         file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{ending}", create=True)
-        file.truncate(0)
         segment = cls(disk, directory, base_offset, file, 0, now_ms, ending)
-        for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
-            remove_if_exists(disk, segment._path(suffix))
-        for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
-            disk.open(segment._path(suffix), create=True).close()
+        try:
+            file.truncate(0)
+            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
+                remove_if_exists(disk, segment._path(suffix))
+            for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
+                disk.open(segment._path(suffix), create=True).close()
+        except OSError:
+            file.close()
+            raise
         return segment
 
     @classmethod

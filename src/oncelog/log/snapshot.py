@@ -258,7 +258,8 @@ class Snapshots:
         paths = self._path(offset, FULL_SUFFIX), self._path(offset, SNAPSHOT_SUFFIX)
         files: list[_SealedFile] = []
         try:
-            files.extend([_SealedFile(self._disk, path + _UNFINISHED) for path in paths])
+            for path in paths:
+                files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image)
             for file in files:
                 yield file.finish

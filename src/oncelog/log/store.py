@@ -20,7 +20,7 @@ from oncelog.log.checkpoint import (
 )
 from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.config import LogConfig
-from oncelog.log.disk import Disk, sync_file
+from oncelog.log.disk import Disk, SyncFailed, explain, sync_file
 from oncelog.log.epochs import LeaderEpochs
 from oncelog.log.reading import Place
 from oncelog.log.recovery import OpenAs, Recovered, recover
@@ -104,9 +104,11 @@ class PartitionStore:
         """
         chores = Chores() if chores is None else chores
         how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms, chores)
+        is_new = False
         try:
             if not disk.exists(directory):
                 disk.mkdir(directory)
+                is_new = True
             stored_id = _check_topic_id(disk, directory, topic_id)
             recovered = recover(disk, directory, how)
             if topic_id is not None and stored_id is None:
@@ -121,6 +123,9 @@ class PartitionStore:
                 log_end_offset=end_offset,
                 leader_epoch=leader_epoch,
             )
+            if not clean_shutdown and end_offset < recovery_point:
+                text = f"ends at offset {end_offset}, though {recovery_point} were synced: files are missing,"
+                recovered.reports.append(f"{text} or were copied while a broker wrote (docs/operations.md)")
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
             synced = end_offset if clean_shutdown else max(recovery_point, log_start_offset)
             rebuilt_from = end_offset if recovered.rebuilt_from is None else recovered.rebuilt_from
@@ -129,7 +134,10 @@ class PartitionStore:
             if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
                 partition._as_opened = end_offset, recovered.log_start_offset
         except OSError as error:
-            raise StorageError(f"{disk.describe(directory)} cannot be opened: {error}") from error
+            if is_new:
+                with suppress(OSError):  # else it would be in the way of another attempt
+                    disk.remove_tree(directory)
+            raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         return partition
 
     @property
@@ -256,15 +264,20 @@ class PartitionStore:
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
         """Move the log start up, then delete the segments wholly below it."""
         known_start, self._log_start_offset = self._log_start_offset, max(self._log_start_offset, offset)
-        active = self._segments.active
+        active, failure = self._segments.active, None
         try:
             if active.end_offset <= self._log_start_offset and active.size_bytes:
-                self._roll(now_ms)
+                try:
+                    self._roll(now_ms)
+                except OSError as error:
+                    failure = error  # a full disk; what is closed can go all the same, and makes room
             dead = self._dead_segments()
             if dead and not self._is_safe_without(dead):
                 self._snapshot()
             if dropped := self._drop_dead():
                 self._chores.add(self._remove(dropped))
+            if failure is not None:
+                raise failure
             self._epochs.cut_start(self._log_start_offset)
             if (
                 self.on_log_start is not None
@@ -302,8 +315,9 @@ class PartitionStore:
     def flush(self) -> None:
         """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
 
-        Raises KafkaStorageError. If it was a sync that failed, appends are refused until the partition is
-        opened again, since the operating system may have dropped what it could not write.
+        Raises KafkaStorageError. After a failed sync appends are refused until the partition is opened again,
+        since the operating system may have dropped what it could not write; what failed before that (no room
+        for an index, no descriptor) is tried again by the next flush.
         """
         self._check_online()
         end_offset = self._log_end_offset
@@ -311,9 +325,6 @@ class PartitionStore:
         try:
             for segment in segments:
                 segment.write_indexes(is_active=segment is segments[-1])
-        except OSError as error:  # a full disk, say; the next flush writes them
-            raise KafkaStorageError(f"{self.topic_partition}: not flushed: {error}") from error
-        try:
             # Before the syncs: a segment that comes meanwhile makes it dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
@@ -323,9 +334,12 @@ class PartitionStore:
                 for name in (PARTITION_METADATA, LEADER_EPOCHS):
                     sync_file(self._disk, f"{self._directory}/{name}")
                 self._disk.sync_directory(self._directory)
-        except OSError as error:
-            self._failure = f"a sync failed ({error}); open the partition again once the disk works"
+        except SyncFailed as error:
+            self._failure = f"a sync failed ({error}); start the broker again once the disk works"
             raise KafkaStorageError(f"{self.topic_partition}: {self._failure}") from error
+        except OSError as error:
+            self._is_directory_dirty = True
+            raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
         self._recovery_point = max(self._recovery_point, end_offset)
 
     def checkpoint_producers(self) -> None:

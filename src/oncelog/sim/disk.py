@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 
-from oncelog.log.disk import Buffer
+from oncelog.log.disk import Buffer, SyncFailed
 
 _directory_of = lru_cache(4096)(posixpath.dirname)
 
@@ -148,7 +148,8 @@ class MemoryDisk:
             raise SimulatedCrash
         for (failing, suffix), number in self.errors.items():
             if failing == operation and path.endswith(suffix):
-                raise OSError(number, os.strerror(number), path)
+                failed = SyncFailed if operation == "sync" else OSError
+                raise failed(number, os.strerror(number), path)
         done = count if self.crash_after is None else min(count, max(self.crash_after - self.steps, 0))
         self.steps += done
         if done < count:

@@ -19,6 +19,7 @@ from oncelog.errors import (
     InvalidRequest,
     InvalidTopicException,
     KafkaStorageError,
+    NotCoordinator,
     StorageError,
     TopicAuthorizationFailed,
     TopicDeletionDisabled,
@@ -102,7 +103,7 @@ def _delete(
     else:
         for index in range(len(topic.partitions)):
             node.fetch_waits.changed(TopicPartition(topic.name, index))
-        with suppress(KafkaStorageError):  # they are found expired later
+        with suppress(NotCoordinator):  # they are found expired later
             node.groups.offsets.delete_topics({topic.name}, now_ms)
     return result
 

@@ -67,7 +67,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         )
         admission = _admit(node, message, who, request.header.api_version, now_ms)
         if admission.is_early:
-            return admission.later(lambda: handle(node, request, now_ms), refusal)
+            return admission.later(
+                lambda: handle(node, request, now_ms),
+                lambda error: refusal(CoordinatorNotAvailable(str(error))),
+            )
         written = []
         if offsets:
             written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))

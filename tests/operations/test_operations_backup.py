@@ -1,0 +1,102 @@
+"""A copy of the directory of a running broker, made as docs/operations.md says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers_operations import Load, frozen
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Consumer, TopicPartition
+from oncelog.dev.served import ServedBroker
+
+SETTINGS = {
+    "offsets.topic.num.partitions": 2,
+    "transaction.state.log.num.partitions": 2,
+    "log.segment.bytes": 100_000,
+    "log.flush.interval.messages": 100,
+    "log.flush.offset.checkpoint.interval.ms": 100,
+    "log.cleaner.backoff.ms": 100,
+}
+
+
+def update(source: Path, target: Path) -> None:
+    """What `rsync -a --delete` does: files that differ in size or time are copied, what is gone goes."""
+    for path in sorted(target.rglob("*"), reverse=True):
+        there = source / path.relative_to(target)
+        if not there.exists():
+            path.rmdir() if path.is_dir() else path.unlink()
+    # Checkpoints and small files last, and late partitions first: the order is to prove nothing.
+    for path in sorted(source.rglob("*"), reverse=True):
+        copy = target / path.relative_to(source)
+        try:
+            if path.is_dir():
+                copy.mkdir(parents=True, exist_ok=True)
+            elif not _is_same(path, copy):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy)
+        except FileNotFoundError:
+            pass  # rsync says "vanished" (24) and goes on
+
+
+def _is_same(path: Path, copy: Path) -> bool:
+    if not copy.exists():
+        return False
+    here, there = path.stat(), copy.stat()
+    return (here.st_size, here.st_mtime_ns) == (there.st_size, there.st_mtime_ns)
+
+
+@pytest.mark.behaviour("I17", "T6")
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
+    """It has all that was acknowledged before, transactions whole in all partitions, and nobody noticed."""
+    target = tmp_path / "copy"
+    with (
+        ServedBroker(tmp_path / "data", settings=SETTINGS) as broker,
+        Load(broker.bootstrap_servers, padding=200) as load,
+    ):
+        for each in range(rounds):
+            load.wait_for_progress(50)
+            update(broker.data_dir, target)
+            load.wait_for_progress(20)
+            told = load.told()
+            with frozen(broker):
+                update(broker.data_dir, target)
+            opened = tmp_path / f"opened-{each}"
+            shutil.copytree(target, opened)
+            with ServedBroker(opened, settings=SETTINGS) as copy:
+                load.check(copy.bootstrap_servers, told)
+                # It is a whole broker: transactions of the load's own id and a group go on.
+                topic = new_topic(copy.bootstrap_servers)
+                with producer_of(copy.bootstrap_servers, transactional_id=load.pairs) as producer:
+                    producer.init_transactions()
+                    with producer.transaction():
+                        producer.send(topic, b"after")
+                assert values(copy.bootstrap_servers, topic) == [b"after"]
+            shutil.rmtree(opened)
+        load.stop()
+        load.check()
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("T7")
+def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path / "data", settings=SETTINGS) as broker:
+        at = TopicPartition(new_topic(broker.bootstrap_servers), 0)
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send_many(at.topic, [b"%d" % number for number in range(10)]).result(60)
+        config = {"group.id": "readers", "enable.auto.commit": False}
+        with Consumer({"bootstrap.servers": broker.bootstrap_servers, **config}) as consumer:
+            consumer.assign([at])
+            consumer.commit({at: 7})
+        with frozen(broker):
+            shutil.copytree(broker.data_dir, tmp_path / "copy")
+    with (
+        ServedBroker(tmp_path / "copy", settings=SETTINGS) as copy,
+        Consumer({"bootstrap.servers": copy.bootstrap_servers, **config}) as consumer,
+    ):
+        found = consumer.committed([at])[at]
+        assert found is not None and found.offset == 7
+        assert len(values(copy.bootstrap_servers, at.topic)) == 10

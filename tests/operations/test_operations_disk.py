@@ -1,0 +1,164 @@
+"""Disks that are full, may not be written, or are not ours, under load and at the start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient, batch
+from helpers_operations import Load, fill, frozen, mounted, wait_for
+from helpers_producer import producer_of
+
+from oncelog import errors
+from oncelog.dev.served import ServedBroker
+from oncelog.edge.broker import Broker
+from oncelog.errors import DeliveryUnknown
+from oncelog.wire.messages import InitProducerIdRequest
+
+SMALL = {
+    "offsets.topic.num.partitions": 2,
+    "transaction.state.log.num.partitions": 2,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+}
+
+
+def refusal_of(client: RawClient) -> int:
+    """What an idempotent batch for the topic `probe` is answered."""
+    return int(client.produce("probe", batch(bytes(5000))).error_code)
+
+
+def refusal_of_session(client: RawClient) -> int:
+    """What a new transactional id is answered: 0 until there is no room for a small record either."""
+    asked = InitProducerIdRequest(transactional_id="x" * 500, transaction_timeout_ms=60_000)
+    return int(client.ask(asked, 4).error_code)
+
+
+@pytest.mark.behaviour("I7", "I17")
+@pytest.mark.parametrize(
+    "ending", ["no end", *(pytest.param(end, marks=pytest.mark.soak) for end in ("SIGKILL", "SIGTERM"))]
+)
+def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
+    """Nothing acknowledged is lost, readers read, and with room again everybody goes on by himself."""
+    with (
+        mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as disk,
+        ServedBroker(disk / "data", log_file=tmp_path / "broker.log", settings=SMALL) as broker,
+        RawClient(broker.bootstrap_servers) as client,
+        Load(broker.bootstrap_servers, padding=300) as load,
+    ):
+        client.create_topic("probe")
+        load.wait_for_progress()
+        fill(disk / "ballast")
+        wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
+        told = load.told()
+        load.check(told=told)
+        with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
+            sent = late.send("probe", bytes(5000))
+            # It may be stored: a broker says the same when the batch is written and only its sync failed.
+            with pytest.raises(DeliveryUnknown, match=r"last heard: KAFKA_STORAGE_ERROR.* No space left"):
+                sent.result(60)
+        wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
+        if ending != "no end":
+            broker.stop() if ending == "SIGTERM" else broker.kill()
+            broker.start()
+            load.check(told=told)
+        (disk / "ballast").unlink()
+        load.wait_for_progress()
+        load.stop()
+        load.check()
+        log = (tmp_path / "broker.log").read_text()
+        assert "Traceback" not in log
+        assert 'event="disk refuses"' in log and "No space left on device: make room" in log
+
+
+def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
+    """`oncelog serve` that is expected to end by itself."""
+    command = [*prefix, sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(data_dir)]
+    command += ["--listen", "127.0.0.1:0"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as disk:
+        with ServedBroker(disk / "data", log_file=tmp_path / "broker.log"):
+            pass
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=60)
+        refused = serve(disk / "data")
+    assert refused.returncode == 1
+    assert f"{disk}/data" in refused.stderr and "Traceback" not in refused.stderr
+    assert "Read-only file system" in refused.stderr and "mount that disk read-write" in refused.stderr
+
+
+@pytest.mark.parametrize("denied", [".", "t-0/{}.log"])
+def test_files_that_belong_to_somebody_else(tmp_path: Path, denied: str) -> None:
+    """Started as root once, say, and as a user of its own ever after."""
+    data_dir = tmp_path / "data"
+    with Broker(data_dir) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        client.produce("t", batch(b"x"))
+    # Root may read everything, unless it gives that up.
+    prefix = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if prefix and shutil.which("setpriv") is None:
+        pytest.skip("root may read everything: there is no setpriv to give that up")
+    path = data_dir / denied.format("0" * 20)
+    path.chmod(0o000)
+    refused = serve(data_dir, *prefix)
+    path.chmod(0o700)
+    assert refused.returncode == 1, refused.stderr
+    assert str(data_dir) in refused.stderr and "Traceback" not in refused.stderr
+    assert "Permission denied" in refused.stderr and "chown, chmod" in refused.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.behaviour("I7", "I17")
+def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
+    """As ext4 does with errors=remount-ro: readers go on, and after repair and restart all do."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(96 << 20)
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("no disk to break: there is no mkfs.ext4")
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    how = ("-o", "loop,errors=remount-ro", str(image))
+    with ExitStack() as stack:
+        disk = stack.enter_context(mounted(tmp_path / "disk", *how))
+        # What is not synced may be lost with the disk's journal, as by a power loss.
+        settings = SMALL | {"log.flush.interval.messages": 1}
+        broker = ServedBroker(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
+        broker.start()
+        stack.callback(broker.kill)
+        client = stack.enter_context(RawClient(broker.bootstrap_servers))
+        client.create_topic("probe")
+        load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
+        load.wait_for_progress()
+        with frozen(broker):
+            # ext4 may tell a sync that meets the error that all is well; none is under way now.
+            time.sleep(1)
+            trigger_error(disk)
+        wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
+        told = load.told()
+        load.check(told=told)
+        broker.kill()
+        subprocess.run(["umount", str(disk)], check=True, timeout=60)
+        subprocess.run(["e2fsck", "-fy", str(image)], timeout=60, capture_output=True)
+        subprocess.run(["mount", *how, str(disk)], check=True, timeout=60)
+        broker.start()
+        load.wait_for_progress()
+        load.stop()
+        load.check()
+
+
+def trigger_error(disk: Path) -> None:
+    """Have the kernel find an error in the ext4 that is mounted there."""
+    found = subprocess.run(
+        ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=60
+    )
+    trigger = Path("/sys/fs/ext4") / Path(found.stdout.strip()).name / "trigger_fs_error"
+    if not trigger.exists():
+        pytest.skip(f"no disk to break: there is no {trigger}")
+    trigger.write_text("broken on purpose")

@@ -1,0 +1,98 @@
+"""SIGTERM under load, once and again; SIGKILL a hundred times in a row."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from helpers_operations import Load
+
+from oncelog.dev.process import STOP_TIMEOUT_S
+from oncelog.dev.served import ServedBroker
+
+
+def end(broker: ServedBroker, *signals: signal.Signals) -> int:
+    """Its exit code after these signals, one right after the other."""
+    process = broker._process
+    assert process is not None
+    for number in signals:
+        if process.poll() is None:
+            process.send_signal(number)
+    code = process.wait(STOP_TIMEOUT_S)
+    broker.kill()
+    return code
+
+
+@pytest.mark.behaviour("I17")
+def test_a_stop_under_load(tmp_path: Path) -> None:
+    """It ends by itself, clients come back, and the next start has nothing to recover; however impatient."""
+    settings = {"log.flush.interval.messages": 1}
+    with (
+        ServedBroker(tmp_path / "data", settings=settings) as broker,
+        Load(broker.bootstrap_servers) as load,
+    ):
+        for signals in (
+            [signal.SIGTERM],
+            [signal.SIGTERM, signal.SIGTERM, signal.SIGINT],
+            [signal.SIGINT, signal.SIGTERM],
+        ):
+            load.wait_for_progress()
+            assert end(broker, *signals) == 0
+            assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+            broker.start()
+        load.wait_for_progress()
+        load.stop()
+        load.check()
+        log = broker.log_file.read_text()
+    opened = [
+        line.rpartition("clean=")[2].split()[0]
+        for line in log.splitlines()
+        if "data directory opened" in line
+    ]
+    assert opened == ["False", "True", "True", "True"]
+    assert "log repaired" not in log and "Traceback" not in log
+
+
+@pytest.mark.soak
+def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path / "data") as broker, Load(broker.bootstrap_servers) as load:
+        load.wait_for_progress()
+        for delay_s in (0.1, 0.2, 0.3):
+            broker.kill()
+            with broker.log_file.open("ab") as log:
+                process = subprocess.Popen(broker._command(), stdout=subprocess.DEVNULL, stderr=log)
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_TIMEOUT_S) in (0, -signal.SIGTERM)
+            broker.start()
+        load.wait_for_progress()
+        load.stop()
+        load.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.behaviour("I17", "T6")
+@pytest.mark.parametrize("flush_messages", [1, 2**63 - 1], ids=["synced", "not synced"])
+def test_killed_a_hundred_times_in_a_row(tmp_path: Path, flush_messages: int) -> None:
+    """With an audit after each: nothing lost, nothing doubled, every transaction whole."""
+    chance = random.Random(100)
+    settings = {"log.flush.interval.messages": flush_messages, "log.flush.offset.checkpoint.interval.ms": 500}
+    with (
+        ServedBroker(tmp_path / "data", settings=settings) as broker,
+        Load(broker.bootstrap_servers, pause_s=0.02) as load,
+    ):
+        for _ in range(100):
+            load.wait_for_progress(1)
+            time.sleep(chance.uniform(0, 0.3))
+            broker.kill()
+            told = load.told()
+            broker.start()
+            load.check(told=told)
+        load.stop()
+        load.check()
+        assert "Traceback" not in broker.log_file.read_text()
