@@ -99,7 +99,7 @@ def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline()
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
     disk.capacity_bytes = disk.used_bytes()
-    with pytest.raises(KafkaStorageError, match="not flushed"):
+    with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
     assert (partition.is_offline, partition.recovery_point) == (False, 0)
     disk.capacity_bytes = None

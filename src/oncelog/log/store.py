@@ -315,9 +315,8 @@ class PartitionStore:
     def flush(self) -> None:
         """Sync what was appended before the call, and move the recovery point up. Safe in a thread.
 
-        Raises KafkaStorageError. After a failed sync appends are refused until the partition is opened again,
-        since the operating system may have dropped what it could not write; what failed before that (no room
-        for an index, no descriptor) is tried again by the next flush.
+        Raises KafkaStorageError. What failed before a sync is tried again by the next flush; after a failed
+        sync appends are refused until a restart, for the system may have dropped what it could not write.
         """
         self._check_online()
         end_offset = self._log_end_offset
