@@ -23,7 +23,7 @@ def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
 # fmt: off
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 _TLS = _rows(
@@ -50,7 +50,7 @@ _CLIENT = _rows(
     ("socket.connection.setup.timeout.ms", "int", 10_000, "How long connecting may take.", 1),
     ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
     ("oncelog.bootstrap.timeout.ms", "int", 5_000, "How long a new client keeps trying when no bootstrap server can be reached. (Ours.)", 0),
-    ("security.protocol", "str", "PLAINTEXT", "SSL is TLS; SASL says who one is.", None, None, _PROTOCOLS),
+    ("security.protocol", "str", "PLAINTEXT", "SSL is TLS; SASL says who one is.", None, None, PROTOCOLS),
     ("ssl.ca.location", "str", None, "librdkafka's name of ssl.truststore.location."),
     ("ssl.certificate.location", "str", None, "librdkafka's name of a PEM file with this side's certificate chain."),
     ("ssl.key.location", "str", None, "librdkafka's name of a PEM file with its private key."),
@@ -139,7 +139,10 @@ TOPIC = SettingsTable(
 BROKER = SettingsTable(
     "broker",
     _rows(
-        ("node.id", "int", 1, "Id of this broker.", 0), ( "advertised.listeners", "str", None, "HOST:PORT that clients are told to connect to; default: the listener itself."),
+        ("node.id", "int", 1, "Id of this broker.", 0),
+        ("listeners", "list", ["127.0.0.1:9092"], "Where to listen: [NAME://]HOST:PORT,... (Kafka's default is every interface); port 0 takes a free one."),
+        ("listener.security.protocol.map", "list", [], "What a listener speaks whose name is no security protocol: NAME:PROTOCOL,..."),
+        ("advertised.listeners", "list", [], "What clients of a listener are told to connect to: [NAME://]HOST:PORT,...; default: the listener itself."),
         ("auto.create.topics.enable", "bool", True, "A client that asks for an unknown topic creates it."),
         ("num.partitions", "int", 1, "Partitions of a topic created without a number.", 1),
         ("default.replication.factor", "int", 1, "Only 1 can be given by one node.", 1),
@@ -203,8 +206,9 @@ BROKER = SettingsTable(
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1),
         ("group.consumer.max.size", "int", INT32_MAX, "Most members of such a group.", 1),
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first."),
-        ("security.protocol", "str", "PLAINTEXT", "What clients must speak. (Ours; Kafka writes it before each address in listeners, and so may --listen.)", None, None, _PROTOCOLS),
+        ("security.protocol", "str", "PLAINTEXT", "Name of a listener without one. (Ours.)", None, None, PROTOCOLS),
         ("oncelog.insecure", "bool", False, "Listen on more than loopback although anybody may connect, or read passwords on their way. (Ours.)"),
+        ("oncelog.metrics.token", "password", None, "What a reader of the metrics must show, as Authorization: Bearer TOKEN. (Ours.)"),
         ("ssl.client.auth", "str", "none", "Whether clients must show a certificate.", None, None, ("none", "requested", "required")),
         ("ssl.principal.mapping.rules", "str", "DEFAULT", "How a certificate's name becomes a principal: DEFAULT, RULE:pattern/replacement/[LU]."),
         ("sasl.enabled.mechanisms", "list", ["SCRAM-SHA-256", "SCRAM-SHA-512"], "SASL mechanisms offered (Kafka's default is GSSAPI). PLAIN checks the password against the SCRAM credentials."),
@@ -220,6 +224,7 @@ BROKER = SettingsTable(
         ("super.users", "str", "", "Principals that may do everything: User:a;User:b."),
         ("allow.everyone.if.no.acl.found", "bool", False, "What no ACL speaks of is open to everybody."),
     ) + _TLS,
+    scoped=("ssl.", "sasl.enabled.mechanisms", "connections.max.reauth.ms"),
 )
 
 PIPELINE = SettingsTable(

@@ -98,7 +98,6 @@ class Node:
         """Feature -> level that holds (0: off), highest level there is."""
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
-        self.address = BrokerAddress(self.node_id, "127.0.0.1", 0)
         self.metrics = Metrics()
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk)
@@ -131,9 +130,10 @@ class Node:
         """What a principal may do from a host (an address)."""
         return EVERYTHING if self.authorizer is None else self.authorizer.access(principal, host)
 
-    def advertise(self, host: str, port: int) -> None:
-        """What Metadata tells clients to connect to, once the listener is known."""
-        self.address = BrokerAddress(self.node_id, host, port)
+    def address(self, request: Request) -> BrokerAddress:
+        """What a client is told to connect to: the listener by which it asked."""
+        host, port = ("", -1) if request.door is None else request.door.listener.address
+        return BrokerAddress(self.node_id, host, port)
 
     def refuse(self, header: RequestHeader) -> Message | Disconnect | None:
         """None when the version is served. ApiVersions gets its version 0 answer; else the end, as Kafka."""

@@ -1,4 +1,4 @@
-"""The listener: one thread, one event loop, every connection, and the node they share.
+"""The server: one thread, one event loop, every connection, and the node they share.
 
 After each round of requests the node wakes fetches, appends that wait for the disk are flushed in
 threads (one fdatasync for all that gathered), and the timer is set for what is due next.
@@ -7,17 +7,19 @@ threads (one fdatasync for all that gathered), and the timer is set for what is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
-from typing import Any
 
+from oncelog.broker.listeners import Listener
 from oncelog.broker.node import Node
+from oncelog.edge.acceptor import Acceptor
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import log_event
 from oncelog.edge.server_connection import Connection
-from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
+from oncelog.edge.tls import WatchedFile
 from oncelog.log.partition import Partition
-from oncelog.rules.principal import principal_mapper
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
@@ -29,9 +31,9 @@ STRANGER_MS = 30_000
 
 
 class Server:
-    """Serves a node on one TCP listener. Raises ConfigError for settings of TLS that cannot be used."""
+    """Serves a node on its listeners. Raises ConfigError for settings of TLS that cannot be used."""
 
-    def __init__(self, node: Node, clock: Clock) -> None:
+    def __init__(self, node: Node, clock: Clock, listeners: Sequence[Listener]) -> None:
         settings = node.settings
         self.node, self.clock = node, clock
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
@@ -39,50 +41,40 @@ class Server:
         self.max_pending_requests: int = settings["oncelog.connection.max.pending.requests"]
         self.max_connections: int = settings["max.connections"]
         self.max_idle_ms: int = settings["connections.max.idle.ms"]
-        self.needs_sasl = uses_sasl(settings)
-        if self.needs_sasl:
-            check_mechanisms(settings["sasl.enabled.mechanisms"])
         self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
-        self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
-        self._tls = ServerTls(settings) if uses_tls(settings) else None
+        self.acceptors = [Acceptor(listener) for listener in listeners]
         keys = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self.connections: dict[Connection, None] = {}
-        self.port = 0
         self._ids = count(1)
-        self._listener: asyncio.Server | None = None
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
         self._flushing: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Bind and listen; `port` 0 takes a free one. Raises OSError."""
-        loop = asyncio.get_running_loop()
+    async def start(self) -> None:
+        """Listen on all of them. Raises StorageError; `stop` then frees those that did."""
         self._refresh_files()
-        secured: dict[str, Any] = {}
-        if self._tls is not None:
-            secured = {"ssl": self._tls.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-        self._listener = await loop.create_server(self._connect, host, port, backlog=1024, **secured)
-        self.port = self._listener.sockets[0].getsockname()[1]
-        self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+        for acceptor in self.acceptors:
+            await acceptor.start(partial(self._connect, acceptor))
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         self.after_round(self.clock.now_ms())
 
     def _refresh_files(self) -> None:
-        if self._tls is not None:
-            self._tls.refresh()
+        for acceptor in self.acceptors:
+            acceptor.refresh()
         if self._token_keys is not None:
             self.node.token_keys = self._token_keys.refresh()
 
-    def _connect(self) -> Connection:
-        return Connection(self, next(self._ids))
+    def _connect(self, acceptor: Acceptor) -> Connection:
+        return Connection(self, acceptor, next(self._ids))
 
     async def stop(self) -> None:
-        """No more requests: the listener, every connection and the flush threads end."""
-        if self._listener is not None:
-            self._listener.close()
+        """No more requests: the listeners, every connection and the flush threads end."""
+        for acceptor in self.acceptors:
+            acceptor.stop()
         for timer in (self._timer, self._sweeper):
             if timer is not None:
                 timer.cancel()

@@ -34,6 +34,7 @@ from oncelog.wire.messages import FetchResponse
 from oncelog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
+    from oncelog.edge.acceptor import Acceptor
     from oncelog.edge.server import Server
 
 
@@ -63,13 +64,14 @@ class _Slot:
 class Connection(asyncio.BufferedProtocol):
     """Server side of one TCP connection. Bytes arrive in the server's one shared buffer."""
 
-    def __init__(self, server: Server, connection_id: int) -> None:
+    def __init__(self, server: Server, acceptor: Acceptor, connection_id: int) -> None:
         self.server, self.node, self.connection_id = server, server.node, connection_id
+        self.acceptor = acceptor
         self.transport: asyncio.Transport | None = None
         self.peer = self.client_host = ""
         self.active_ms = self.opened_ms = server.clock.now_ms()
         self.is_closing = False
-        self.door = Door(self.node, needs_sasl=True)
+        self.door = Door(self.node, acceptor.listener, needs_sasl=True)
         self._is_plain = False
         self._access: Access | None = None
         self._reader = FrameReader(server.max_stranger_bytes)
@@ -97,7 +99,8 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error), at_once=True)
             return
         host = self.client_host.removeprefix("/")
-        self.door = Door(self.node, host, needs_sasl=self.server.needs_sasl, principal=principal)
+        listener, needs_sasl = self.acceptor.listener, self.acceptor.needs_sasl
+        self.door = Door(self.node, listener, host, needs_sasl=needs_sasl, principal=principal)
         self._look_at_door()
 
     def _certified(self) -> str:
@@ -105,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         certificate = self.transport.get_extra_info("peercert") if self.transport is not None else None
         if not certificate:
             return ANONYMOUS
-        return f"User:{self.server.name_of(distinguished_name(certificate['subject']))}"
+        return f"User:{self.acceptor.name_of(distinguished_name(certificate['subject']))}"
 
     def _look_at_door(self) -> None:
         """What follows from its state for the next requests."""

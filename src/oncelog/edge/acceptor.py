@@ -1,0 +1,49 @@
+"""A listener at work: its socket, its TLS, and what its connections are held to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.broker.listeners import Listener
+from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, check_mechanisms, uses_sasl, uses_tls
+from oncelog.errors import StorageError
+from oncelog.rules.principal import principal_mapper
+
+
+class Acceptor:
+    """Raises ConfigError for settings of TLS or SASL that cannot be used."""
+
+    def __init__(self, listener: Listener) -> None:
+        settings = listener.settings
+        self.listener = listener
+        self.needs_sasl = uses_sasl(settings)
+        if self.needs_sasl:
+            check_mechanisms(settings["sasl.enabled.mechanisms"])
+        self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
+        self._tls = ServerTls(settings) if uses_tls(settings) else None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Listen; `connect` makes what serves a connection. Raises StorageError."""
+        secured: dict[str, Any] = {}
+        if self._tls is not None:
+            secured = {"ssl": self._tls.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+        host, port = self.listener.host, self.listener.port
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(connect, host, port, backlog=1024, **secured)
+        except OSError as error:
+            raise StorageError(f"cannot listen on {self.listener.bootstrap_servers}: {error}") from error
+        self.listener = self.listener.bound(self._server.sockets[0].getsockname()[1])
+
+    def refresh(self) -> None:
+        """Read certificates again that have changed."""
+        if self._tls is not None:
+            self._tls.refresh()
+
+    def stop(self) -> None:
+        """No more connections; those that are there stay."""
+        if self._server is not None:
+            self._server.close()

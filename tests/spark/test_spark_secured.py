@@ -1,0 +1,275 @@
+"""Spark, the audit and the loader over TLS with SCRAM and with certificates; with the ACLs that docs name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from helpers_security import (
+    AUTHORIZER,
+    PASSWORD,
+    Certificates,
+    apache_properties,
+    documented_acls,
+    make_certificates,
+)
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.admin import Admin, NewTopic
+from oncelog.edge.broker import Broker
+from oncelog.errors import OncelogError
+from oncelog.load.loader import Load, run_load
+from oncelog.load.marks import MARKS_TOPIC
+from oncelog.rules.authorization import AclFilter
+from oncelog.rules.hanging import Hanging
+from oncelog.spark import write_atomic
+from oncelog.spark.audit import audit_topic
+from oncelog.spark.lane import Sink, finish, write_lane
+from oncelog.spark.lookup import Lookup
+from oncelog.spark.options import parse_options
+from oncelog.spark.reading import read_range
+from oncelog.spark.sink_options import parse_sink_options
+from oncelog.spark.source import plan_batch
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+USERS = {"Spark source": "reader", "Spark sink": "writer", "audit": "auditor", "load": "loader"}
+"""Who docs/security.md speaks of -> the user of the tests."""
+WRONG = "a wr0ng password"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A cluster: where it listens with which doors, and its authority. ANONYMOUS on `plain` may do all."""
+
+    plain: str
+    scram: str
+    certified: str
+    certificates: Certificates
+
+    def config(self, user: str, password: str = PASSWORD) -> dict[str, str]:
+        """As Kafka's Java clients write it."""
+        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        return {
+            "bootstrap.servers": self.scram,
+            "security.protocol": "SASL_SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificates.authority),
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f'{module} required username="{user}" password="{password}";',
+        }
+
+    def certified_config(self) -> dict[str, str]:
+        """As librdkafka's clients write it; the certificate is of alice."""
+        return {
+            "bootstrap.servers": self.certified,
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.certificates.authority),
+            "ssl.certificate.location": str(self.certificates.client),
+            "ssl.key.location": str(self.certificates.client),
+        }
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param("apache", marks=pytest.mark.soak)])
+def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+    certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
+    if request.param == "ours":
+        config = {
+            "listeners": ",".join(f"{name}://127.0.0.1:0" for name in ("PLAINTEXT", "SASL_SSL", "SSL")),
+            "ssl.keystore.location": str(certificates.broker),
+            "ssl.truststore.location": str(certificates.authority),
+            "listener.name.ssl.ssl.client.auth": "required",
+            "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
+            "authorizer.class.name": AUTHORIZER,
+            "super.users": "User:ANONYMOUS;User:admin",
+        }
+        with Broker(tmp_path_factory.mktemp("data"), config=config) as broker:
+            yield _prepared(*broker.listeners.values(), certificates)
+    else:
+        request.getfixturevalue("kafka_class_path")
+        with ApacheKafka(
+            properties=apache_properties(certificates), also_listen=["SASL_SSL", "SSL"]
+        ) as kafka:
+            ports = kafka.nodes[0].ports
+            addresses = [f"127.0.0.1:{ports[name]}" for name in ("PLAINTEXT", "SASL_SSL", "SSL")]
+            yield _prepared(*addresses, certificates)
+
+
+def _prepared(plain: str, scram: str, certified: str, certificates: Certificates) -> Locked:
+    with Admin({"bootstrap.servers": plain}) as admin:
+        admin.create_topics([NewTopic(name, num_partitions=2) for name in ("flights", "enriched")])
+        for who, user in USERS.items():
+            admin.set_user(user, PASSWORD)
+            admin.create_acls(documented_acls(who, user))
+        admin.create_acls(documented_acls("Spark source", "alice") + documented_acls("Spark sink", "alice"))
+    return Locked(plain, scram, certified, certificates)
+
+
+def options(config: dict[str, str]) -> dict[str, str]:
+    return {f"kafka.{key}": value for key, value in config.items()}
+
+
+def load(locked: Locked, tmp_path: Path, load_id: str, rows: int = 40) -> int:
+    file = tmp_path / "flights.txt"
+    file.write_text("".join(f"flight {n}\n" for n in range(rows)))
+    return run_load(Load([file], "flights", load_id), locked.config("loader")).records
+
+
+def stream(
+    spark: Any, locked: Locked, checkpoint: Path, reader: dict[str, str], writer: dict[str, str]
+) -> Any:
+    """All of flights into enriched."""
+    frame = spark.readStream.format("oncelog").options(**options(reader), subscribe="flights")
+    frame = frame.option("startingOffsets", "earliest").load().selectExpr("value AS key", "value")
+    query = frame.writeStream.format("oncelog").options(**options(writer), topic="enriched")
+    query = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def count(spark: Any, config: dict[str, str], topic: str) -> int:
+    found: int = spark.read.format("oncelog").options(**options(config), subscribe=topic).load().count()
+    return found
+
+
+def test_each_with_the_acls_that_are_documented(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    reader, writer = locked.config("reader"), locked.config("writer")
+    before = count(spark, locked.config("writer"), "enriched")
+    assert load(locked, tmp_path, "first") == 40
+    stream(spark, locked, tmp_path / "checkpoint", reader, writer)
+    flights = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
+    rows = flights.selectExpr("value AS key", "value").limit(10)
+    batch = rows.write.format("oncelog").mode("append").options(**options(writer), topic="enriched")
+    batch.option("writeId", "once").save()
+    batch.option("writeId", "once").save()
+    write_atomic(rows, 0, {**options(writer), "topic": "enriched"}, name="atomic")
+    assert count(spark, writer, "enriched") - before == count(spark, reader, "flights") + 20
+    servers = locked.config("auditor")
+    audited = audit_topic(spark, servers.pop("bootstrap.servers"), ["enriched"], client_config=servers)
+    assert (audited.verdict, audited.notes) == ("clean", ())
+
+
+def test_certificates_of_clients(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    load(locked, tmp_path, "second", rows=5)
+    alice = locked.certified_config()
+    before = count(spark, alice, "enriched")
+    stream(spark, locked, tmp_path / "checkpoint", alice, alice)
+    assert count(spark, alice, "enriched") - before == count(spark, alice, "flights")
+
+
+def test_a_wrong_password_is_said_on_the_driver_and_secrets_nowhere(
+    spark: Any, locked: Locked, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    right = locked.config("writer")
+    load(locked, tmp_path, "third", rows=5)
+    query = stream(spark, locked, tmp_path / "good", locked.config("reader"), right)
+    told = [
+        json.dumps(each.json if hasattr(each, "json") else each, default=str) for each in query.recentProgress
+    ]
+    frame = (
+        spark.read.format("oncelog").options(**options(locked.config("reader")), subscribe="flights").load()
+    )
+    told += [
+        frame._jdf.queryExecution().toString(),
+        repr(frame),
+        frame._jdf.queryExecution().stringWithStats(),
+    ]
+    wrong = locked.config("writer", WRONG)
+    for act in (
+        lambda: count(spark, wrong, "flights"),
+        lambda: stream(spark, locked, tmp_path / "read", wrong, right),
+        lambda: stream(spark, locked, tmp_path / "write", locked.config("reader"), wrong),
+        lambda: (
+            frame.selectExpr("value")
+            .write.format("oncelog")
+            .mode("append")
+            .options(**options(wrong), topic="enriched")
+            .save()
+        ),
+        lambda: write_atomic(frame.selectExpr("value"), 1, {**options(wrong), "topic": "enriched"}, name="a"),
+        lambda: audit_topic(spark, locked.scram, ["enriched"], client_config=wrong),
+    ):
+        with pytest.raises(Exception, match=r"SASL_AUTHENTICATION_FAILED|uthentication") as caught:
+            act()
+        told.append(f"{caught.value}")
+    told.append(caplog.text)
+    told += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert [text for text in told if PASSWORD in text or WRONG in text] == []
+
+
+def _read_flights(locked: Locked, number: int) -> None:
+    source = parse_options({**options(locked.config("reader")), "subscribe": "flights"}, "batch")
+    with Lookup(source) as lookup:
+        (wanted, *_) = plan_batch(source, lookup, None)
+    for _ in read_range(
+        source.client, wanted.value, topic_id=wanted.topic_id, include_headers=False, fail_on_data_loss=True
+    ):
+        pass
+
+
+def _write_lane(locked: Locked, number: int) -> None:
+    sink = Sink(
+        f"lane-{number}",
+        parse_sink_options({**options(locked.config("writer")), "topic": "enriched"}, "stream"),
+    )
+    rows = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
+    finish(sink, 0, [write_lane(sink, 0, 0, [rows])])
+
+
+def _look_at_open_transaction(locked: Locked, number: int) -> None:
+    """What the audit asks besides the records."""
+    config = locked.config("auditor")
+    with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([oncelog.TopicPartition("enriched", 0)])
+        consumer.poll(timeout=10)
+    source = parse_options({**options(config), "subscribe": "enriched"})
+    with Lookup(source) as lookup:
+        lookup.available()
+        lookup.is_compacted(["enriched"])
+    plain = {"bootstrap.servers": locked.plain, "transactional.id": f"open-{number}"}
+    with oncelog.Producer(plain) as producer, Admin(config) as admin:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send("enriched", b"open", partition=0)
+            producer.flush()
+            found = [held for held in admin.find_hanging(["enriched"]) if held.hanging is not Hanging.NO]
+        if found:
+            raise OncelogError(found[0].reason)
+
+
+def _load(locked: Locked, number: int) -> None:
+    with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
+        admin.delete_topics([MARKS_TOPIC], raise_errors=False)
+        load(locked, Path(directory), f"load-{number}", rows=1)
+
+
+USES = {"Spark source": _read_flights, "Spark sink": _write_lane}
+USES |= {"audit": _look_at_open_transaction, "load": _load}
+
+
+@pytest.mark.parametrize("who", USES)
+def test_none_of_the_acls_can_be_left_out(locked: Locked, who: str) -> None:
+    """Each right of the table is taken away alone, and what needed it fails and says so."""
+    numbers = itertools.count()
+    USES[who](locked, next(numbers))
+    with Admin({"bootstrap.servers": locked.plain}) as admin:
+        for acl in documented_acls(who, USERS[who]):
+            taken = AclFilter(
+                acl.resource_type, acl.name, acl.pattern_type, acl.principal, None, acl.operation
+            )
+            assert len(admin.delete_acls([taken])) == 1
+            try:
+                with pytest.raises(OncelogError, match=r"AUTHORIZATION|may DESCRIBE"):
+                    USES[who](locked, next(numbers))
+            finally:
+                admin.create_acls([acl])
