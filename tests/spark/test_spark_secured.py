@@ -208,6 +208,8 @@ def test_a_wrong_password_is_said_on_the_driver_and_secrets_nowhere(
 
 
 def _read_flights(locked: Locked, number: int) -> None:
+    with oncelog.Producer({"bootstrap.servers": locked.plain}) as producer:
+        producer.send("flights", b"one")
     source = parse_options({**options(locked.config("reader")), "subscribe": "flights"}, "batch")
     with Lookup(source) as lookup:
         (wanted, *_) = plan_batch(source, lookup, None)
@@ -251,6 +253,7 @@ def _load(locked: Locked, number: int) -> None:
     with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
         admin.delete_topics([MARKS_TOPIC], raise_errors=False)
         load(locked, Path(directory), f"load-{number}", rows=1)
+        load(locked, Path(directory), f"load-{number}", rows=1)  # reads the marks that are there now
 
 
 USES = {"Spark source": _read_flights, "Spark sink": _write_lane}
