@@ -124,7 +124,9 @@ def test_serve_on_several_listeners(tmp_path: Path) -> None:
             lines = [serving.stdout.readline().split("//") for _ in range(2)]
         finally:
             serving.send_signal(signal.SIGTERM)
-        assert [said for said, _ in lines] == ["listening on PLAINTEXT:", "listening on SASL_PLAINTEXT:"], lines
+        assert [said for said, _ in lines] == ["listening on PLAINTEXT:", "listening on SASL_PLAINTEXT:"], (
+            lines
+        )
         assert serving.wait(30) == 0
     both = ("--listen", "127.0.0.1:0", "--listen", "SSL://0.0.0.0:0")
     done = oncelog("serve", "--data-dir", str(tmp_path), *both)

@@ -245,6 +245,7 @@ def test_our_clients_on_apache_kafka_with_a_token(
         "ssl.ca.location": str(certificates.authority),
         "sasl.mechanism": "OAUTHBEARER",
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
+        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a loaded machine
     }
     token.write_text(signed_token(TOKEN_KEY))
     _use(config)
