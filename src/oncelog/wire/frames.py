@@ -20,7 +20,7 @@ API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
 """Records of which a copy costs more than a place of their own in a write."""
-FIRST_ROOM_BYTES = 1 << 16
+FIRST_ROOM_BYTES = 1 << 12
 """What an incomplete frame may take of memory before more of it has arrived."""
 _ROOM_GROWTH = 8
 """An incomplete frame gets room for so many times what has arrived of it."""
@@ -29,6 +29,7 @@ _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
 _RESPONSE = struct.Struct(">ii")
 _RESPONSE_FLEXIBLE = struct.Struct(">iiB")
+_EMPTY = memoryview(b"")
 
 _M = TypeVar("_M", bound=Message)
 
@@ -207,41 +208,61 @@ class FrameReader:
         """How much of an incomplete frame has arrived."""
         return self._filled_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """What its buffer takes of memory."""
+        return len(self._gathered)
+
     def feed(self, data: Buffer) -> list[memoryview]:
         """The frames completed by `data`, without their size prefixes.
 
         Raises PeerError when a size is negative or above the maximum; the stream is then lost.
         """
-        view = memoryview(data)
         frames: list[memoryview] = []
-        position = self._complete_gathered(view, frames) if self._filled_bytes else 0
-        end = len(view)
-        while end - position >= SIZE_BYTES:
-            stop = position + SIZE_BYTES + self._size(view, position)
-            if stop > end:
-                break
-            frames.append(view[position + SIZE_BYTES : stop])
-            position = stop
-        if position < end:
-            self._gather(view[position:])
+        frame, rest = self.first(memoryview(data))
+        while frame is not None:
+            frames.append(frame)
+            frame, rest = self.first(rest)
         return frames
+
+    def first(self, data: memoryview) -> tuple[memoryview | None, memoryview]:
+        """The first frame completed by `data`, and what of it lies behind; (None, empty) when there is none.
+
+        Raises PeerError as `feed` does.
+        """
+        position = self._complete_gathered(data) if self._filled_bytes else 0
+        if self._filled_bytes:
+            if self._filled_bytes == self._frame_bytes:
+                return self._take(), data[position:]
+            return None, _EMPTY
+        if len(data) >= SIZE_BYTES:
+            stop = SIZE_BYTES + self._size(data, 0)
+            if stop <= len(data):
+                return data[SIZE_BYTES:stop], data[stop:]
+        if data:
+            self._gather(data)
+        return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
         """Where the next bytes of an incomplete frame belong, if it lacks `least_bytes` or more.
 
-        Whoever fills it says so by `filled`.
+        Whoever fills it says so by `fill` or `filled`.
         """
         if self._frame_bytes - self._filled_bytes < least_bytes:
             return None
         self._grow(self._filled_bytes + 1)
         return memoryview(self._gathered)[self._filled_bytes :]
 
+    def fill(self, size_bytes: int) -> None:
+        """Bytes were put into the room."""
+        self._filled_bytes += size_bytes
+
     def filled(self, size_bytes: int) -> memoryview | None:
         """Bytes were put into the room: the frame without its size prefix, once it is whole."""
-        self._filled_bytes += size_bytes
-        return self._take() if self._filled_bytes == self._frame_bytes else None
+        self.fill(size_bytes)
+        return self.first(_EMPTY)[0]
 
-    def _complete_gathered(self, view: memoryview, frames: list[memoryview]) -> int:
+    def _complete_gathered(self, view: memoryview) -> int:
         """Give the incomplete frame what it lacks; returns how much of `view` that took."""
         taken = 0
         if not self._frame_bytes:
@@ -251,8 +272,6 @@ class FrameReader:
                 return taken
         missing = min(self._frame_bytes - self._filled_bytes, len(view) - taken)
         self._gather(view[taken : taken + missing])
-        if self._filled_bytes == self._frame_bytes:
-            frames.append(self._take())
         return taken + missing
 
     def _gather(self, view: memoryview) -> None:
