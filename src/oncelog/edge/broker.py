@@ -28,9 +28,10 @@ from oncelog.edge.clock import Clock
 from oncelog.edge.collector import Collector
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import listen
 from oncelog.edge.loop import LoopThread, close_loop, new_event_loop
 from oncelog.edge.metrics_server import MetricsServer
-from oncelog.edge.server import Server
+from oncelog.edge.server import Listen, Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
 from oncelog.log.disk import Disk
@@ -43,9 +44,17 @@ START_SECONDS = STOP_SECONDS = 60.0
 class RunningBroker:
     """A node with its servers, on the loop that called `start`."""
 
-    def __init__(self, node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        host: str,
+        port: int,
+        metrics_port: int | None,
+        listen: Listen = listen,
+    ) -> None:
         self.node, self.clock = node, clock
-        self.server = Server(node, clock)
+        self.server = Server(node, clock, listen)
         self.chores = ChoreDriver(node.log_manager.chores)
         self.metrics_server = MetricsServer(node) if metrics_port is not None else None
         self._host, self._port, self._metrics_port = host, port, metrics_port

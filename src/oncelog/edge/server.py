@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 import sys
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -17,12 +17,15 @@ from typing import Any
 from oncelog.broker.node import Node
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import listen
 from oncelog.edge.server_connection import Connection
 from oncelog.edge.tls import ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
 from oncelog.log.partition import Partition
 from oncelog.rules.connections import Bound, Deadlines, Holdings, Quotas, overdue, parse_overrides
 from oncelog.rules.principal import principal_mapper
 
+Listen = Callable[..., Awaitable[Any]]
+"""As asyncio's create_server: (protocol factory, host, port, ssl=) -> what has `sockets` and `close()`."""
 RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
 SWEEP_SECONDS = 1.0
@@ -34,8 +37,6 @@ STRANGER_MS = 30_000
 """How long a connection may stay without saying who it is, where it must."""
 LINGER_MS = 5_000
 """How long a connection being closed may take to read its last answers."""
-KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Seconds, seconds, times: a peer that is gone without a word is noticed in two minutes."""
 LOGGED_ENDS = 20
 """So many closed connections are logged one by one in SWEEP_SECONDS; of more there is the number."""
 
@@ -56,7 +57,7 @@ _WORDS = {
 class Server:
     """Serves a node on one TCP listener. Raises ConfigError for settings of TLS that cannot be used."""
 
-    def __init__(self, node: Node, clock: Clock) -> None:
+    def __init__(self, node: Node, clock: Clock, listen: Listen = listen) -> None:
         settings = node.settings
         self.node, self.clock = node, clock
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
@@ -86,7 +87,8 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.port = 0
         self._ids = count(1)
-        self._listener: asyncio.Server | None = None
+        self._listen = listen
+        self._listener: Any = None
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
         self._flushing: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -98,9 +100,8 @@ class Server:
         """Bind and listen; `port` 0 takes a free one. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._refresh_files()
-        self._listener = await loop.create_server(self._connect, host, port, backlog=1024)
-        for listening in self._listener.sockets:
-            _keep_alive(listening)
+        context = None if self.tls is None else self.tls.context
+        self._listener = await self._listen(self._connect, host, port, ssl=context)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
         self.after_round(self.clock.now_ms())
@@ -122,27 +123,23 @@ class Server:
             if timer is not None:
                 timer.cancel()
         for connection in list(self.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+            connection.abort()
         await asyncio.sleep(0)
         while self._flushing:
             await asyncio.gather(*self._flushing, return_exceptions=True)
         self._flush_pool.shutdown(wait=True)
         await asyncio.sleep(0)
 
-    def opened(self, connection: Connection) -> bool:
-        """A connection is there. Whether it may stay; else it goes at once."""
+    def opened(self, connection: Connection, descriptor: int | None) -> bool:
+        """A connection is there. Whether it may stay."""
         self.connections[connection] = None
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
-        listened = connection.transport and connection.transport.get_extra_info("socket")
-        bound = self._quotas.enter(
-            connection.address,
-            descriptor=listened.fileno() if listened else None,
-            descriptor_limit=_descriptor_limit(),
-        )
+        limit = _descriptor_limit()
+        bound = self._quotas.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
         if bound is not None:
             connection.close(_WORDS[bound], bound=bound, at_once=True)
+            self.lost(connection)
         return bound is None
 
     def lost(self, connection: Connection) -> None:
@@ -240,15 +237,6 @@ def _shed(holdings: Holdings[Connection], bound: Bound, now_ms: int) -> None:
     for connection in holdings.slowest(now_ms):
         holdings.drop(connection)
         connection.close(_WORDS[bound], bound=bound, at_once=True)
-
-
-def _keep_alive(listening: Any) -> None:
-    """Connections inherit it. The simulator's sockets have no options."""
-    if hasattr(listening, "setsockopt"):
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEP_ALIVE.items():
-            if hasattr(socket, name):  # macOS names the first one otherwise
-                listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _descriptor_limit() -> int:

@@ -9,7 +9,6 @@ with many requests gets a round of them at a time, between which others have the
 from __future__ import annotations
 
 import asyncio
-import ssl
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +18,7 @@ from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import Accepted
 from oncelog.edge.outbox import Outbox, Payload, Slot
 from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.authorization import ANONYMOUS
@@ -46,7 +46,7 @@ ROUND_ANSWER_BYTES = 65_536
 _NOTHING = memoryview(b"")
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(Accepted):
     """Server side of one TCP connection. Bytes arrive in the server's one shared buffer."""
 
     def __init__(self, server: Server, connection_id: int) -> None:
@@ -72,45 +72,25 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- what asyncio calls
 
+    def admit(self, peer: Any, descriptor: int | None) -> bool:
+        """`peer`: its address as sockets have it. Whether the server lets it stay."""
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self.address = peer[0] if peer else ""
+        return self.server.opened(self, descriptor)
+
+    def prepare(self, handshake: asyncio.Task[None]) -> None:
+        self._handshake = handshake
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if name else "unknown"
-        self.address = name[0] if name else ""
-        if not self.server.opened(self):
-            return
-        if self.server.tls is None:
-            self._enter()
-        else:
-            self.transport.pause_reading()
-            self._handshake = asyncio.get_running_loop().create_task(
-                self._shake_hands(self.server.tls.context)
-            )
+        if self.is_closing:
+            self.transport.abort()
+        elif self._handshake is not None or self.admit(transport.get_extra_info("peername"), None):
+            self._enter(self.transport)
 
-    async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        """The deadline of the handshake is the server's."""
-        loop = asyncio.get_running_loop()
-        try:
-            secured = await loop.start_tls(self._sure_transport, self, context, server_side=True)
-        except (OSError, asyncio.CancelledError) as error:
-            log_event("debug", "no TLS handshake", peer=self.peer, error=repr(error))
-            self.connection_lost(None)
-            return
-        self._handshake = None
-        if self.is_closing or secured is None:
-            self._sure_transport.abort()
-            return
-        self.transport = secured
-        self._enter()
-
-    @property
-    def _sure_transport(self) -> asyncio.Transport:
-        assert self.transport is not None
-        return self.transport
-
-    def _enter(self) -> None:
-        self._outbox.transport = self._sure_transport
-        self._sure_transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
+    def _enter(self, transport: asyncio.Transport) -> None:
+        self._outbox.transport = transport
+        transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
         try:
             principal = self._certified()
         except ConfigError as error:
@@ -376,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
             self._request_ms = now_ms  # it cannot go on with its request
         if self.is_closing:
             phase = Phase.CLOSING
-        elif self._handshake is not None:
+        elif self.transport is None:
             phase = Phase.HANDSHAKE
         else:
             phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
@@ -388,10 +368,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.is_closing = True
         self.server.note_end(self.peer, reason, bound)
-        if self.transport is None:
-            return
-        if at_once:
-            self.transport.abort()
+        if at_once or self.transport is None:
+            self.abort()
         else:
             self._outbox.flush()
             self.transport.close()
+
+    def abort(self) -> None:
+        """End the connection, whatever it is at."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()

@@ -181,7 +181,8 @@ class BrokerHost(Host):
             node = recover_node(self.disk, self.settings, clock, self._judged)
             self.on_recovered(node)
             self.node = node
-            self.running = RunningBroker(node, clock, BROKER_HOST, BROKER_PORT, None)
+            listen = self.world.loop.create_server
+            self.running = RunningBroker(node, clock, BROKER_HOST, BROKER_PORT, None, listen)
             await self.running.start()
         except Exception as error:
             self.world.violate("broker does not start", repr(error))
