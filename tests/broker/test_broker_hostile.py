@@ -156,6 +156,8 @@ def test_more_connections_from_an_address_than_it_may_have_are_refused() -> None
         assert ended(broker, "max.connections.per.ip") == 1
     with pytest.raises(ConfigError, match="ADDRESS:LIMIT"):
         Broker(config={"max.connections.per.ip.overrides": "many"}).start()
+    with pytest.raises(ConfigError, match=r"socket\.request\.max\.bytes"):
+        Broker(config={"queued.max.request.bytes": MB}).start()
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -222,7 +224,7 @@ def test_a_size_that_is_only_claimed_takes_no_memory(broker: Broker) -> None:
 
 
 def test_half_sent_requests_are_bounded_together() -> None:
-    config = {"queued.max.request.bytes": 8 * MB}
+    config = {"queued.max.request.bytes": 8 * MB, "socket.request.max.bytes": 8 * MB}
     with Broker(config=config) as broker, many(broker, 30) as greedy:
         for each in greedy:
             with contextlib.suppress(OSError):

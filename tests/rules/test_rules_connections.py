@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import ConfigError
@@ -101,6 +101,7 @@ def test_the_slowest_go_first(
     assert slowest_first(kept.items(), excess_bytes, NOW_MS) == gone
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300), st.integers(0, 9_999)), max_size=60),
     st.integers(0, 1_000),

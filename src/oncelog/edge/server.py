@@ -20,9 +20,11 @@ from oncelog.edge.event_log import log_event
 from oncelog.edge.listener import listen
 from oncelog.edge.server_connection import Connection
 from oncelog.edge.tls import ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
+from oncelog.errors import ConfigError
 from oncelog.log.partition import Partition
 from oncelog.rules.connections import Bound, Deadlines, Holdings, Quotas, overdue, parse_overrides
 from oncelog.rules.principal import principal_mapper
+from oncelog.settings import Settings
 
 Listen = Callable[..., Awaitable[Any]]
 """As asyncio's create_server: (protocol factory, host, port, ssl=) -> what has `sockets` and `close()`."""
@@ -55,7 +57,7 @@ _WORDS = {
 
 
 class Server:
-    """Serves a node on one TCP listener. Raises ConfigError for settings of TLS that cannot be used."""
+    """Serves a node on one TCP listener. Raises ConfigError for settings that cannot be used."""
 
     def __init__(self, node: Node, clock: Clock, listen: Listen = listen) -> None:
         settings = node.settings
@@ -75,6 +77,7 @@ class Server:
             settings["max.connections.per.ip"],
             parse_overrides(settings["max.connections.per.ip.overrides"]),
         )
+        _check_sizes(settings)
         self.needs_sasl = uses_sasl(settings)
         if self.needs_sasl:
             check_mechanisms(settings["sasl.enabled.mechanisms"])
@@ -237,6 +240,16 @@ def _shed(holdings: Holdings[Connection], bound: Bound, now_ms: int) -> None:
     for connection in holdings.slowest(now_ms):
         holdings.drop(connection)
         connection.close(_WORDS[bound], bound=bound, at_once=True)
+
+
+def _check_sizes(settings: Settings) -> None:
+    """The largest request must have room, as Kafka asks, too."""
+    queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
+    if 0 <= queued_bytes < largest_bytes:
+        raise ConfigError(
+            f"queued.max.request.bytes={queued_bytes} is less than one request may have "
+            f"(socket.request.max.bytes={largest_bytes}): raise the one or lower the other"
+        )
 
 
 def _descriptor_limit() -> int:

@@ -227,7 +227,9 @@ class Connection(Accepted):
             return
         if self._request_ms is None and self._reader.pending_bytes:
             self._request_ms = now_ms
-        held_bytes = self._reader.held_bytes + len(self._backlog) + len(self._arrived)
+        # Of a backlog that is partly cut all is still there.
+        backlog_bytes = len(cast(bytes, self._backlog.obj)) if self._backlog else 0
+        held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived)
         if held_bytes or self in self.node.requests_held:
             self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
         self._pace_reading()
@@ -332,7 +334,8 @@ class Connection(Accepted):
         unsent_bytes = self._outbox.unsent_bytes()
         taken_bytes = self._outbox.written_bytes - unsent_bytes
         if taken_bytes > self._taken_bytes:
-            self._taken_bytes, self.active_ms = taken_bytes, now_ms
+            self._taken_bytes = taken_bytes
+            self.active_ms = self.active_ms if self.is_closing else now_ms
         held_bytes = unsent_bytes + self._outbox.slotted_bytes
         if held_bytes or self in self.node.answers_held:
             self.server.hold_answers(self, held_bytes, taken_bytes, now_ms)
