@@ -68,7 +68,9 @@ class Outbox:
             self.gathered_bytes += len(payload)
             return
         self.flush()
-        self._count(_size_of(payload))
+        size_bytes = _size_of(payload)
+        self.written_bytes += size_bytes
+        self._metrics.bytes_sent += size_bytes
         self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
         self._on_large()
 
@@ -78,13 +80,10 @@ class Outbox:
             return
         data = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
         self._gathered.clear()
+        self.written_bytes += self.gathered_bytes
+        self._metrics.bytes_sent += self.gathered_bytes
         self.gathered_bytes = 0
-        self._count(len(data))
         self.transport.write(data)
-
-    def _count(self, size_bytes: int) -> None:
-        self.written_bytes += size_bytes
-        self._metrics.bytes_sent += size_bytes
 
     def unsent_bytes(self) -> int:
         """Of what was written, so much is still here."""

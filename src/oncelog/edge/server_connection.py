@@ -68,7 +68,7 @@ class Connection(Accepted):
         self._received_bytes = self._taken_bytes = 0
         self._holds = 0
         self._is_write_paused = self._is_read_paused = False
-        self._is_going_on = self._is_turn_asked = False
+        self._is_going_on = self._is_turn_asked = self._is_holding = False
 
     # --- what asyncio calls
 
@@ -162,33 +162,33 @@ class Connection(Accepted):
     # --- requests
 
     @property
-    def _is_held(self) -> bool:
-        """Whether the next request may not be begun yet."""
+    def _has_too_many(self) -> bool:
+        """Whether so many answers are owed that no more requests are begun."""
         return (
-            self._holds > 0
-            or self._is_write_paused
-            or len(self._outbox.slots) >= self.server.max_pending_requests
+            len(self._outbox.slots) >= self.server.max_pending_requests
             or self._outbox.slotted_bytes >= self.server.max_pending_bytes
         )
 
     def _go_through(self, data: memoryview, now_ms: int, started: float) -> memoryview:
         """Begin the requests in `data`, a round of them at most; returns what was not looked at."""
-        begun = 0
-        while not (self.is_closing or self._is_held):
-            if begun >= ROUND_REQUESTS or self._outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
-                self._ask_for_turn()
-                return data
+        begun, outbox = 0, self._outbox
+        while not (self._holds or self._is_write_paused or (outbox.slots and self._has_too_many)):
             try:
                 frame, data = self._reader.first(data)
             except PeerError as error:
                 self.close(f"{error} (see socket.request.max.bytes)")
-                break
+                return _NOTHING
             if frame is None:
                 return data
             self._request_ms = None
             self._begin(frame, now_ms, started)
             begun += 1
-        return _NOTHING if self.is_closing else data
+            if not data or self.is_closing:
+                return _NOTHING
+            if begun >= ROUND_REQUESTS or outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
+                self._ask_for_turn()
+                break
+        return data
 
     def _ask_for_turn(self) -> None:
         if not self._is_turn_asked:
@@ -223,15 +223,16 @@ class Connection(Accepted):
 
     def _end_round(self, now_ms: int) -> None:
         self._outbox.flush()
-        if self.is_closing:
+        has_bytes = self._reader.pending_bytes or self._backlog
+        if self.is_closing or not (has_bytes or self._is_holding or self._is_read_paused):
             return
         if self._request_ms is None and self._reader.pending_bytes:
             self._request_ms = now_ms
         # Of a backlog that is partly cut all is still there.
         backlog_bytes = len(cast(bytes, self._backlog.obj)) if self._backlog else 0
         held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived)
-        if held_bytes or self in self.node.requests_held:
-            self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
+        self._is_holding = held_bytes > 0
+        self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
         self._pace_reading()
 
     def _begin(self, frame: memoryview, now_ms: int, started: float) -> None:

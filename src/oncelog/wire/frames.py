@@ -193,20 +193,16 @@ class FrameReader:
     rest of that buffer, so that the bytes of a large frame are received where they stay.
     """
 
-    __slots__ = ("_filled_bytes", "_frame_bytes", "_gathered", "max_frame_bytes")
+    __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._gathered = bytearray()
         """Holds the beginning of an incomplete frame, size prefix included, and room for more."""
-        self._filled_bytes = 0
+        self.pending_bytes = 0
+        """How much of an incomplete frame has arrived."""
         self._frame_bytes = 0
         """The incomplete frame's whole size; 0 while not even its size has arrived."""
-
-    @property
-    def pending_bytes(self) -> int:
-        """How much of an incomplete frame has arrived."""
-        return self._filled_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -230,17 +226,17 @@ class FrameReader:
 
         Raises PeerError as `feed` does.
         """
-        position = self._complete_gathered(data) if self._filled_bytes else 0
-        if self._filled_bytes:
-            if self._filled_bytes == self._frame_bytes:
-                return self._take(), data[position:]
-            return None, _EMPTY
-        if len(data) >= SIZE_BYTES:
+        position = 0
+        if self.pending_bytes:
+            position = self._complete_gathered(data)
+        elif len(data) >= SIZE_BYTES:
             stop = SIZE_BYTES + self._size(data, 0)
             if stop <= len(data):
                 return data[SIZE_BYTES:stop], data[stop:]
-        if data:
+        if not self.pending_bytes:
             self._gather(data)
+        elif self.pending_bytes == self._frame_bytes:
+            return self._take(), data[position:]
         return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
@@ -248,14 +244,14 @@ class FrameReader:
 
         Whoever fills it says so by `fill` or `filled`.
         """
-        if self._frame_bytes - self._filled_bytes < least_bytes:
+        if self._frame_bytes - self.pending_bytes < least_bytes:
             return None
-        self._grow(self._filled_bytes + 1)
-        return memoryview(self._gathered)[self._filled_bytes :]
+        self._grow(self.pending_bytes + 1)
+        return memoryview(self._gathered)[self.pending_bytes :]
 
     def fill(self, size_bytes: int) -> None:
         """Bytes were put into the room."""
-        self._filled_bytes += size_bytes
+        self.pending_bytes += size_bytes
 
     def filled(self, size_bytes: int) -> memoryview | None:
         """Bytes were put into the room: the frame without its size prefix, once it is whole."""
@@ -266,36 +262,36 @@ class FrameReader:
         """Give the incomplete frame what it lacks; returns how much of `view` that took."""
         taken = 0
         if not self._frame_bytes:
-            taken = min(SIZE_BYTES - self._filled_bytes, len(view))
+            taken = min(SIZE_BYTES - self.pending_bytes, len(view))
             self._gather(view[:taken])
             if not self._frame_bytes:
                 return taken
-        missing = min(self._frame_bytes - self._filled_bytes, len(view) - taken)
+        missing = min(self._frame_bytes - self.pending_bytes, len(view) - taken)
         self._gather(view[taken : taken + missing])
         return taken + missing
 
     def _gather(self, view: memoryview) -> None:
-        self._grow(self._filled_bytes + len(view))
-        self._gathered[self._filled_bytes : self._filled_bytes + len(view)] = view
-        self._filled_bytes += len(view)
-        if not self._frame_bytes and self._filled_bytes >= SIZE_BYTES:
+        self._grow(self.pending_bytes + len(view))
+        self._gathered[self.pending_bytes : self.pending_bytes + len(view)] = view
+        self.pending_bytes += len(view)
+        if not self._frame_bytes and self.pending_bytes >= SIZE_BYTES:
             self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
 
     def _grow(self, least_bytes: int) -> None:
         """Room for `least_bytes`: what has arrived some times over, but not more than the frame."""
         if least_bytes <= len(self._gathered):
             return
-        size = max(least_bytes, _ROOM_GROWTH * self._filled_bytes, FIRST_ROOM_BYTES)
+        size = max(least_bytes, _ROOM_GROWTH * self.pending_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
             size = min(size, self._frame_bytes)
         # A new one, since views of the old may be about.
         grown = bytearray(size)
-        grown[: self._filled_bytes] = memoryview(self._gathered)[: self._filled_bytes]
+        grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
         self._gathered = grown
 
     def _take(self) -> memoryview:
         frame = memoryview(self._gathered)[SIZE_BYTES : self._frame_bytes]
-        self._gathered, self._filled_bytes, self._frame_bytes = bytearray(), 0, 0
+        self._gathered, self.pending_bytes, self._frame_bytes = bytearray(), 0, 0
         return frame
 
     def _size(self, buffer: Buffer, position: int) -> int:
