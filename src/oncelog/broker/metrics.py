@@ -44,6 +44,7 @@ class Metrics:
     producers_expired: int = 0
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    connections_ended: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, api_name: str, seconds: float) -> None:
@@ -91,6 +92,9 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
     errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
+    ended = tuple(("", (("bound", name),), float(n)) for name, n in sorted(metrics.connections_ended.items()))
+    text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
+    yield Family("oncelog_connections_ended_total", "counter", text, ended)
     for name, value in gauges.items():
         yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))
     samples = [
@@ -105,6 +109,8 @@ GAUGES = {
     "producer_ids_active": "Producer ids with state, summed over partitions.",
     "partitions": "Partitions on this node.",
     "connections": "Open connections.",
+    "request_bytes_held": "Bytes of requests not yet carried out, of all connections.",
+    "response_bytes_held": "Bytes of answers that clients have not yet taken, of all connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
     "transactions_open": "Transactions with data not yet committed or aborted.",
 }
@@ -139,6 +145,7 @@ def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
     """Flat, for `Broker.metrics()`: requests by API are `requests.<Api>` and `request_seconds.<Api>`."""
     flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
     flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
+    flat.update({f"connections_ended.{name}": float(n) for name, n in metrics.connections_ended.items()})
     flat.update(gauges)
     for api, histogram in metrics.latencies.items():
         flat[f"requests.{api}"] = float(histogram.count)

@@ -32,6 +32,7 @@ from oncelog.config import INT64_MAX
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
+from oncelog.rules.connections import Holdings
 from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
@@ -116,6 +117,8 @@ class Node:
         self.flushes = Flushes()
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
+        self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
+        self.answers_held: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._appended: dict[TopicPartition, int] = {}
         self.transactions = TransactionCoordinator(self)
@@ -192,6 +195,8 @@ class Node:
             "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
             "partitions": float(len(partitions)),
             "connections": float(self.connection_count),
+            "request_bytes_held": float(self.requests_held.total_bytes),
+            "response_bytes_held": float(self.answers_held.total_bytes),
             "fetches_waiting": float(len(self.fetch_waits)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
         }

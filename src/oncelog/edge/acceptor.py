@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from oncelog.broker.listeners import Listener
-from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, check_mechanisms, uses_sasl, uses_tls
+from oncelog.edge.listener import Listen
+from oncelog.edge.tls import ServerTls, check_mechanisms, uses_sasl, uses_tls
 from oncelog.errors import StorageError
 from oncelog.rules.principal import principal_mapper
 
@@ -15,7 +16,7 @@ from oncelog.rules.principal import principal_mapper
 class Acceptor:
     """Raises ConfigError for settings of TLS or SASL that cannot be used."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, listen: Listen) -> None:
         settings = listener.settings
         self.listener = listener
         self.needs_sasl = uses_sasl(settings)
@@ -23,20 +24,18 @@ class Acceptor:
             check_mechanisms(settings["sasl.enabled.mechanisms"])
         self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
         self._tls = ServerTls(settings) if uses_tls(settings) else None
-        self._server: asyncio.Server | None = None
+        self._listen = listen
+        self._opened: Any = None
 
     async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
         """Listen; `connect` makes what serves a connection. Raises StorageError."""
-        secured: dict[str, Any] = {}
-        if self._tls is not None:
-            secured = {"ssl": self._tls.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
         host, port = self.listener.host, self.listener.port
-        loop = asyncio.get_running_loop()
+        context = None if self._tls is None else self._tls.context
         try:
-            self._server = await loop.create_server(connect, host, port, backlog=1024, **secured)
+            self._opened = await self._listen(connect, host, port, ssl=context)
         except OSError as error:
             raise StorageError(f"cannot listen on {self.listener.bootstrap_servers}: {error}") from error
-        self.listener = self.listener.bound(self._server.sockets[0].getsockname()[1])
+        self.listener = self.listener.bound(self._opened.sockets[0].getsockname()[1])
 
     def refresh(self) -> None:
         """Read certificates again that have changed."""
@@ -45,5 +44,5 @@ class Acceptor:
 
     def stop(self) -> None:
         """No more connections; those that are there stay."""
-        if self._server is not None:
-            self._server.close()
+        if self._opened is not None:
+            self._opened.close()

@@ -29,6 +29,7 @@ from oncelog.edge.clock import Clock
 from oncelog.edge.collector import Collector
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import Listen, listen
 from oncelog.edge.loop import LoopThread, close_loop, new_event_loop
 from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
@@ -46,10 +47,15 @@ class RunningBroker:
     """A node with its servers, on the loop that called `start`. `metrics`: host and port; None without."""
 
     def __init__(
-        self, node: Node, clock: Clock, listeners: Sequence[Listener], metrics: tuple[str, int] | None = None
+        self,
+        node: Node,
+        clock: Clock,
+        listeners: Sequence[Listener],
+        metrics: tuple[str, int] | None = None,
+        listen: Listen = listen,
     ) -> None:
         self.node, self.clock = node, clock
-        self.server = Server(node, clock, listeners)
+        self.server = Server(node, clock, listeners, listen)
         self.chores = ChoreDriver(node.log_manager.chores)
         self.metrics_server = MetricsServer(node, *metrics) if metrics is not None else None
 

@@ -182,7 +182,9 @@ class BrokerHost(Host):
             node = recover_node(self.disk, self.settings, clock, self._judged)
             self.on_recovered(node)
             self.node = node
-            self.running = RunningBroker(node, clock, listeners_of(self.settings, BROKER_HOST))
+            listeners = listeners_of(self.settings, BROKER_HOST)
+            listen = self.world.loop.create_server
+            self.running = RunningBroker(node, clock, listeners, listen=listen)
             await self.running.start()
         except Exception as error:
             self.world.violate("broker does not start", repr(error))
