@@ -260,6 +260,11 @@ def _of_the_cluster() -> Iterator[tuple[str, Message, int]]:
     nothing = D.DeleteAclsFilter(resource_type_filter=6, resource_name_filter="nothing", **filters)
     yield "DeleteAcls", D(filters=[nothing]), 3
     yield "CreateAcls", m.CreateAclsRequest(creations=[_no_acl()]), 3
+    Q = m.AlterClientQuotasRequest
+    user = Q.EntityData(entity_type="user", entity_name="nobody")
+    change = Q.EntryData(entity=[user], ops=[Q.OpData(key="producer_byte_rate", value=1)])
+    yield "DescribeClientQuotas", m.DescribeClientQuotasRequest(), 1
+    yield "AlterClientQuotas", Q(entries=[change], validate_only=True), 1
 
 
 def _no_acl() -> m.CreateAclsRequest.AclCreation:

@@ -62,6 +62,8 @@ def _random_primitive(rng: random.Random, field: Field, plain: bool) -> Any:
         return rng.choice(_TEXTS)
     if field.kind == "uuid":
         return rng.choice([NO_ID, rng.randbytes(16)])
+    if field.kind == "float64":
+        return rng.choice([0.0, 1.5, -2.25e300])
     if field.kind in ("bytes", "records"):
         return rng.randbytes(rng.choice([0, 1, 126, 127, 128, 5000]))
     if plain and field.name.endswith("error_code"):

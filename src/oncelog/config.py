@@ -227,6 +227,8 @@ BROKER = SettingsTable(
         ("sasl.oauthbearer.clock.skew.seconds", "int", 30, "How far clocks may differ.", 0),
         ("authorizer.class.name", "str", "", "Kafka's name of its authorizer: ACLs hold. Empty: everybody may do everything.", None, None, ("", AUTHORIZER)),
         ("super.users", "str", "", "Principals that may do everything: User:a;User:b."),
+        ("quota.window.num", "int", 11, "Samples of a client quota: together with quota.window.size.seconds what a client may use at once, in seconds of its rate.", 1),
+        ("quota.window.size.seconds", "int", 1, "Seconds of one such sample.", 1),
         ("allow.everyone.if.no.acl.found", "bool", False, "What no ACL speaks of is open to everybody."),
     ) + _TLS,
     scoped=("ssl.", "sasl.enabled.mechanisms", "connections.max.reauth.ms"),

@@ -165,6 +165,8 @@ def test_inactive_producers_expire() -> None:
         client.produce("expiring", batch(b"x", pid=1, sequence=0, timestamp_ms=old))
         wait_until(lambda: broker.metrics()["producers_expired"] == 1)
         assert describe_producers(client, "expiring") == {}
+        late = client.produce("expiring", batch(b"y", pid=1, sequence=7))
+        assert late.error_code == 0, "it goes on where it was; it is not out of order"
 
 
 def test_a_back_fill_does_not_lose_its_producer(client: RawClient, broker: Broker, topic: str) -> None:

@@ -15,6 +15,7 @@ from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramEx
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.quotas import Payer
 from oncelog.rules.scram import Mechanism
 from oncelog.wire.messages import Message
 
@@ -53,6 +54,8 @@ class Door:
         self._mechanism = ""
         self._exchange: Exchange | None = None
         self._expires_ms: int | None = None
+        self._client_id: str | None = None
+        self._payer: Payer | None = None
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +66,14 @@ class Door:
     def is_plain(self) -> bool:
         """Whether any request may come, whatever the time is."""
         return self._state is DoorState.KNOWN and self._expires_ms is None
+
+    def payer(self, client_id: str | None) -> Payer | None:
+        """Whose quotas its requests use; nobody's while it is not known who it is."""
+        if self.principal is None:
+            return None
+        if client_id != self._client_id or self._payer is None:
+            self._client_id, self._payer = client_id, Payer(self.principal.partition(":")[2], client_id or "")
+        return self._payer
 
     def pass_through(self, api_key: int, now_ms: int) -> str | None:
         """Take note of a request that is about to be handled; why it may not be, if so."""

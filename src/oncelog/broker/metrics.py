@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oncelog.rules.quotas import QUOTAS
+
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
@@ -45,6 +47,7 @@ class Metrics:
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     connections_ended: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    throttled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 0))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, api_name: str, seconds: float) -> None:
@@ -95,6 +98,8 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
     ended = tuple(("", (("bound", name),), float(n)) for name, n in sorted(metrics.connections_ended.items()))
     text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
     yield Family("oncelog_connections_ended_total", "counter", text, ended)
+    throttled = tuple(("", (("quota", key),), float(n)) for key, n in metrics.throttled.items())
+    yield Family("oncelog_throttled_total", "counter", "Answers told to wait, by quota.", throttled)
     for name, value in gauges.items():
         yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))
     samples = [
@@ -146,6 +151,7 @@ def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
     flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
     flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
     flat.update({f"connections_ended.{name}": float(n) for name, n in metrics.connections_ended.items()})
+    flat.update({f"throttled.{key}": float(n) for key, n in metrics.throttled.items()})
     flat.update(gauges)
     for api, histogram in metrics.latencies.items():
         flat[f"requests.{api}"] = float(histogram.count)

@@ -60,6 +60,9 @@ NEEDS: dict[str, dict[ResourceType, Operation]] = {
     "DeleteAcls": {_CLUSTER: _O.ALTER},
     "DescribeUserScramCredentials": {_CLUSTER: _O.DESCRIBE},
     "AlterUserScramCredentials": {_CLUSTER: _O.ALTER},
+    # how much
+    "DescribeClientQuotas": {_CLUSTER: _O.DESCRIBE_CONFIGS},
+    "AlterClientQuotas": {_CLUSTER: _O.ALTER_CONFIGS},
 }
 
 FREE = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})

@@ -21,6 +21,7 @@ from oncelog.broker.groups import GroupCoordinator
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.needs import NEEDS
 from oncelog.broker.producer_ids import ProducerIds
+from oncelog.broker.quotas import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
 from oncelog.broker.sessions import FetchSessions
@@ -33,6 +34,7 @@ from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
 from oncelog.rules.connections import Holdings
+from oncelog.rules.quotas import Payer
 from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
@@ -62,6 +64,11 @@ class Request:
     def access(self) -> Access:
         """What its client may do."""
         return EVERYTHING if self.door is None else self.door.access
+
+    @property
+    def payer(self) -> Payer | None:
+        """Whose quotas it uses."""
+        return None if self.door is None else self.door.payer(self.header.client_id)
 
     def may(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether its client may do to the resource what its API does (`broker.needs`)."""
@@ -109,6 +116,7 @@ class Node:
         """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the edge reads and replaces it."""
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
         self.authorizer = _authorizer(log_manager, settings)
+        self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled)
         self.sessions = FetchSessions(
             settings["max.incremental.fetch.session.cache.slots"],
             first_id=int.from_bytes(new_uuid()[:3], "big") + 1,

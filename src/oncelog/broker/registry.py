@@ -8,6 +8,7 @@ from typing import Any
 from oncelog.broker.apis import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    alter_client_quotas,
     alter_configs,
     alter_user_scram_credentials,
     api_versions,
@@ -21,6 +22,7 @@ from oncelog.broker.apis import (
     delete_records,
     delete_topics,
     describe_acls,
+    describe_client_quotas,
     describe_cluster,
     describe_configs,
     describe_groups,
@@ -100,6 +102,8 @@ HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
         delete_acls,
         describe_user_scram_credentials,
         alter_user_scram_credentials,
+        describe_client_quotas,
+        alter_client_quotas,
     )
 }
 """API key -> handle(node, request, now_ms)."""

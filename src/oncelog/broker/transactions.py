@@ -8,7 +8,7 @@ Source: rows T1, T2, T5, T6; Kafka's TransactionCoordinator, TransactionMarkerCh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,8 +92,15 @@ class TransactionCoordinator:
     def all(self) -> Iterator[TransactionEntry]:
         return iter(self._entries.values())
 
-    def init(self, transactional_id: str, given: Identity | None, timeout_ms: int, now_ms: int) -> Done:
-        """A producer begins, or begins anew.
+    def init(
+        self,
+        transactional_id: str,
+        given: Identity | None,
+        timeout_ms: int,
+        now_ms: int,
+        take_id: Callable[[], int] | None = None,
+    ) -> Done:
+        """A producer begins, or begins anew. `take_id` gives it a new producer id if it needs one.
 
         Raises ConcurrentTransactions when an earlier instance's transaction is being ended first, and
         what `decide_init` refuses with; InvalidTransactionTimeout.
@@ -119,7 +126,7 @@ class TransactionCoordinator:
 
         verdict = decide(None)
         if isinstance(verdict, NeedsProducerId):
-            verdict = decide(self._new_producer_id())
+            verdict = decide((take_id or self._new_producer_id)())
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)

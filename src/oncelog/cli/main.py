@@ -19,6 +19,7 @@ COMMANDS = {
     "groups": "List, describe, reset and delete consumer groups.",
     "acls": "List, add and remove ACLs.",
     "users": "List, set and delete SCRAM users.",
+    "quotas": "List, set and remove client quotas.",
     "transactions": "List and describe transactions; find and abort those that hang.",
     "web": "Pages about transactions, producers and groups of a cluster.",
     "dump": "Print segment files batch by batch.",

@@ -10,7 +10,8 @@ from oncelog.broker.listeners import Listener
 from oncelog.edge.listener import Listen
 from oncelog.edge.tls import ServerTls, check_mechanisms, uses_sasl, uses_tls
 from oncelog.errors import StorageError
-from oncelog.rules.principal import principal_mapper
+from oncelog.rules.authorization import ANONYMOUS
+from oncelog.rules.principal import distinguished_name, principal_mapper
 
 
 class Acceptor:
@@ -22,10 +23,17 @@ class Acceptor:
         self.needs_sasl = uses_sasl(settings)
         if self.needs_sasl:
             check_mechanisms(settings["sasl.enabled.mechanisms"])
-        self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
+        self._name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
         self._tls = ServerTls(settings) if uses_tls(settings) else None
         self._listen = listen
         self._opened: Any = None
+
+    def principal_of(self, transport: asyncio.BaseTransport) -> str:
+        """Whom the client's certificate names, where it has shown one. Raises ConfigError."""
+        certificate = transport.get_extra_info("peercert")
+        if not certificate:
+            return ANONYMOUS
+        return f"User:{self._name_of(distinguished_name(certificate['subject']))}"
 
     async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
         """Listen; `connect` makes what serves a connection. Raises StorageError."""

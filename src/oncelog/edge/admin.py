@@ -30,6 +30,7 @@ from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.edge.coordination import Coordination
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.permissions import Permissions
+from oncelog.edge.quotas import Quotas
 from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 
@@ -58,7 +59,7 @@ T = TypeVar("T")
 _CLOSE_SECONDS = 10.0
 
 
-class Admin(Coordination, Permissions):
+class Admin(Coordination, Permissions, Quotas):
     """Topics, settings, offsets and producers of a cluster; every call blocks until it is done.
 
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:

@@ -29,6 +29,7 @@ from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.coordination import AsyncCoordination
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.permissions import AsyncPermissions
+from oncelog.edge.quotas import AsyncQuotas
 from oncelog.errors import (
     BrokerError,
     BrokerNotAvailable,
@@ -53,7 +54,7 @@ _BROKER_CHOOSES_VERSION = 4
 """CreateTopics from this version (Kafka 2.4) takes -1 for partitions and replication factor."""
 
 
-class AsyncAdmin(AsyncCoordination, AsyncPermissions):
+class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
     """Topics, settings, offsets and producers of a cluster, on the running asyncio loop.
 
     Calls that take several items raise the first item's error (others as notes on it) after all items

@@ -59,6 +59,7 @@ class BrokerLink:
         self._retry_at_ms = 0.0
         self._last_error = "not tried yet"
         self._last_used_ms = self.now_ms()
+        self._heard_from_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
         self._closed = False
@@ -100,7 +101,9 @@ class BrokerLink:
             future.set_exception(DisconnectedError(f"the client of {self.peer} is closed"))
             return future
         self._last_used_ms = now_ms = self.now_ms()
-        deadline_ms = now_ms + timeout_ms
+        # A broker that throttles reads on only then (KIP-219); so it gets up to twice the time.
+        silent_ms = min(max(self._heard_from_ms - now_ms, 0), timeout_ms)
+        deadline_ms = now_ms + silent_ms + timeout_ms
         out = _Outgoing(message, future, deadline_ms, timeout_ms, min_version, max_version, answered)
         if self._protocol is not None and self._protocol.core.is_ready:
             self._write(self._protocol, out)
@@ -138,6 +141,9 @@ class BrokerLink:
     def on_answer(self, future: asyncio.Future[Any], response: Any, latency_ms: float) -> None:
         if self.latencies is not None:
             self.latencies.append(latency_ms)
+        throttle_time_ms = getattr(response, "throttle_time_ms", 0)
+        if throttle_time_ms:
+            self._heard_from_ms = max(self._heard_from_ms, self.now_ms() + throttle_time_ms)
         if not future.done():
             future.set_result(response)
 
@@ -146,7 +152,7 @@ class BrokerLink:
             if not future.done():
                 future.set_exception(error)
         if self._protocol is protocol:
-            self._protocol = None
+            self._protocol, self._heard_from_ms = None, 0.0
             self._note_failure(error)
 
     def _note_failure(self, error: BaseException) -> None:

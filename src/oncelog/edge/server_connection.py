@@ -20,11 +20,10 @@ from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
 from oncelog.edge.listener import Accepted
 from oncelog.edge.outbox import Outbox, Payload, Slot
+from oncelog.edge.throttle import Throttle
 from oncelog.errors import ConfigError, OncelogError, PeerError
-from oncelog.rules.authorization import ANONYMOUS
 from oncelog.rules.connections import Bound, Phase, Standing
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from oncelog.rules.principal import distinguished_name
 from oncelog.wire.frames import (
     FrameReader,
     RequestHeader,
@@ -71,6 +70,8 @@ class Connection(Accepted):
         self._holds = 0
         self._is_write_paused = self._is_read_paused = False
         self._is_going_on = self._is_turn_asked = self._is_holding = False
+        self._quotas = self.node.quotas
+        self._throttle = Throttle(self._quotas, self._hold)
 
     # --- what asyncio calls
 
@@ -93,21 +94,16 @@ class Connection(Accepted):
     def _enter(self, transport: asyncio.Transport) -> None:
         self._outbox.transport = transport
         transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
+        if self._throttle.turns_away(self.address, self.opened_ms, transport):
+            return
+        listener, needs_sasl = self.acceptor.listener, self.acceptor.needs_sasl
         try:
-            principal = self._certified()
+            principal = self.acceptor.principal_of(transport)
         except ConfigError as error:
             self.close(str(error), at_once=True)
             return
-        listener, needs_sasl = self.acceptor.listener, self.acceptor.needs_sasl
         self.door = Door(self.node, listener, self.address, needs_sasl=needs_sasl, principal=principal)
         self._look_at_door()
-
-    def _certified(self) -> str:
-        """Whom the client's certificate names, where it has shown one."""
-        certificate = self.transport.get_extra_info("peercert") if self.transport is not None else None
-        if not certificate:
-            return ANONYMOUS
-        return f"User:{self.acceptor.name_of(distinguished_name(certificate['subject']))}"
 
     def _look_at_door(self) -> None:
         """What follows from its state for the next requests."""
@@ -158,6 +154,7 @@ class Connection(Accepted):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
+        self._throttle.cancel()
         self._outbox.discard()
         self._backlog, self._arrived = _NOTHING, bytearray()
         self.server.lost(self)
@@ -248,10 +245,13 @@ class Connection(Accepted):
                 if reason is not None:
                     self.close(reason)
                     return
+            began = perf_counter() if self._quotas.is_any else 0.0
             payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
             if payload is None:
                 self._begin_any(frame, now_ms, started)
             else:
+                if began:
+                    payload = self._throttle.produced(self.door, frame, payload, began, now_ms)
                 self._outbox.put(payload)
                 self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
@@ -272,7 +272,10 @@ class Connection(Accepted):
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
         request = Request(self.connection_id, header, message, f"/{self.address}", self.door)
+        began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
+        if began:
+            self._throttle.handled(self.door, header, len(frame), began, now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
             self._look_at_door()
         self._take_answer(header, answer, started)
@@ -312,6 +315,8 @@ class Connection(Accepted):
         if isinstance(answer, Disconnect):
             self.close(answer.reason)
             return None
+        if self._quotas.is_any:
+            self._throttle.answered(self.door, header, answer, self.server.clock.now_ms())
         payload: Payload | None = None
         if isinstance(answer, FetchResponse):
             pieces = encode_large_response(answer, header.api_version, header.correlation_id)
@@ -322,6 +327,11 @@ class Connection(Accepted):
         return payload
 
     # --- bounds, the end
+
+    def _hold(self, is_held: bool) -> None:
+        """Whether to read and begin nothing more; what is under way is answered."""
+        self._holds += 1 if is_held else -1
+        self._pace_reading() if is_held else self._go_on_now()
 
     def _note_large_answer(self) -> None:
         self.note_answers(self.active_ms)
@@ -347,9 +357,8 @@ class Connection(Accepted):
     def _pace_reading(self) -> None:
         if self.transport is None or self.is_closing:
             return
-        is_full = (
-            self._is_write_paused or len(self._backlog) + len(self._arrived) >= self.server.max_pending_bytes
-        )
+        is_full = len(self._backlog) + len(self._arrived) >= self.server.max_pending_bytes
+        is_full = is_full or self._is_write_paused or self._throttle.is_silent
         if is_full != self._is_read_paused:
             self._is_read_paused = is_full
             if is_full:
@@ -367,7 +376,8 @@ class Connection(Accepted):
             phase = Phase.HANDSHAKE
         else:
             phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
-        return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, bool(self._outbox.slots))
+        is_waiting = bool(self._outbox.slots) or self._throttle.is_silent
+        return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, is_waiting)
 
     def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:
         """End the connection for cause; what was answered before still leaves unless `at_once`."""

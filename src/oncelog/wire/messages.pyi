@@ -2789,3 +2789,143 @@ class AlterUserScramCredentialsResponse(Message):
         throttle_time_ms: int = ...,
         results: list[AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = ...,
     ) -> None: ...
+
+class DescribeClientQuotasRequest(Message):
+    class ComponentData(Part):
+        entity_type: str
+        match_type: int
+        match: str | None
+        def __init__(
+            self,
+            *,
+            entity_type: str = ...,
+            match_type: int = ...,
+            match: str | None = ...,
+        ) -> None: ...
+
+    components: list[DescribeClientQuotasRequest.ComponentData]
+    strict: bool
+    def __init__(
+        self,
+        *,
+        components: list[DescribeClientQuotasRequest.ComponentData] = ...,
+        strict: bool = ...,
+    ) -> None: ...
+
+class DescribeClientQuotasResponse(Message):
+    class EntryData(Part):
+        entity: list[DescribeClientQuotasResponse.EntityData]
+        values: list[DescribeClientQuotasResponse.ValueData]
+        def __init__(
+            self,
+            *,
+            entity: list[DescribeClientQuotasResponse.EntityData] = ...,
+            values: list[DescribeClientQuotasResponse.ValueData] = ...,
+        ) -> None: ...
+
+    class EntityData(Part):
+        entity_type: str
+        entity_name: str | None
+        def __init__(
+            self,
+            *,
+            entity_type: str = ...,
+            entity_name: str | None = ...,
+        ) -> None: ...
+
+    class ValueData(Part):
+        key: str
+        value: float
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: float = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    entries: list[DescribeClientQuotasResponse.EntryData] | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        entries: list[DescribeClientQuotasResponse.EntryData] | None = ...,
+    ) -> None: ...
+
+class AlterClientQuotasRequest(Message):
+    class EntryData(Part):
+        entity: list[AlterClientQuotasRequest.EntityData]
+        ops: list[AlterClientQuotasRequest.OpData]
+        def __init__(
+            self,
+            *,
+            entity: list[AlterClientQuotasRequest.EntityData] = ...,
+            ops: list[AlterClientQuotasRequest.OpData] = ...,
+        ) -> None: ...
+
+    class EntityData(Part):
+        entity_type: str
+        entity_name: str | None
+        def __init__(
+            self,
+            *,
+            entity_type: str = ...,
+            entity_name: str | None = ...,
+        ) -> None: ...
+
+    class OpData(Part):
+        key: str
+        value: float
+        remove: bool
+        def __init__(
+            self,
+            *,
+            key: str = ...,
+            value: float = ...,
+            remove: bool = ...,
+        ) -> None: ...
+
+    entries: list[AlterClientQuotasRequest.EntryData]
+    validate_only: bool
+    def __init__(
+        self,
+        *,
+        entries: list[AlterClientQuotasRequest.EntryData] = ...,
+        validate_only: bool = ...,
+    ) -> None: ...
+
+class AlterClientQuotasResponse(Message):
+    class EntryData(Part):
+        error_code: int
+        error_message: str | None
+        entity: list[AlterClientQuotasResponse.EntityData]
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            entity: list[AlterClientQuotasResponse.EntityData] = ...,
+        ) -> None: ...
+
+    class EntityData(Part):
+        entity_type: str
+        entity_name: str | None
+        def __init__(
+            self,
+            *,
+            entity_type: str = ...,
+            entity_name: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    entries: list[AlterClientQuotasResponse.EntryData]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        entries: list[AlterClientQuotasResponse.EntryData] = ...,
+    ) -> None: ...

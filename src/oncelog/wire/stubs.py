@@ -31,7 +31,14 @@ from oncelog.wire.message import Part as Part
 DATA: dict[str, type[Data]]
 """
 
-_TYPES = {"bool": "bool", "string": "str", "uuid": "bytes", "bytes": "bytes", "records": "Buffer"}
+_TYPES = {
+    "bool": "bool",
+    "float64": "float",
+    "string": "str",
+    "uuid": "bytes",
+    "bytes": "bytes",
+    "records": "Buffer",
+}
 
 
 def render() -> str:

@@ -1,7 +1,7 @@
 """CreatePartitions (key 37), versions 0-3: raise a topic's partition count.
 
 Errors: 3 unknown topic, 37 not above the present count, 39 an assignment that is not this node, 42 a
-topic named twice. validate_only creates nothing.
+topic named twice, 89 controller_mutation_rate (v3+). validate_only creates nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 37
+FIRST_STRICT_VERSION = 3
+"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
 
 _Asked = CreatePartitionsRequest.CreatePartitionsTopic
 _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
@@ -42,7 +44,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             request.check(ResourceType.TOPIC, asked.name)
-            _grow(node, asked, message.validate_only, now_ms)
+            _grow(node, request, asked, now_ms)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         except StorageError as error:
@@ -51,7 +53,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
     return CreatePartitionsResponse(results=results)
 
 
-def _grow(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> None:
+def _grow(node: Node, request: Request, asked: _Asked, now_ms: int) -> None:
     topic = node.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartition()
@@ -65,5 +67,6 @@ def _grow(node: Node, asked: _Asked, validate_only: bool, now_ms: int) -> None:
             raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
         if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
             raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
-    if not validate_only:
+    node.quotas.mutate(request, asked.count - present, FIRST_STRICT_VERSION, now_ms)
+    if not request.message.validate_only:
         node.topics.add_partitions(topic, asked.count, now_ms)

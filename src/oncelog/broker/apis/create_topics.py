@@ -3,7 +3,8 @@
 -1 partitions or replication factor mean the defaults (accepted at every version). Errors: 17 name or
 collision, 36 exists, 37 partitions below 1, 38 a replication factor this single node cannot give,
 39 an assignment that is not this node, 40 configuration, 42 a topic named twice or both numbers and
-an assignment. validate_only (v1+) checks and creates nothing. v5+ tells the settings, v7 the topic id.
+an assignment, 89 controller_mutation_rate (v6+). validate_only (v1+) checks and creates nothing. v5+ tells
+the settings, v7 the topic id.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 19
+FIRST_STRICT_VERSION = 6
+"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
 METADATA_LOG = "__cluster_metadata"
 MAX_PARTITIONS = 100_000
 """Of one topic; each costs files and memory, and a typing error should not cost the node."""
@@ -75,6 +78,7 @@ class _Plan:
 
 def _create(node: Node, request: Request, asked: _Asked, validate_only: bool, now_ms: int) -> _Result:
     plan = _plan(node, asked)
+    node.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
     topic_id = NO_ID
     if not validate_only:
         topic_id = node.topics.create(asked.name, plan.partition_count, plan.overrides, now_ms).topic_id

@@ -1,7 +1,8 @@
 """DeleteTopics (key 20), versions 1-6: by name, from v6 on by name or id.
 
 Everything of the topic goes, its producers' state too (row I16). Errors: 3 unknown name, 100 unknown
-id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete.topic.enable=false.
+id, 42 both or neither name and id, or a topic named twice (it stays), 73 delete.topic.enable=false,
+89 controller_mutation_rate (v5+).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 20
+FIRST_STRICT_VERSION = 5
+"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
 
 _Result = DeleteTopicsResponse.DeletableTopicResult
 _Asked = DeleteTopicsRequest.DeleteTopicState
@@ -90,6 +93,7 @@ def _delete(
             raise InvalidTopicException(f"{topic.name} is the broker's own; its coordinators live by it")
         if not node.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
+        node.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
         node.topics.delete(topic, now_ms)
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message

@@ -6,7 +6,8 @@ whole batch however small the limits; the more answers clients leave untaken, th
 isolation_level 1 stops at the last stable offset and lists aborted transactions (empty, not null).
 Errors per partition: 3 / 100 unknown, 6 asked by a replica,
 74 / 75 leader epoch, 1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the
-answer waits until appends bring them or max_wait_ms is over.
+answer waits until appends bring them or max_wait_ms is over. Who owes for consumer_byte_rate is answered
+at once, without partitions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
-from oncelog.broker.sessions import FetchContext, Target, error_response
+from oncelog.broker.sessions import (
+    FULL_AND_CREATE,
+    FULL_WITHOUT_SESSION,
+    FetchContext,
+    Target,
+    error_response,
+)
 from oncelog.broker.topics import Topic
 from oncelog.broker.waiting import Deferred, FetchWait
 from oncelog.errors import (
@@ -30,6 +37,7 @@ from oncelog.errors import (
 )
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
+from oncelog.rules.quotas import CONSUMER_BYTES
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
 
@@ -44,10 +52,15 @@ _Result = FetchResponse.PartitionData
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: FetchRequest = request.message
+    owes = node.quotas.is_any and node.quotas.wait_ms(CONSUMER_BYTES, request.payer, now_ms) > 0
+    if owes and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
+        return FetchResponse(responses=[])
     try:
         context = node.sessions.open(message, request.header.api_version, now_ms)
     except BrokerError as error:
         return error_response(error)
+    if owes:
+        return FetchResponse(session_id=context.session_id, responses=[])
     fetch = _Fetch(node, request, context)
     results = list(fetch.read())
     missing_bytes = fetch.missing_bytes(results)
@@ -79,6 +92,8 @@ class _Fetch:
         state = message.replica_state
         self.is_by_replica = message.replica_id >= 0 or (state is not None and state.replica_id >= 0)
         self.max_bytes = min(message.max_bytes, node.settings["fetch.max.bytes"])
+        if node.quotas.is_any:
+            self.max_bytes = int(min(self.max_bytes, node.quotas.most_bytes(request.payer)))
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
         share_bytes = self.node.answers_held.share_bytes()

@@ -2,8 +2,8 @@
 
 Without a transactional id: always a new id at epoch 0, whatever id the client had; from blocks whose
 end is on disk before the first is given. With one: see `rules.transaction.decide_init`. Exactly one of
-producer_id and producer_epoch being -1 is 42. A block that cannot be written: 14, retriable. PRODUCER_FENCED
-is INVALID_PRODUCER_EPOCH below version 4.
+producer_id and producer_epoch being -1 is 42. A block that cannot be written, or an id too many for
+producer_ids_rate: 14, retriable. PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 4.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import answer_when_durable
-from oncelog.errors import BrokerError, CoordinatorLoadInProgress, InvalidRequest, StorageError
+from oncelog.errors import (
+    BrokerError,
+    CoordinatorLoadInProgress,
+    InvalidRequest,
+    StorageError,
+    ThrottlingQuotaExceeded,
+)
 from oncelog.rules.authorization import Operation, ResourceType
+from oncelog.rules.quotas import PRODUCER_IDS
 from oncelog.rules.sending import Identity
 from oncelog.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
@@ -39,10 +46,16 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
                 request.check(ResourceType.CLUSTER)
-            return _new_producer_id(node)
+            return InitProducerIdResponse(producer_id=_take(node, request, now_ms), producer_epoch=0)
         request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
-        done = node.transactions.init(message.transactional_id, given, message.transaction_timeout_ms, now_ms)
+        done = node.transactions.init(
+            message.transactional_id,
+            given,
+            message.transaction_timeout_ms,
+            now_ms,
+            take_id=lambda: _take(node, request, now_ms),
+        )
     except BrokerError as error:
         return refusal(error)
     answer = InitProducerIdResponse(
@@ -51,10 +64,15 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(node, done.written, answer, refusal)
 
 
-def _new_producer_id(node: Node) -> InitProducerIdResponse:
+def _take(node: Node, request: Request, now_ms: int) -> int:
+    """Raises CoordinatorLoadInProgress, which every client takes for "later"."""
     try:
+        node.quotas.take(PRODUCER_IDS, request.payer, 1, now_ms)
         producer_id = node.producer_ids.take()
+    except ThrottlingQuotaExceeded as error:
+        # Its own code is fatal to older producers here (KIP-599 knows it for topics alone).
+        raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
         raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
     node.metrics.producer_ids_given += 1
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+    return producer_id

@@ -17,6 +17,7 @@ from oncelog.broker.names import check_topic_name
 from oncelog.broker.topics import Topic
 from oncelog.errors import BrokerError, TopicAuthorizationFailed, UnknownTopicId, UnknownTopicOrPartition
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
+from oncelog.rules.quotas import MUTATIONS
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _look_up(
                 raise UnknownTopicOrPartition()
             _check_create(request, asked.name)
             topic = node.topics.create(asked.name, node.settings["num.partitions"], {}, now_ms)
+            node.quotas.charge(MUTATIONS, request.payer, len(topic.partitions), now_ms)
         return _describe(node, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=asked.name, topic_id=asked.topic_id or NO_ID)

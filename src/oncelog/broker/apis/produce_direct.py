@@ -42,6 +42,7 @@ _RESPONSE_HEAD = struct.Struct(">iixB")
 _RESULT = struct.Struct(">ihqqqBxx")
 _NO_RECORD_ERRORS = 1
 _LAST_TAGS_AND_THROTTLE = bytes(6)
+_THROTTLE_AND_TAGS = struct.Struct(">ix")
 _PLAIN_ACKS = (-1, 1)
 _CLIENT = Origin.CLIENT
 
@@ -82,6 +83,11 @@ def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = N
     if is_refused:
         return encode_response(_response(node, batches, results), version, correlation_id)
     return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
+
+
+def told_to_wait(response: bytes, throttle_time_ms: int) -> bytes:
+    """A response of `answer` with its throttle time, which stands before the last tags."""
+    return b"".join((response[:-5], _THROTTLE_AND_TAGS.pack(throttle_time_ms)))
 
 
 def _plain_batches(

@@ -10,6 +10,7 @@ from oncelog.wire.tables import (
     groups,
     offsets,
     producers,
+    quotas,
     records,
     security,
     topics,
@@ -28,6 +29,7 @@ TABLES: tuple[str, ...] = (
     offsets.TABLE,
     consumer_groups.TABLE,
     security.TABLE,
+    quotas.TABLE,
 )
 
 DATA_TABLES: tuple[str, ...] = (

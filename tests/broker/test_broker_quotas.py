@@ -1,0 +1,255 @@
+"""Quotas of a running broker: who is told to wait, who is not heard meanwhile, and who is turned away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient, batch
+
+from oncelog import Admin, Broker, NewTopic, Producer
+from oncelog.broker import quotas
+from oncelog.broker.quotas import FILE_NAME
+from oncelog.config import BROKER
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
+from oncelog.rules.quotas import DEFAULT, Payer, QuotaEntity
+from oncelog.wire import messages as m
+
+ANONYMOUS = QuotaEntity(user="ANONYMOUS")
+RAW = QuotaEntity(client_id="raw")
+WINDOW = {"quota.window.num": 1}
+"""A burst of one second's worth."""
+
+
+@pytest.fixture
+def limited() -> Iterator[Broker]:
+    with Broker(config=WINDOW) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(limited: Broker) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": limited.bootstrap_servers}) as running:
+        yield running
+
+
+@pytest.fixture
+def raw(limited: Broker) -> Iterator[RawClient]:
+    with RawClient(limited.bootstrap_servers) as client:
+        yield client
+
+
+def produce(client: RawClient, topic: str, size_bytes: int, *, version: int = 9, acks: int = 1) -> int:
+    """The throttle time."""
+    P = m.ProduceRequest
+    data = P.PartitionProduceData(index=0, records=batch(b"v" * size_bytes))
+    asked = P(acks=acks, timeout_ms=5000, topic_data=[P.TopicProduceData(name=topic, partition_data=[data])])
+    if acks == 0:
+        client.send(asked, version)
+        return 0
+    answer = client.ask(asked, version)
+    assert answer.responses[0].partition_responses[0].error_code == 0
+    return int(answer.throttle_time_ms)
+
+
+def fetch(client: RawClient, topic: str, **fields: int) -> m.FetchResponse:
+    F = m.FetchRequest
+    asked = F.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    answer: m.FetchResponse = client.ask(
+        F(max_bytes=1 << 20, topics=[F.FetchTopic(topic=topic, partitions=[asked])], **fields), 12
+    )
+    return answer
+
+
+@pytest.mark.parametrize("version", [8, 9, 12])
+def test_produce_is_told_to_wait(limited: Broker, admin: Admin, raw: RawClient, version: int) -> None:
+    raw.create_topic("t")
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 10_000}})
+    assert produce(raw, "t", 5_000, version=version) == 0
+    assert 80_000 < produce(raw, "t", 1_000_000, version=version) < 100_000
+    assert limited.metrics()["throttled.producer_byte_rate"] == 1
+
+
+def test_its_next_request_is_handled_after_that(admin: Admin, raw: RawClient) -> None:
+    raw.create_topic("t")
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 10_000}})
+    throttle_ms = produce(raw, "t", 20_000)
+    asked = time.monotonic()
+    raw.ask(m.ApiVersionsRequest(), 0)
+    assert time.monotonic() - asked > throttle_ms / 1000 - 0.1 > 0
+
+
+def test_another_client_is_heard_meanwhile(limited: Broker, admin: Admin, raw: RawClient) -> None:
+    raw.create_topic("t")
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
+    assert produce(raw, "t", 100_000) > 90_000
+    raw.send(m.ApiVersionsRequest(), 0)
+    with Producer({"bootstrap.servers": limited.bootstrap_servers, "client.id": "other"}) as producer:
+        producer.send("t", b"v").result(timeout=20)
+    raw.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        raw.socket.recv(1)
+
+
+def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
+    raw.create_topic("t")
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
+    produce(raw, "t", 100_000, acks=0)
+    raw.send(m.ApiVersionsRequest(), 0)
+    raw.socket.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        raw.socket.recv(1)
+
+
+def test_fetch(limited: Broker, admin: Admin, raw: RawClient) -> None:
+    raw.create_topic("t")
+    produce(raw, "t", 50_000)
+    admin.alter_client_quotas({RAW: {"consumer_byte_rate": 5_000}})
+    first = fetch(raw, "t", session_epoch=-1)
+    assert first.throttle_time_ms > 1_000 and first.responses[0].partitions[0].records
+    with RawClient(limited.bootstrap_servers) as again:
+        second = fetch(again, "t", session_epoch=-1)  # a new connection does not help
+    assert 0 < second.throttle_time_ms <= first.throttle_time_ms and second.responses == []
+
+
+def test_fetch_sessions_go_on(limited: Broker, admin: Admin, raw: RawClient) -> None:
+    raw.create_topic("t")
+    produce(raw, "t", 50_000)
+    session_id = fetch(raw, "t", session_epoch=0).session_id
+    admin.alter_client_quotas({RAW: {"consumer_byte_rate": 5_000}})
+    first = fetch(raw, "t", session_id=session_id, session_epoch=1)
+    with RawClient(limited.bootstrap_servers) as again:
+        second = fetch(again, "t", session_id=session_id, session_epoch=2)
+    assert {(answer.error_code, answer.session_id) for answer in (first, second)} == {(0, session_id)}
+    assert [bool(answer.responses) for answer in (first, second)] == [True, False]
+
+
+def test_the_loops_time(admin: Admin, raw: RawClient) -> None:
+    admin.alter_client_quotas({RAW: {"request_percentage": 0.000001}})
+    raw.ask(m.MetadataRequest(topics=[]), 9)
+    assert raw.ask(m.ApiVersionsRequest(), 2).throttle_time_ms == 1_000
+
+
+def test_topics_are_refused_to_who_knows_that_error(limited: Broker, admin: Admin, raw: RawClient) -> None:
+    admin.alter_client_quotas({RAW: {"controller_mutation_rate": 2}})
+    C, D = m.CreateTopicsRequest, m.DeleteTopicsRequest
+
+    def create(client: RawClient, name: str, version: int) -> tuple[int, int]:
+        topic = C.CreatableTopic(name=name, num_partitions=20, replication_factor=1)
+        answer = client.ask(C(topics=[topic], timeout_ms=5000), version)
+        return answer.topics[0].error_code, answer.throttle_time_ms
+
+    error, throttle_ms = create(raw, "a", 7)
+    assert error == 0 and throttle_ms > 5_000
+    for version, expected in ((7, ThrottlingQuotaExceeded.code), (5, 0)):
+        with RawClient(limited.bootstrap_servers) as other:
+            error, throttle_ms = create(other, f"v{version}", version)
+            assert error == expected and throttle_ms > 5_000
+    with RawClient(limited.bootstrap_servers) as other:
+        deletion = D(topics=[D.DeleteTopicState(name="a")], timeout_ms=5000)
+        assert other.ask(deletion, 6).responses[0].error_code == ThrottlingQuotaExceeded.code
+    G = m.CreatePartitionsRequest
+    with RawClient(limited.bootstrap_servers) as other:
+        growth = G(topics=[G.CreatePartitionsTopic(name="a", count=21, assignments=None)], timeout_ms=5000)
+        assert other.ask(growth, 3).results[0].error_code == ThrottlingQuotaExceeded.code
+    assert {topic.name for topic in admin.list_topics()} == {"a", "v5"}
+
+
+def test_admin_waits_its_turn(admin: Admin, limited: Broker) -> None:
+    admin.alter_client_quotas({ANONYMOUS: {"controller_mutation_rate": 5}})
+    for name in "abc":
+        admin.create_topics([NewTopic(name, 4)])
+    assert {topic.name for topic in admin.list_topics()} == {"a", "b", "c"}
+    assert limited.metrics()["throttled.controller_mutation_rate"] >= 1
+
+
+def test_one_producer_per_record(limited: Broker, admin: Admin) -> None:
+    """They get their ids at the rate, later, and without an error; no id is given above it."""
+    admin.create_topics([NewTopic("t", 1)])
+    admin.alter_client_quotas({QuotaEntity(DEFAULT): {"producer_ids_rate": 0.5}})
+    started = time.monotonic()
+    with ExitStack() as stack:
+        config = {"bootstrap.servers": limited.bootstrap_servers}
+        producers = [stack.enter_context(Producer(config)) for _ in range(3)]
+        for future in [producer.send("t", b"v") for producer in producers]:
+            future.result(timeout=60)
+    assert time.monotonic() - started > (1 - 0.5) / 0.5 + 1 / 0.5 - 0.2
+    metrics = limited.metrics()
+    assert metrics["throttled.producer_ids_rate"] >= 1
+    assert metrics["producer_ids_given"] == metrics["producer_ids_active"] == 3
+
+
+def test_a_transactional_id_that_has_its_producer_id_is_not_refused(admin: Admin, raw: RawClient) -> None:
+    admin.alter_client_quotas({RAW: {"producer_ids_rate": 0.001}})
+
+    def init(transactional_id: str) -> tuple[int, int]:
+        asked = m.InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1
+        )
+        with RawClient("{}:{}".format(*raw.socket.getpeername())) as client:
+            answer = client.ask(asked, 4)
+        return answer.error_code, answer.producer_epoch
+
+    assert init("one") == (0, 0)
+    assert init("two") == (14, -1)
+    assert init("one") == (0, 1)
+
+
+def test_connections(limited: Broker, admin: Admin) -> None:
+    admin.alter_client_quotas({QuotaEntity(ip="127.0.0.1"): {"connection_creation_rate": 1}})
+    admitted = 0
+    for _ in range(100):
+        with RawClient(limited.bootstrap_servers) as client:
+            client.send(m.ApiVersionsRequest(), 0)
+            if client.read_frame() is None:
+                break
+            admitted += 1
+    assert 0 < admitted < 100
+    assert limited.metrics()["throttled.connection_creation_rate"] == 1
+
+
+def test_memory_is_bounded_whatever_clients_call_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "_KEPT", 100)
+    held = quotas.Quotas(RealDisk(tmp_path), BROKER.parse({}), {})
+    held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
+    for number in range(1_000):
+        held.charge("producer_byte_rate", Payer("u", f"client-{number}"), 10, number * 100)
+    debtor = Payer("u", "debtor")
+    held.charge("producer_byte_rate", debtor, 1_000_000, 100_000)
+    for number in range(1_000):
+        held.charge("producer_byte_rate", Payer("u", f"other-{number}"), 10, 200_000 + number * 100)
+    assert len(held._buckets) <= 101 and len(held._shares) <= 100
+    assert held.wait_ms("producer_byte_rate", debtor, 300_000) > 0
+
+
+def test_what_cannot_be_written_is_refused(
+    limited: Broker, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "replace", full)
+        with pytest.raises(KafkaStorageError, match="No space left"):
+            admin.alter_client_quotas({RAW: {"producer_byte_rate": 2}})
+    assert admin.describe_client_quotas() == {RAW: {"producer_byte_rate": 1.0}}
+
+
+def test_they_outlive_a_restart(tmp_path: Path) -> None:
+    values = {ANONYMOUS: {"producer_byte_rate": 7.0}, QuotaEntity("a", DEFAULT): {"request_percentage": 1.5}}
+    with Broker(tmp_path) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.alter_client_quotas(values)
+    with Broker(tmp_path) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert admin.describe_client_quotas() == values
+        admin.alter_client_quotas({entity: dict.fromkeys(held) for entity, held in values.items()})
+        assert admin.describe_client_quotas() == {}
+    (tmp_path / FILE_NAME).write_text("{}")
+    with pytest.raises(StorageError, match=FILE_NAME):
+        Broker(tmp_path).start()

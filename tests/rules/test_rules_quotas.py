@@ -1,0 +1,148 @@
+"""rules/quotas.py by tables/quotas.txt and tables/quota_waits.txt, and that a rate is kept (hypothesis)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.errors import InvalidRequest, UnsupportedVersion
+from oncelog.rules.quotas import (
+    DEFAULT,
+    EMPTY,
+    Payer,
+    QuotaEntity,
+    QuotaFilter,
+    Share,
+    altered,
+    charged,
+    checked,
+    decide_wait_ms,
+    entity_of,
+    find_share,
+)
+
+TABLES = Path(__file__).parents[1] / "tables"
+ALICE = QuotaEntity(user="alice")
+
+
+def rows(name: str) -> list[list[str]]:
+    lines = [line for line in (TABLES / name).read_text().splitlines() if line and not line.startswith("#")]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def parts(text: str) -> list[str]:
+    return [] if text == "-" else [part.strip() for part in text.split(",")]
+
+
+def parse_entity(text: str) -> QuotaEntity:
+    user, client_id = ({"-": None, "*": DEFAULT}.get(name, name) for name in text.split("/"))
+    return QuotaEntity(user, client_id)
+
+
+@pytest.mark.parametrize("row", rows("quotas.txt"), ids=" ".join)
+def test_which_holds(row: list[str]) -> None:
+    rates = {parse_entity(at): float(rate) for rate, at in map(str.split, parts(row[0]))}
+    user, client_id, rate, sharers = ("" if cell == "-" else cell for cell in row[1:])
+    found = find_share(rates, Payer(user, client_id))
+    if not rate:
+        assert found is None
+    else:
+        names = ("" if name == "-" else name for name in sharers.split("/"))
+        assert found == Share(float(rate), Payer(*names))
+
+
+@pytest.mark.parametrize("row", rows("quota_waits.txt"), ids=" ".join)
+def test_how_long(row: list[str]) -> None:
+    _, key, rate, used, at, wait = row
+    bucket = EMPTY
+    for second, amount in (part.split(": ") for part in parts(used)):
+        bucket = charged(bucket, float(amount), float(rate), int(second) * 1000)
+    assert decide_wait_ms(bucket, key, float(rate), 10, int(float(at) * 1000)) == int(wait)
+
+
+def test_ips_have_buckets_of_their_own() -> None:
+    rates = {QuotaEntity(ip="10.0.0.1"): 1.0, QuotaEntity(ip=DEFAULT): 2.0, QuotaEntity(DEFAULT): 3.0}
+    assert find_share(rates, Payer(ip="10.0.0.1")) == Share(1.0, Payer(ip="10.0.0.1"))
+    assert find_share(rates, Payer(ip="10.0.0.2")) == Share(2.0, Payer(ip="10.0.0.2"))
+
+
+@given(
+    st.floats(1, 1e9),
+    st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 100_000)), max_size=30),
+)
+def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float, int]]) -> None:
+    """Whatever it asks for and whenever: no more than the burst, the rate and its last request."""
+    bucket, now_ms, used = EMPTY, 0, 0.0
+    for amount, pause_ms in wanted:
+        now_ms += pause_ms + decide_wait_ms(bucket, "producer_byte_rate", rate, 10, now_ms)
+        assert used <= rate * (10 + now_ms / 1000) * (1 + 1e-6) + 1e-6
+        bucket, used = charged(bucket, amount, rate, now_ms), used + amount
+
+
+def test_entities_by_the_protocols_names() -> None:
+    assert entity_of([("user", "alice"), ("client-id", None)]) == QuotaEntity("alice", DEFAULT)
+    assert entity_of([("ip", None)]) == QuotaEntity(ip=DEFAULT)
+    assert checked(QuotaEntity(ip="0:0:0:0:0:0:0:1")) == QuotaEntity(ip="::1")
+    assert str(QuotaEntity("alice", DEFAULT)) == "user alice, client-id <default>"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([], "needs a user"),
+        ([("group", "g")], "'group'"),
+        ([("user", "")], "null is the default"),
+        ([("ip", "1.2.3.4"), ("user", "alice")], "of its own"),
+        ([("ip", "example.org")], "no IP address"),
+    ],
+)
+def test_entities_that_cannot_be(pairs: list[tuple[str, str | None]], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        checked(entity_of(pairs))
+
+
+def test_altering() -> None:
+    values = {"producer_byte_rate": 10.0}
+    assert altered(ALICE, values, [("consumer_byte_rate", 5.0), ("producer_byte_rate", None)]) == {
+        "consumer_byte_rate": 5.0
+    }
+    assert altered(ALICE, values, [("request_percentage", None)]) == values
+    assert values == {"producer_byte_rate": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("entity", "changes", "said"),
+    [
+        (ALICE, [("connection_creation_rate", 1.0)], "no quota of user alice"),
+        (QuotaEntity(ip="::1"), [("producer_byte_rate", 1.0)], "no quota of ip ::1"),
+        (ALICE, [("producer_byte_rate", 0.0)], "above 0"),
+        (ALICE, [("producer_byte_rate", math.nan)], "above 0"),
+        (ALICE, [("producer_byte_rate", math.inf)], "above 0"),
+        (ALICE, [("producer_byte_rate", 1e19)], "is above"),
+        (ALICE, [("producer_byte_rate", 1.5)], "whole numbers"),
+        (ALICE, [("producer_byte_rate", 1.0), ("producer_byte_rate", None)], "named twice"),
+    ],
+)
+def test_quotas_that_cannot_be(
+    entity: QuotaEntity, changes: list[tuple[str, float | None]], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        altered(entity, {}, changes)
+
+
+def test_filters() -> None:
+    both = QuotaEntity("alice", DEFAULT)
+    assert QuotaFilter().takes(both)
+    assert QuotaFilter({"user": "alice"}).takes(both)
+    assert QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True).takes(both)
+    assert not QuotaFilter({"user": "alice"}, is_strict=True).takes(both)
+    assert not QuotaFilter({"client-id": "app"}).takes(both)
+    assert not QuotaFilter({"ip": None}).takes(both)
+    with pytest.raises(UnsupportedVersion, match="'group'"):
+        QuotaFilter({"group": "g"}).check()
+    with pytest.raises(InvalidRequest, match="of its own"):
+        QuotaFilter({"ip": None, "user": None}).check()
