@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,69 +141,75 @@ def count(spark: Any, config: dict[str, str], topic: str) -> int:
 
 
 def test_each_with_the_acls_that_are_documented(spark: Any, locked: Locked, tmp_path: Path) -> None:
-    reader, writer = locked.config("reader"), locked.config("writer")
-    before = count(spark, locked.config("writer"), "enriched")
-    assert load(locked, tmp_path, "first") == 40
-    stream(spark, locked, tmp_path / "checkpoint", reader, writer)
-    flights = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
-    rows = flights.selectExpr("value AS key", "value").limit(10)
-    batch = rows.write.format("oncelog").mode("append").options(**options(writer), topic="enriched")
-    batch.option("writeId", "once").save()
-    batch.option("writeId", "once").save()
-    write_atomic(rows, 0, {**options(writer), "topic": "enriched"}, name="atomic")
-    assert count(spark, writer, "enriched") - before == count(spark, reader, "flights") + 20
-    servers = locked.config("auditor")
+    """Loaded with SCRAM, read with a certificate, written with SCRAM, audited."""
+    alice, writer, servers = locked.certified_config(), locked.config("writer"), locked.config("auditor")
+    load(locked, tmp_path, "first")
+    before = count(spark, writer, "enriched")
+    stream(spark, locked, tmp_path / "checkpoint", alice, writer)
+    assert count(spark, writer, "enriched") - before >= 40
     audited = audit_topic(spark, servers.pop("bootstrap.servers"), ["enriched"], client_config=servers)
     assert (audited.verdict, audited.notes) == ("clean", ())
 
 
-def test_certificates_of_clients(spark: Any, locked: Locked, tmp_path: Path) -> None:
-    load(locked, tmp_path, "second", rows=5)
-    alice = locked.certified_config()
-    before = count(spark, alice, "enriched")
-    stream(spark, locked, tmp_path / "checkpoint", alice, alice)
-    assert count(spark, alice, "enriched") - before == count(spark, alice, "flights")
+@pytest.mark.soak
+def test_batches_and_transactions_of_micro_batches(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    load(locked, tmp_path, "second")
+    flights = spark.read.format("oncelog").options(**options(locked.config("reader")), subscribe="flights")
+    rows = flights.load().selectExpr("value AS key", "value").limit(10)
+    before = count(spark, locked.config("writer"), "enriched")
+    for number, config in enumerate((locked.config("writer"), locked.certified_config())):
+        batch = rows.write.format("oncelog").mode("append").options(**options(config), topic="enriched")
+        batch.option("writeId", f"once-{number}").save()
+        batch.option("writeId", f"once-{number}").save()
+        write_atomic(rows, 0, {**options(config), "topic": "enriched"}, name=f"atomic-{number}")
+    assert count(spark, locked.certified_config(), "enriched") - before == 40
 
 
-def test_a_wrong_password_is_said_on_the_driver_and_secrets_nowhere(
+def test_a_wrong_password_is_said_on_the_driver(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    load(locked, tmp_path, "third", rows=5)
+    reader, wrong = locked.config("reader"), locked.config("writer", WRONG)
+    frame = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
+    assert PASSWORD not in frame._jdf.queryExecution().toString()
+    for act in (
+        lambda: count(spark, wrong, "enriched"),
+        lambda: stream(spark, locked, tmp_path / "checkpoint", reader, wrong),
+    ):
+        said = refused(act)
+        assert "SCRAM-SHA-512" in said and "wrong user or password" in said and locked.scram in said
+        assert WRONG not in said
+
+
+@pytest.mark.soak
+def test_secrets_are_nowhere(
     spark: Any, locked: Locked, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    right = locked.config("writer")
-    load(locked, tmp_path, "third", rows=5)
-    query = stream(spark, locked, tmp_path / "good", locked.config("reader"), right)
-    told = [
-        json.dumps(each.json if hasattr(each, "json") else each, default=str) for each in query.recentProgress
-    ]
-    frame = (
-        spark.read.format("oncelog").options(**options(locked.config("reader")), subscribe="flights").load()
-    )
-    told += [
-        frame._jdf.queryExecution().toString(),
-        repr(frame),
-        frame._jdf.queryExecution().stringWithStats(),
-    ]
-    wrong = locked.config("writer", WRONG)
+    caplog.set_level(logging.DEBUG, logger="oncelog")
+    load(locked, tmp_path, "fourth", rows=5)
+    reader, writer, wrong = locked.config("reader"), locked.config("writer"), locked.config("writer", WRONG)
+    query = stream(spark, locked, tmp_path / "good", reader, writer)
+    frame = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
+    plan = frame._jdf.queryExecution()
+    told = [str(query.recentProgress), repr(frame), plan.toString(), plan.stringWithStats()]
+    values, to = frame.selectExpr("value"), {**options(wrong), "topic": "enriched"}
     for act in (
-        lambda: count(spark, wrong, "flights"),
-        lambda: stream(spark, locked, tmp_path / "read", wrong, right),
-        lambda: stream(spark, locked, tmp_path / "write", locked.config("reader"), wrong),
-        lambda: (
-            frame.selectExpr("value")
-            .write.format("oncelog")
-            .mode("append")
-            .options(**options(wrong), topic="enriched")
-            .save()
-        ),
-        lambda: write_atomic(frame.selectExpr("value"), 1, {**options(wrong), "topic": "enriched"}, name="a"),
+        lambda: stream(spark, locked, tmp_path / "read", wrong, writer),
+        lambda: stream(spark, locked, tmp_path / "write", reader, wrong),
+        lambda: values.write.format("oncelog").mode("append").options(**to).save(),
+        lambda: write_atomic(values, 1, to, name="refused"),
         lambda: audit_topic(spark, locked.scram, ["enriched"], client_config=wrong),
+        lambda: run_load(Load([tmp_path / "flights.txt"], "flights", "refused"), wrong),
     ):
-        with pytest.raises(Exception, match=r"SASL_AUTHENTICATION_FAILED|uthentication") as caught:
-            act()
-        told.append(f"{caught.value}")
+        told.append(refused(act))
     told.append(caplog.text)
     told += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
     assert [text for text in told if PASSWORD in text or WRONG in text] == []
+
+
+def refused(act: Callable[[], object]) -> str:
+    """What is said of a failed authentication, all of it."""
+    with pytest.raises(Exception, match="SASL_AUTHENTICATION_FAILED") as caught:
+        act()
+    return str(caught.value)
 
 
 def _read_flights(locked: Locked, number: int) -> None:
