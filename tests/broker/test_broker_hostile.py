@@ -45,7 +45,7 @@ def is_served(broker: Broker) -> bool:
 
 
 def ended(broker: Broker, bound: str) -> float:
-    return broker.metrics().get(f"connections_ended.{bound}", 0)
+    return broker.metrics()[f"connections_ended.{bound}"]
 
 
 # --- slow
