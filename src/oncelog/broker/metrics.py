@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oncelog.rules.connections import Bound
 from oncelog.rules.quotas import QUOTAS
 
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -46,7 +47,7 @@ class Metrics:
     producers_expired: int = 0
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    connections_ended: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    connections_ended: dict[Bound, int] = field(default_factory=lambda: dict.fromkeys(Bound, 0))
     throttled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 0))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
     errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
-    ended = tuple(("", (("bound", name),), float(n)) for name, n in sorted(metrics.connections_ended.items()))
+    ended = tuple(("", (("bound", name.value),), float(n)) for name, n in metrics.connections_ended.items())
     text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
     yield Family("oncelog_connections_ended_total", "counter", text, ended)
     throttled = tuple(("", (("quota", key),), float(n)) for key, n in metrics.throttled.items())
@@ -150,7 +151,9 @@ def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
     """Flat, for `Broker.metrics()`: requests by API are `requests.<Api>` and `request_seconds.<Api>`."""
     flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
     flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
-    flat.update({f"connections_ended.{name}": float(n) for name, n in metrics.connections_ended.items()})
+    flat.update(
+        {f"connections_ended.{name.value}": float(n) for name, n in metrics.connections_ended.items()}
+    )
     flat.update({f"throttled.{key}": float(n) for key, n in metrics.throttled.items()})
     flat.update(gauges)
     for api, histogram in metrics.latencies.items():

@@ -43,6 +43,8 @@ class Outbox:
         self.written_bytes = 0
         self._metrics, self._on_large = metrics, on_large
         self._gathered: list[bytes] = []
+        self._large: deque[tuple[int, int]] = deque()
+        """Where large answers begin and end, counted in `written_bytes`."""
 
     def reserve(self, deferred: Deferred | None) -> Slot:
         """A place behind all answers so far."""
@@ -69,6 +71,7 @@ class Outbox:
             return
         self.flush()
         size_bytes = _size_of(payload)
+        self._large.append((self.written_bytes, self.written_bytes + size_bytes))
         self.written_bytes += size_bytes
         self._metrics.bytes_sent += size_bytes
         self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
@@ -85,9 +88,16 @@ class Outbox:
         self.gathered_bytes = 0
         self.transport.write(data)
 
-    def unsent_bytes(self) -> int:
-        """Of what was written, so much is still here."""
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+    def taken_bytes(self) -> int:
+        """Of what was written, so much has left."""
+        return self.written_bytes - (self.transport.get_write_buffer_size() if self.transport else 0)
+
+    def held_bytes(self, taken_bytes: int) -> int:
+        """What answers take of memory: of a large one all is there until its last byte has left."""
+        while self._large and self._large[0][1] <= taken_bytes:
+            self._large.popleft()
+        first_bytes = min(self._large[0][0], taken_bytes) if self._large else taken_bytes
+        return self.written_bytes - first_bytes + self.slotted_bytes
 
     def discard(self) -> None:
         """The connection is over: nobody waits for what is not written."""

@@ -150,7 +150,7 @@ class Server:
         """Count and log a connection that the broker ends."""
         self.node.metrics.connections_closed_for_cause += 1
         if bound is not None:
-            self.node.metrics.connections_ended[bound.value] += 1
+            self.node.metrics.connections_ended[bound] += 1
         self._ends += 1
         if self._ends <= LOGGED_ENDS:
             log_event("warning", "connection closed", peer=peer, reason=reason)

@@ -147,6 +147,7 @@ class Connection(Accepted):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
+        self.note_answers(self.server.clock.now_ms())
         self._go_on_now()
 
     def eof_received(self) -> bool:
@@ -345,12 +346,11 @@ class Connection(Accepted):
         """Tell the server how much of its answers the client has not taken."""
         if self not in self.server.connections:
             return
-        unsent_bytes = self._outbox.unsent_bytes()
-        taken_bytes = self._outbox.written_bytes - unsent_bytes
+        taken_bytes = self._outbox.taken_bytes()
         if taken_bytes > self._taken_bytes:
             self._taken_bytes = taken_bytes
             self.active_ms = self.active_ms if self.is_closing else now_ms
-        held_bytes = unsent_bytes + self._outbox.slotted_bytes
+        held_bytes = self._outbox.held_bytes(taken_bytes)
         if held_bytes or self in self.node.answers_held:
             self.server.hold_answers(self, held_bytes, taken_bytes, now_ms)
 
