@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trustme
 from cryptography.hazmat.primitives import serialization
+from joserfc import jwt
+from joserfc.jwk import KeySet, RSAKey
 
 from oncelog.broker.users import Users
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.scram import Mechanism, salt_password
 
 PASSWORD = "correct horse, battery=staple"
 SALT = b"sixteen bytes!!!"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+DOCS = Path(__file__).parents[1] / "docs" / "security.md"
 
 
 @dataclass(frozen=True)
@@ -99,3 +107,82 @@ def client_config(
 
 def without(config: Mapping[str, str], *keys: str) -> dict[str, str]:
     return {key: value for key, value in config.items() if key not in keys}
+
+
+def signed_token(key: Any, alg: str = "RS256", **changed: object) -> str:
+    """A token (JWT) of alice for the next five minutes; a claim that is None is left out."""
+    good = {"sub": "alice", "iss": "https://id.example", "aud": ["kafka"], "exp": int(time.time()) + 300}
+    good |= {"iat": int(time.time())}
+    claims = {name: value for name, value in {**good, **changed}.items() if value is not None}
+    return jwt.encode({"alg": alg, "kid": "one"}, claims, key, algorithms=[alg])
+
+
+def write_keys(path: Path, *keys: RSAKey) -> None:
+    """A key set (JWKS)."""
+    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)))
+
+
+_SHORT = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
+_SHORT |= {"transactional id": ResourceType.TRANSACTIONAL_ID}
+
+
+def documented_acls(who: str, principal: str) -> list[Acl]:
+    """What the table in docs/security.md says that somebody needs."""
+    table = DOCS.read_text().partition("| who | resource | operations |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    acls: list[Acl] = []
+    at = ""
+    for name, resource, operations in rows:
+        at = name or at
+        found = re.fullmatch(r"(topic|group|transactional id) `([^`]+)`( prefixed)?", resource)
+        assert found is not None, resource
+        pattern = PatternType.PREFIXED if found[3] else PatternType.LITERAL
+        acls += [
+            Acl(
+                _SHORT[found[1]],
+                found[2],
+                pattern,
+                f"User:{principal}",
+                "*",
+                Operation[each],
+                Permission.ALLOW,
+            )
+            for each in re.findall(r"[A-Z_]{4,}", operations)
+            if at == who
+        ]
+    assert acls, f"docs/security.md lists nothing for {who!r}"
+    return acls
+
+
+def apache_properties(certificates: Certificates, keys: Path | None = None) -> dict[str, object]:
+    """Of an Apache Kafka that also listens on SASL_SSL and, with certificates of clients, on SSL.
+
+    Everybody on PLAINTEXT may do everything. `keys`: of tokens (JWKS), which the JVM must be allowed to read.
+    """
+    module = "org.apache.kafka.common.security"
+    at = "listener.name.sasl_ssl"
+    properties: dict[str, object] = {
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:ANONYMOUS;User:admin",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512" + (",OAUTHBEARER" if keys else ""),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": certificates.broker,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": certificates.authority,
+        "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
+        f"{at}.connections.max.reauth.ms": 2000,
+        f"{at}.plain.sasl.jaas.config": f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";',
+    }
+    for each in ("scram-sha-256", "scram-sha-512"):
+        properties[f"{at}.{each}.sasl.jaas.config"] = f"{module}.scram.ScramLoginModule required;"
+    if keys is not None:
+        bearer = f"{module}.oauthbearer.OAuthBearer"
+        properties |= {
+            f"{at}.oauthbearer.sasl.jaas.config": f"{bearer}LoginModule required;",
+            f"{at}.oauthbearer.sasl.server.callback.handler.class": f"{bearer}ValidatorCallbackHandler",
+            "sasl.oauthbearer.jwks.endpoint.url": f"file://{keys}",
+            "sasl.oauthbearer.expected.audience": "kafka",
+            "sasl.oauthbearer.expected.issuer": "https://id.example",
+        }
+    return properties

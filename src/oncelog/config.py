@@ -23,7 +23,7 @@ def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
 # fmt: off
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 _TLS = _rows(
@@ -50,7 +50,7 @@ _CLIENT = _rows(
     ("socket.connection.setup.timeout.ms", "int", 10_000, "How long connecting may take.", 1),
     ("connections.max.idle.ms", "int", 540_000, "Idle connections are closed after this.", -1),
     ("oncelog.bootstrap.timeout.ms", "int", 5_000, "How long a new client keeps trying when no bootstrap server can be reached. (Ours.)", 0),
-    ("security.protocol", "str", "PLAINTEXT", "SSL is TLS; SASL says who one is.", None, None, _PROTOCOLS),
+    ("security.protocol", "str", "PLAINTEXT", "SSL is TLS; SASL says who one is.", None, None, PROTOCOLS),
     ("ssl.ca.location", "str", None, "librdkafka's name of ssl.truststore.location."),
     ("ssl.certificate.location", "str", None, "librdkafka's name of a PEM file with this side's certificate chain."),
     ("ssl.key.location", "str", None, "librdkafka's name of a PEM file with its private key."),
@@ -141,7 +141,10 @@ TOPIC = SettingsTable(
 BROKER = SettingsTable(
     "broker",
     _rows(
-        ("node.id", "int", 1, "Id of this broker.", 0), ( "advertised.listeners", "str", None, "HOST:PORT that clients are told to connect to; default: the listener itself."),
+        ("node.id", "int", 1, "Id of this broker.", 0),
+        ("listeners", "list", ["127.0.0.1:9092"], "Where to listen: [NAME://]HOST:PORT,... (Kafka's default is every interface); port 0 takes a free one."),
+        ("listener.security.protocol.map", "list", [], "What a listener speaks whose name is no security protocol: NAME:PROTOCOL,..."),
+        ("advertised.listeners", "list", [], "What clients of a listener are told to connect to: [NAME://]HOST:PORT,...; default: the listener itself."),
         ("auto.create.topics.enable", "bool", True, "A client that asks for an unknown topic creates it."),
         ("num.partitions", "int", 1, "Partitions of a topic created without a number.", 1),
         ("default.replication.factor", "int", 1, "Only 1 can be given by one node.", 1),
@@ -149,9 +152,14 @@ BROKER = SettingsTable(
         ("delete.topic.enable", "bool", True, "Topics may be deleted."),
         ("socket.request.max.bytes", "int", 104_857_600, "Largest request; a larger one closes its connection.", 1),
         ("connections.max.idle.ms", "int", 600_000, "Idle connections are closed after this.", -1),
-        ("max.connections", "int", 10_000, "More connections than this are refused.", 1),
-        ("oncelog.connection.max.pending.bytes", "int", 8_388_608, "Unsent response bytes at which a connection is no longer read. (Ours.)", 1),
-        ("oncelog.connection.max.pending.requests", "int", 1_000, "Unanswered requests at which a connection is no longer read. (Ours.)", 1),
+        ("max.connections", "int", 10_000, "More connections than this are refused. (Kafka's default is no limit, and above it the next one waits.)", 1),
+        ("max.connections.per.ip", "int", INT32_MAX, "More connections than this from one address are refused.", 0),
+        ("max.connections.per.ip.overrides", "str", "", "Other limits for some addresses: 10.0.0.1:50,[::1]:200. (Kafka takes names of hosts, too.)"),
+        ("queued.max.request.bytes", "int", 268_435_456, "Bytes of requests that are not carried out yet (incomplete, or behind others), of all connections together; above it the slowest ones are closed. (Kafka's default is no limit, -1, and above it it reads no further.)", -1),
+        ("oncelog.queued.max.response.bytes", "int", 268_435_456, "Bytes of answers that clients have not taken yet, of all connections together; the nearer it comes the smaller fetch responses are, above it the slowest connections are closed; -1: no limit. (Ours.)", -1),
+        ("oncelog.request.read.timeout.ms", "int", 60_000, "How long after its first byte a request's last byte may come; -1: any time. (Ours.)", -1),
+        ("oncelog.connection.max.pending.bytes", "int", 1_048_576, "Bytes, of answers not taken or of requests behind them, at which a connection is no longer read. (Ours.)", 1),
+        ("oncelog.connection.max.pending.requests", "int", 1_000, "Unanswered requests at which a connection's next one is not begun. (Ours.)", 1),
         ("fetch.max.bytes", "int", 57_671_680, "Largest fetch response.", 1_024),
         ("max.incremental.fetch.session.cache.slots", "int", 1_000, "Fetch sessions remembered.", 0),
         ("message.max.bytes", "int", 1_048_588, "Default of max.message.bytes.", 0, INT32_MAX),
@@ -205,8 +213,9 @@ BROKER = SettingsTable(
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1),
         ("group.consumer.max.size", "int", INT32_MAX, "Most members of such a group.", 1),
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first."),
-        ("security.protocol", "str", "PLAINTEXT", "What clients must speak. (Ours; Kafka writes it before each address in listeners, and so may --listen.)", None, None, _PROTOCOLS),
+        ("security.protocol", "str", "PLAINTEXT", "Name of a listener without one. (Ours.)", None, None, PROTOCOLS),
         ("oncelog.insecure", "bool", False, "Listen on more than loopback although anybody may connect, or read passwords on their way. (Ours.)"),
+        ("oncelog.metrics.token", "password", None, "What a reader of the metrics must show, as Authorization: Bearer TOKEN. (Ours.)"),
         ("ssl.client.auth", "str", "none", "Whether clients must show a certificate.", None, None, ("none", "requested", "required")),
         ("ssl.principal.mapping.rules", "str", "DEFAULT", "How a certificate's name becomes a principal: DEFAULT, RULE:pattern/replacement/[LU]."),
         ("sasl.enabled.mechanisms", "list", ["SCRAM-SHA-256", "SCRAM-SHA-512"], "SASL mechanisms offered (Kafka's default is GSSAPI). PLAIN checks the password against the SCRAM credentials."),
@@ -224,6 +233,7 @@ BROKER = SettingsTable(
         ("quota.window.size.seconds", "int", 1, "Seconds of one such sample.", 1),
         ("allow.everyone.if.no.acl.found", "bool", False, "What no ACL speaks of is open to everybody."),
     ) + _TLS,
+    scoped=("ssl.", "sasl.enabled.mechanisms", "connections.max.reauth.ms"),
 )
 
 PIPELINE = SettingsTable(

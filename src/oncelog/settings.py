@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from oncelog.errors import ConfigError
 
 Kind = Literal["int", "float", "bool", "str", "list", "password"]
+
+SCOPE = "listener.name."
+"""Before a listener's name and a key: what holds there only, as Kafka writes it."""
 
 
 class Password:
@@ -151,10 +154,14 @@ class Settings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A named set of settings. `parse` refuses unknown keys with the nearest known one."""
+    """A named set of settings. `parse` refuses unknown keys with the nearest known one.
+
+    `scoped`: beginnings of keys that may also be given for one listener, as listener.name.NAME.KEY.
+    """
 
     name: str
     settings: tuple[Setting, ...]
+    scoped: tuple[str, ...] = ()
 
     def get(self, key: str) -> Setting | None:
         return next((s for s in self.settings if s.key == key), None)
@@ -181,10 +188,21 @@ class SettingsTable:
         user: set[str] = set()
         for raw_key, raw in given.items():
             key = raw_key if raw_key in by_key else by_underscore.get(raw_key, raw_key)
-            if key not in by_key:
+            row = by_key.get(key) or self._of_listener(key)
+            if row is None:
                 near = difflib.get_close_matches(key, by_key, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"unknown {self.name} setting {raw_key!r}{hint}")
-            values[key] = by_key[key].parse(raw)
+            values[key] = row.parse(raw)
             user.add(key)
         return Settings(self, values, frozenset(user))
+
+    def _of_listener(self, scoped: str) -> Setting | None:
+        """The row of listener.name.NAME.KEY. Raises ConfigError for a key that holds everywhere."""
+        if not self.scoped or not scoped.startswith(SCOPE):
+            return None
+        _, _, key = scoped.removeprefix(SCOPE).partition(".")
+        row = self.get(key)
+        if row is not None and not key.startswith(self.scoped):
+            raise ConfigError(f"{scoped}: {key} holds for all listeners; set it without {SCOPE}NAME")
+        return row and replace(row, key=scoped)

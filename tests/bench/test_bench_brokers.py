@@ -28,6 +28,7 @@ FIELDS = {
     "read_committed": {"p50_ms", "p99_ms", "commit_p50_ms", "commit_p99_ms"},
     "groups": {"join_ms", "leave_ms", "broker_cpu_ms", "generator_cpu_ms"},
     "fetch": {"mb_per_s", "cpu_s_per_gb", "p99_ms"},
+    "hostile": {"p50_ms", "p99_ms", "rss_mb", "cpu_us_per_send"},
     "start": {"first_acknowledgement_s", "idle_rss_mb"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import yaml
 from helpers_broker import RawClient, batch
 
 from oncelog.broker.events import AppendEvent
-from oncelog.edge.broker import Broker
-from oncelog.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
+from oncelog.config import BROKER
+from oncelog.edge.broker import Broker, check_metrics
+from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
 
@@ -64,6 +66,26 @@ def test_every_alert_is_about_metrics_that_are_exported() -> None:
     for rule in rules:
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+def test_metrics_with_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    with Broker(metrics_port=0, config={"oncelog.metrics.token": "s3cr3t"}) as broker:
+        url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
+        for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cr3t"}):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(urllib.request.Request(url, headers=shown), timeout=10)
+        right = urllib.request.Request(url, headers={"Authorization": "Bearer s3cr3t"})
+        with urllib.request.urlopen(right, timeout=10) as page:
+            assert b"oncelog_connections" in page.read()
+    assert "s3cr3t" not in caplog.text
+
+
+def test_metrics_are_on_loopback_unless_they_are_locked() -> None:
+    check_metrics("127.0.0.1", BROKER.parse({}))
+    with pytest.raises(ConfigError, match=r"oncelog\.metrics\.token"):
+        check_metrics("0.0.0.0", BROKER.parse({}))
+    check_metrics("0.0.0.0", BROKER.parse({"oncelog.metrics.token": "t"}))
+    check_metrics("0.0.0.0", BROKER.parse({"oncelog.insecure": "true"}))
 
 
 @pytest.mark.behaviour("I23")

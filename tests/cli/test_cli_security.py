@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,3 +112,30 @@ def test_serve_beyond_loopback(tmp_path: Path) -> None:
     assert done.code == 2 and "--insecure" in done.err
     done = oncelog("serve", "--data-dir", str(tmp_path), "--listen", "SASL_SSL://0.0.0.0:0")
     assert done.code == 2 and "ssl.keystore.location" in done.err
+
+
+def test_serve_on_several_listeners(tmp_path: Path) -> None:
+    """One line each, in the order given, with the name; and every one must be locked or on loopback."""
+    command = [sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(tmp_path)]
+    command += ["--listen", "PLAINTEXT://127.0.0.1:0", "--listen", "SASL_PLAINTEXT://127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serving:
+        try:
+            assert serving.stdout is not None
+            lines = [serving.stdout.readline().split("//") for _ in range(2)]
+        finally:
+            serving.send_signal(signal.SIGTERM)
+        assert [said for said, _ in lines] == ["listening on PLAINTEXT:", "listening on SASL_PLAINTEXT:"], (
+            lines
+        )
+        assert serving.wait(30) == 0
+    both = ("--listen", "127.0.0.1:0", "--listen", "SSL://0.0.0.0:0")
+    done = oncelog("serve", "--data-dir", str(tmp_path), *both)
+    assert done.code == 2 and "0.0.0.0 (SSL)" in done.err and "--insecure" in done.err
+
+
+def test_metrics_and_pages_beyond_loopback(tmp_path: Path) -> None:
+    here = ("serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-port", "0")
+    done = oncelog(*here, "--metrics-host", "0.0.0.0")
+    assert done.code == 2 and "oncelog.metrics.token" in done.err
+    done = oncelog("web", "--listen", "0.0.0.0:0", servers="127.0.0.1:1")
+    assert done.code == 2 and "--insecure" in done.err and "log-in" in done.err

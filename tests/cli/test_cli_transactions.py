@@ -109,7 +109,7 @@ def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
 
     arguments = ("find-hanging", "--topic", topic)
     (row,) = rows(*arguments, servers=servers, code=3)
-    assert row["hanging"] == f"yes: no coordinator knows producer id {producer_id}"
+    assert row["hanging"].startswith(f"yes: no coordinator knows producer id {producer_id} among")
     assert (row["first_offset"], row["epoch"]) == (1, 0) and row["since"].startswith("2023-11-14")
     assert row["what_to_do"] == f"oncelog transactions abort {topic}:0 --producer-id {producer_id}"
     much_later = str(10**9)

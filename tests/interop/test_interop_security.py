@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +14,14 @@ from helpers_security import (
     AUTHORIZER,
     PASSWORD,
     Certificates,
+    apache_properties,
     client_config,
     make_certificates,
     secured_broker,
+    signed_token,
+    write_keys,
 )
+from joserfc.jwk import RSAKey
 
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -162,28 +167,24 @@ def _properties(path: Path) -> dict[str, str]:
     return read_properties(path)
 
 
+TOKEN_KEY = RSAKey.generate_key(2048, {"kid": "one"})
+
+
 @pytest.fixture(scope="module")
-def apache(kafka_class_path: str, certificates: Certificates) -> Iterator[ApacheKafka]:
-    module = "org.apache.kafka.common.security"
-    properties = {
-        "authorizer.class.name": AUTHORIZER,
-        "super.users": "User:ANONYMOUS;User:admin",
-        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": certificates.broker,
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": certificates.authority,
-        "listener.name.ssl.ssl.client.auth": "required",
-        "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
-        "listener.name.sasl_ssl.connections.max.reauth.ms": 2000,
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
-            f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
-        ),
-        **{
-            f"listener.name.sasl_ssl.{each}.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;"
-            for each in ("scram-sha-256", "scram-sha-512")
-        },
-    }
+def apache(
+    kafka_class_path: str, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApacheKafka]:
+    keys = tmp_path_factory.mktemp("keys") / "jwks.json"
+    write_keys(keys, TOKEN_KEY)
+    properties = apache_properties(certificates, keys)
+    with pytest.MonkeyPatch.context() as patch:
+        # Kafka reads key sets only from where its JVM is told that it may.
+        allowed = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-D{allowed}=file://{keys}")
+        yield from _apache(properties)
+
+
+def _apache(properties: dict[str, object]) -> Iterator[ApacheKafka]:
     with ApacheKafka(properties=properties, also_listen=["SASL_SSL", "SSL"]) as kafka:
         with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
             admin.set_user("alice", PASSWORD)
@@ -231,10 +232,38 @@ def test_our_clients_on_apache_kafka(apache: ApacheKafka, certificates: Certific
     )
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_our_clients_on_apache_kafka_with_a_token(
+    apache: ApacheKafka, certificates: Certificates, tmp_path: Path
+) -> None:
+    """Kafka ends sessions after two seconds: each time the token is read anew."""
+    token = tmp_path / "token"
+    config = {
+        "bootstrap.servers": f"127.0.0.1:{apache.nodes[0].ports['SASL_SSL']}",
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(certificates.authority),
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
+        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a loaded machine
+    }
+    token.write_text(signed_token(TOKEN_KEY))
+    _use(config)
+    stranger = RSAKey.generate_key(2048, {"kid": "one"})
+    for bad in (
+        signed_token(TOKEN_KEY, exp=int(time.time()) - 300, iat=int(time.time()) - 600),
+        signed_token(TOKEN_KEY, aud=["web"]),
+        signed_token(stranger),
+        "garbage",
+    ):
+        token.write_text(bad)
+        with pytest.raises(AuthenticationError) as caught, Admin(config) as admin:
+            admin.list_topics()
+        assert bad not in str(caught.value)
+
+
 def _use(config: dict[str, str]) -> None:
     """As alice, who may all of topics sec..., for longer than a session lasts."""
-    import time
-
     with oncelog.Producer(config) as producer:
         offsets = []
         until = time.monotonic() + 3

@@ -18,7 +18,7 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
 @pytest.mark.parametrize(
     ("transaction", "why"),
     [
-        (None, "no coordinator knows producer id 7"),
+        (None, "no coordinator knows producer id 7 among the transactional ids that you may DESCRIBE"),
         (known("Ongoing"), None),
         (known("PrepareCommit"), None),
         (known("PrepareAbort", epoch=6), None),  # the end has raised it, and its marker is under way

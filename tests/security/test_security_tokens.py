@@ -15,9 +15,10 @@ from helpers_security import (
     client_config,
     make_certificates,
     secured_broker,
+    signed_token,
+    write_keys,
 )
-from joserfc import jwt
-from joserfc.jwk import KeySet, OctKey, RSAKey
+from joserfc.jwk import OctKey, RSAKey
 
 import oncelog
 from oncelog.edge.admin import Admin
@@ -29,13 +30,8 @@ KEY = RSAKey.generate_key(2048, {"kid": "one"})
 OTHER = RSAKey.generate_key(2048, {"kid": "one"})
 
 
-def claims(**changed: object) -> dict[str, Any]:
-    good = {"sub": "alice", "iss": "https://id.example", "aud": ["kafka"], "exp": int(time.time()) + 300}
-    return {key: value for key, value in {**good, **changed}.items() if value is not None}
-
-
 def signed(key: Any = KEY, alg: str = "RS256", **changed: object) -> str:
-    return jwt.encode({"alg": alg, "kid": "one"}, claims(**changed), key, algorithms=[alg])
+    return signed_token(key, alg, **changed)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +39,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "jwks.json"
     write_keys(path, KEY)
     return path
-
-
-def write_keys(path: Path, *keys: RSAKey) -> None:
-    import json
-
-    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)))
 
 
 def settings(keys: Path) -> dict[str, str]:

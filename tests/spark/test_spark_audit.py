@@ -201,7 +201,10 @@ def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: o
     assert result.verdict == "violated" and result.finding_count == len(result.findings) == len(PLANTED)
     assert {f.producer_id for f in result.findings} == {7}
     (hung,) = [f for f in result.findings if f.topic == "hangs"]
-    assert hung.explanation == "it hangs: no coordinator knows producer id 7"
+    assert (
+        hung.explanation
+        == "it hangs: no coordinator knows producer id 7 among the transactional ids that you may DESCRIBE"
+    )
 
 
 def test_bytes_that_are_no_batch_are_found_where_they_begin(

@@ -20,8 +20,9 @@ from oncelog.edge.producer import Producer
 from oncelog.errors import MisuseError
 from oncelog.wire.header import HEADER_BYTES
 
-SETTINGS = {"log.segment.delete.delay.ms": 0}
-"""Of both brokers, else their defaults: a sample's topic is deleted before its pages are written back."""
+SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
+"""Of both brokers, else their defaults: a sample's topic is deleted before its pages are written back, and
+ten thousand connections leave room for the generator's."""
 
 KAFKA_HEAP_MB = 1_024
 """As Kafka's own start script has it."""

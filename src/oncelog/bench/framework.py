@@ -30,6 +30,7 @@ NAMES = (
     "coordinator",
     "producer_ids",
     "partitions",
+    "hostile",
     "spark_source",
     "spark_sink",
     "spark_lanes",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import NOTHING, Access
+from oncelog.broker.listeners import Listener
 from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
@@ -36,8 +37,16 @@ class Farewell:
 class Door:
     """`needs_sasl`: this listener's clients say who they are. `host`: where they come from."""
 
-    def __init__(self, node: Node, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS):
-        self._node, self._host = node, host
+    def __init__(
+        self,
+        node: Node,
+        listener: Listener,
+        host: str = "",
+        *,
+        needs_sasl: bool = False,
+        principal: str = ANONYMOUS,
+    ) -> None:
+        self._node, self.listener, self._host = node, listener, host
         self.needs_sasl = needs_sasl
         self.principal: str | None = None if needs_sasl else principal
         self.access: Access = NOTHING if needs_sasl else node.access(principal, host)
@@ -80,7 +89,7 @@ class Door:
 
     @property
     def mechanisms(self) -> list[str]:
-        return list(self._node.settings["sasl.enabled.mechanisms"])
+        return list(self.listener.settings["sasl.enabled.mechanisms"])
 
     def choose(self, mechanism: str) -> None:
         """Raises UnsupportedSaslMechanism."""
@@ -116,7 +125,7 @@ class Door:
         if self.principal not in (None, principal):
             raise SaslAuthenticationFailed("a connection does not change its user")
         token_ms = None if expires_ms is None else max(expires_ms - now_ms, 1)
-        lifetime_ms = session_lifetime_ms(self._node.settings["connections.max.reauth.ms"], token_ms)
+        lifetime_ms = session_lifetime_ms(self.listener.settings["connections.max.reauth.ms"], token_ms)
         self._expires_ms = now_ms + lifetime_ms if lifetime_ms else None
         if self.principal is None:
             self.access = self._node.access(principal, self._host)

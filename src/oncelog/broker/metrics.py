@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oncelog.rules.connections import Bound
 from oncelog.rules.quotas import QUOTAS
 
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -46,6 +47,7 @@ class Metrics:
     producers_expired: int = 0
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    connections_ended: dict[Bound, int] = field(default_factory=lambda: dict.fromkeys(Bound, 0))
     throttled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 0))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
@@ -94,6 +96,9 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
     errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
+    ended = tuple(("", (("bound", name.value),), float(n)) for name, n in metrics.connections_ended.items())
+    text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
+    yield Family("oncelog_connections_ended_total", "counter", text, ended)
     throttled = tuple(("", (("quota", key),), float(n)) for key, n in metrics.throttled.items())
     yield Family("oncelog_throttled_total", "counter", "Answers told to wait, by quota.", throttled)
     for name, value in gauges.items():
@@ -112,6 +117,8 @@ GAUGES = {
     "partitions_offline": "Partitions that take no appends, since a sync of theirs failed, until a restart.",
     "disk_free_bytes": "Bytes that may still be written to the disk of the data directory.",
     "connections": "Open connections.",
+    "request_bytes_held": "Bytes of requests not yet carried out, of all connections.",
+    "response_bytes_held": "Bytes of answers that clients have not yet taken, of all connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
     "transactions_open": "Transactions with data not yet committed or aborted.",
 }
@@ -146,6 +153,9 @@ def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
     """Flat, for `Broker.metrics()`: requests by API are `requests.<Api>` and `request_seconds.<Api>`."""
     flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
     flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
+    flat.update(
+        {f"connections_ended.{name.value}": float(n) for name, n in metrics.connections_ended.items()}
+    )
     flat.update({f"throttled.{key}": float(n) for key, n in metrics.throttled.items()})
     flat.update(gauges)
     for api, histogram in metrics.latencies.items():

@@ -33,6 +33,7 @@ from oncelog.config import INT64_MAX
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
+from oncelog.rules.connections import Holdings
 from oncelog.rules.quotas import Payer
 from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
@@ -105,7 +106,6 @@ class Node:
         """Feature -> level that holds (0: off), highest level there is."""
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
-        self.address = BrokerAddress(self.node_id, "127.0.0.1", 0)
         self.metrics = Metrics()
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk)
@@ -125,6 +125,8 @@ class Node:
         self.flushes = Flushes()
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
+        self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
+        self.answers_held: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._appended: dict[TopicPartition, int] = {}
         self.transactions = TransactionCoordinator(self)
@@ -139,9 +141,10 @@ class Node:
         """What a principal may do from a host (an address)."""
         return EVERYTHING if self.authorizer is None else self.authorizer.access(principal, host)
 
-    def advertise(self, host: str, port: int) -> None:
-        """What Metadata tells clients to connect to, once the listener is known."""
-        self.address = BrokerAddress(self.node_id, host, port)
+    def address(self, request: Request) -> BrokerAddress:
+        """What a client is told to connect to: the listener by which it asked."""
+        host, port = ("", -1) if request.door is None else request.door.listener.address
+        return BrokerAddress(self.node_id, host, port)
 
     def refuse(self, header: RequestHeader) -> Message | Disconnect | None:
         """None when the version is served. ApiVersions gets its version 0 answer; else the end, as Kafka."""
@@ -204,6 +207,8 @@ class Node:
             "partitions_offline": float(sum(p.is_offline for _, p in partitions)),
             "disk_free_bytes": float(free_bytes),
             "connections": float(self.connection_count),
+            "request_bytes_held": float(self.requests_held.total_bytes),
+            "response_bytes_held": float(self.answers_held.total_bytes),
             "fetches_waiting": float(len(self.fetch_waits)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
         }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from oncelog.cli.common import parse_properties, read_properties
 from oncelog.config import BROKER
+
+if TYPE_CHECKING:
+    from oncelog.broker.listeners import Listener
 
 
 def default_data_dir() -> Path:
@@ -38,10 +43,10 @@ def raise_file_limit() -> None:
 )
 @click.option(
     "--listen",
-    default="127.0.0.1:9092",
-    show_default=True,
-    metavar="[PROTOCOL://]HOST:PORT",
-    help="Address to listen on; port 0 takes a free one. PROTOCOL: PLAINTEXT, SSL, SASL_SSL, SASL_PLAINTEXT.",
+    multiple=True,
+    metavar="[NAME://]HOST:PORT",
+    help="Address to listen on, port 0 takes a free one; may be repeated. NAME: PLAINTEXT, SSL, SASL_SSL, "
+    "SASL_PLAINTEXT, or one that listener.security.protocol.map knows.  [default: 127.0.0.1:9092]",
 )
 @click.option(
     "--insecure",
@@ -59,6 +64,12 @@ def raise_file_limit() -> None:
     "--metrics-port", type=click.IntRange(0, 65_535), help="Serve Prometheus metrics there; 0 is free."
 )
 @click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of the metrics; beyond loopback with oncelog.metrics.token (docs/security.md).",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -67,41 +78,44 @@ def raise_file_limit() -> None:
 )
 def command(
     data_dir: Path | None,
-    listen: str,
+    listen: tuple[str, ...],
     insecure: bool,
     config_file: Path | None,
     pairs: tuple[str, ...],
     metrics_port: int | None,
+    metrics_host: str,
     log_level: str,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
-    The first line on standard output is `listening on HOST:PORT`; the log goes to standard error.
+    The first line on standard output is `listening on HOST:PORT`, and one a listener with NAME:// where
+    there are several; the log goes to standard error.
     A second broker on the same data directory is refused with exit code 1.
     """
-    from oncelog.edge.broker import parse_address, run_foreground
+    from oncelog.edge.broker import run_foreground
     from oncelog.edge.event_log import log_to_stderr
 
     log_to_stderr(log_level)
     raise_file_limit()
-    protocol, separator, address = listen.rpartition("://")
-    host, port = parse_address(address, "--listen")
-    given = {**(read_properties(config_file) if config_file else {}), **parse_properties(pairs)}
-    if separator:
-        given["security.protocol"] = protocol
+    given: dict[str, object] = {
+        **(read_properties(config_file) if config_file else {}),
+        **parse_properties(pairs),
+    }
+    if listen:
+        given["listeners"] = listen
     if insecure:
         given["oncelog.insecure"] = "true"
 
-    def on_ready(host: str, port: int, metrics_port: int | None) -> None:
-        click.echo(f"listening on {host}:{port}")
+    def on_ready(listeners: Sequence[Listener], metrics_port: int | None) -> None:
+        for each in listeners:
+            name = f"{each.name}://" if len(listeners) > 1 else ""
+            click.echo(f"listening on {name}{each.bootstrap_servers}")
         if metrics_port is not None:
-            click.echo(f"metrics on http://{host}:{metrics_port}/metrics")
+            click.echo(f"metrics on http://{metrics_host}:{metrics_port}/metrics")
 
     run_foreground(
         data_dir or default_data_dir(),
-        host,
-        port,
         BROKER.parse(given),
-        metrics_port=metrics_port,
+        metrics=None if metrics_port is None else (metrics_host, metrics_port),
         on_ready=on_ready,
     )

@@ -12,13 +12,14 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from oncelog.broker.events import AppendEvent
+from oncelog.broker.listeners import Listener, listeners_of
 from oncelog.broker.metrics import to_dict
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
@@ -28,6 +29,7 @@ from oncelog.edge.clock import Clock
 from oncelog.edge.collector import Collector
 from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import Listen, listen
 from oncelog.edge.loop import LoopThread, close_loop, new_event_loop
 from oncelog.edge.metrics_server import MetricsServer
 from oncelog.edge.server import Server
@@ -38,36 +40,43 @@ from oncelog.log.manager import LOCK, LogManager
 from oncelog.settings import Settings
 
 START_SECONDS = STOP_SECONDS = 60.0
+METRICS_HOST = "127.0.0.1"
 
 
 class RunningBroker:
-    """A node with its servers, on the loop that called `start`."""
+    """A node with its servers, on the loop that called `start`. `metrics`: host and port; None without."""
 
-    def __init__(self, node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        listeners: Sequence[Listener],
+        metrics: tuple[str, int] | None = None,
+        listen: Listen = listen,
+    ) -> None:
         self.node, self.clock = node, clock
-        self.server = Server(node, clock)
+        self.server = Server(node, clock, listeners, listen)
         self.chores = ChoreDriver(node.log_manager.chores)
-        self.metrics_server = MetricsServer(node) if metrics_port is not None else None
-        self._host, self._port, self._metrics_port = host, port, metrics_port
+        self.metrics_server = MetricsServer(node, *metrics) if metrics is not None else None
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """As they are bound."""
+        return tuple(acceptor.listener for acceptor in self.server.acceptors)
 
     async def start(self) -> None:
-        """Listen. Raises StorageError when the address cannot be bound; the log is then closed again."""
+        """Listen. Raises StorageError when an address cannot be bound; the log is then closed again."""
         self.chores.start()
         try:
-            await self.server.start(self._host, self._port)
+            await self.server.start()
             if self.metrics_server is not None:
-                await self.metrics_server.start(self._host, self._metrics_port or 0)
-        except OSError as error:
+                await self.metrics_server.start()
+        except StorageError:
             await self.stop()
-            raise StorageError(f"cannot listen on {self._host}:{self._port}: {error}") from error
-        self.node.advertise(*_advertised(self.node.settings, self._host, self.server.port))
-        log_event(
-            "info",
-            "listening",
-            host=self._host,
-            port=self.server.port,
-            topics=len(self.node.topics),
-        )
+            raise
+        topic_count = len(self.node.topics)
+        for each in self.listeners:
+            log_event("info", "listening", name=each.name, host=each.host, port=each.port, topics=topic_count)
 
     async def stop(self) -> None:
         """Connections end, then the log is closed with snapshots and the clean-shutdown marker."""
@@ -76,32 +85,20 @@ class RunningBroker:
         await self.server.stop()
         await self.chores.stop()
         self.node.close(self.clock.now_ms())
-        log_event("info", "stopped", port=self.server.port)
+        log_event("info", "stopped", port=self.listeners[0].port)
 
 
-def _advertised(settings: Settings, host: str, port: int) -> tuple[str, int]:
-    given = settings["advertised.listeners"]
-    if given:
-        return parse_address(
-            given.removeprefix(f"{settings['security.protocol']}://"), "advertised.listeners"
-        )
-    # Clients cannot connect to "every interface"; Kafka advertises the host's name then, too.
-    return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
-
-
-def parse_address(text: str, what: str) -> tuple[str, int]:
-    """`HOST:PORT`, IPv6 hosts in brackets. Raises ConfigError naming `what`."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"{what}={text!r}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def check_listener(host: str, settings: Settings) -> None:
+def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
     """Who listens beyond loopback must know its clients. Raises ConfigError unless `oncelog.insecure`."""
-    if settings["oncelog.insecure"] or _is_loopback(host):
-        return
-    protocol = settings["security.protocol"]
+    listeners = listeners_of(settings, socket.gethostname())
+    for listener in listeners:
+        if not settings["oncelog.insecure"] and not is_loopback(listener.host):
+            _check_locked(listener)
+    return listeners
+
+
+def _check_locked(listener: Listener) -> None:
+    settings = listener.settings
     readable = {"PLAIN", "OAUTHBEARER"} & set(settings["sasl.enabled.mechanisms"])
     if uses_sasl(settings) and not uses_tls(settings) and readable:
         why = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
@@ -110,12 +107,25 @@ def check_listener(host: str, settings: Settings) -> None:
     else:
         why = "anybody could connect; use SASL_SSL, or SSL with ssl.client.auth=required"
     raise ConfigError(
-        f"listening on {host or 'every interface'} with security.protocol={protocol}: {why} "
-        "(docs/security.md), or say --insecure (oncelog.insecure=true) where the network keeps others out"
+        f"listening on {listener.host or 'every interface'} ({listener.name}) with "
+        f"security.protocol={settings['security.protocol']}: {why} (docs/security.md), {_OR_INSECURE}"
     )
 
 
-def _is_loopback(host: str) -> bool:
+_OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keeps others out"
+
+
+def check_metrics(host: str, settings: Settings) -> None:
+    """Metrics beyond loopback want a token. Raises ConfigError unless `oncelog.insecure`."""
+    if not (is_loopback(host) or settings["oncelog.metrics.token"] or settings["oncelog.insecure"]):
+        raise ConfigError(
+            f"metrics on {host or 'every interface'}: anybody could read them; set oncelog.metrics.token "
+            f"(docs/security.md), {_OR_INSECURE}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to it."""
     if host == "localhost":
         return True
     try:
@@ -184,8 +194,9 @@ class Broker:
     """A broker inside this process, in a thread of its own; a context manager.
 
     `data_dir` None: a temporary directory, removed on `stop`. `port` 0: a free one, kept over
-    `stop` and `start`. `config` takes Kafka's broker keys. `on_append` is called in the broker's
-    thread with every Produce verdict. Raises ConfigError at once, StorageError from `start`.
+    `stop` and `start`. `config` takes Kafka's broker keys; its `listeners` stand instead of `host` and
+    `port`. `on_append` is called in the broker's thread with every Produce verdict. Raises ConfigError at
+    once, StorageError from `start`.
     """
 
     def __init__(
@@ -198,13 +209,12 @@ class Broker:
         metrics_port: int | None = None,
         on_append: Callable[[AppendEvent], None] | None = None,
     ) -> None:
-        self._settings = BROKER.parse(config or {})
-        check_listener(host, self._settings)
+        own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._settings = BROKER.parse({"listeners": own, **(config or {})})
+        self._listeners = checked_listeners(self._settings)
         self._is_temporary = data_dir is None
         self.data_dir = Path(data_dir if data_dir is not None else tempfile.mkdtemp(prefix="oncelog-"))
-        self.host = host
-        self._port = port
-        self._asked_metrics_port = metrics_port
+        self._metrics = None if metrics_port is None else (METRICS_HOST, metrics_port)
         self._on_append = on_append
         self._running: RunningBroker | None = None
         self._thread: LoopThread | None = None
@@ -217,13 +227,11 @@ class Broker:
         node = open_node(self.data_dir, self._settings, clock, self._on_append)
         thread = LoopThread("oncelog-broker")
         try:
-            running = thread.run(
-                _start(node, clock, self.host, self._port, self._asked_metrics_port), START_SECONDS
-            )
+            running = thread.run(_start(node, clock, self._listeners, self._metrics), START_SECONDS)
         except BaseException:
             thread.stop()
             raise
-        self._running, self._thread, self._port = running, thread, running.server.port
+        self._running, self._thread, self._listeners = running, thread, running.listeners
         return self
 
     def stop(self) -> None:
@@ -246,9 +254,14 @@ class Broker:
         self.stop()
 
     @property
+    def host(self) -> str:
+        """Where its first listener is."""
+        return self._listeners[0].host
+
+    @property
     def port(self) -> int:
-        """The port it listens on; 0 before the first start when a free one was asked for."""
-        return self._port
+        """The port of its first listener; 0 before the first start when a free one was asked for."""
+        return self._listeners[0].port
 
     @property
     def metrics_port(self) -> int | None:
@@ -258,8 +271,13 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients take as bootstrap.servers."""
-        return f"{self.host}:{self._port}"
+        """What clients of the first listener take as bootstrap.servers."""
+        return self._listeners[0].bootstrap_servers
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Name of each listener -> what its clients take as bootstrap.servers."""
+        return {listener.name: listener.bootstrap_servers for listener in self._listeners}
 
     def metrics(self) -> dict[str, float]:
         """Counters since `start` and present gauges: Prometheus' names without prefix and `_total`.
@@ -271,9 +289,11 @@ class Broker:
         return self._thread.run(_metrics(self._running.node), START_SECONDS)
 
 
-async def _start(node: Node, clock: Clock, host: str, port: int, metrics_port: int | None) -> RunningBroker:
+async def _start(
+    node: Node, clock: Clock, listeners: Sequence[Listener], metrics: tuple[str, int] | None
+) -> RunningBroker:
     try:
-        running = RunningBroker(node, clock, host, port, metrics_port)
+        running = RunningBroker(node, clock, listeners, metrics)
     except ConfigError:  # of certificates
         node.close(clock.now_ms())
         raise
@@ -287,15 +307,15 @@ async def _metrics(node: Node) -> dict[str, float]:
 
 def run_foreground(
     data_dir: Path,
-    host: str,
-    port: int,
     settings: Settings,
     *,
-    metrics_port: int | None = None,
-    on_ready: Callable[[str, int, int | None], None],
+    metrics: tuple[str, int] | None = None,
+    on_ready: Callable[[Sequence[Listener], int | None], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `on_ready(host, port, metrics_port)` is called once it listens."""
-    check_listener(host, settings)
+    """Serve until SIGTERM or SIGINT. `on_ready(listeners, metrics port)` is called once it listens."""
+    listeners = checked_listeners(settings)
+    if metrics is not None:
+        check_metrics(metrics[0], settings)
     clock = Clock()
     node = open_node(data_dir, settings, clock)
     Collector().install()
@@ -304,8 +324,8 @@ def run_foreground(
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        running = await _start(node, clock, host, port, metrics_port)
-        on_ready(host, running.server.port, running.metrics_server.port if running.metrics_server else None)
+        running = await _start(node, clock, listeners, metrics)
+        on_ready(running.listeners, running.metrics_server.port if running.metrics_server else None)
         await stopped.wait()
         await running.stop()
 

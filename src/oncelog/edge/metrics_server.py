@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 
 from oncelog.broker.metrics import to_prometheus_text
 from oncelog.broker.node import Node
+from oncelog.errors import StorageError
 
 REQUEST_SECONDS = 5.0
 MAX_REQUEST_BYTES = 16_384
@@ -13,16 +15,25 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsServer:
-    """A tiny HTTP/1.1 server on the broker's loop; one request a connection."""
+    """A tiny HTTP/1.1 server on the broker's loop; one request a connection. `port` 0: a free one.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    With oncelog.metrics.token it answers only to `Authorization: Bearer` and that token.
+    """
+
+    def __init__(self, node: Node, host: str, port: int) -> None:
+        self._node, self._host, self.port = node, host, port
+        token = node.settings["oncelog.metrics.token"]
+        self._token = None if token is None else token.value.encode()
         self._server: asyncio.Server | None = None
-        self.port = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; `port` 0 takes a free one. Raises OSError."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+    async def start(self) -> None:
+        """Listen. Raises StorageError."""
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, self._host, self.port, limit=MAX_REQUEST_BYTES
+            )
+        except OSError as error:
+            raise StorageError(f"cannot listen on {self._host}:{self.port}: {error}") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -33,15 +44,18 @@ class MetricsServer:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head.split(b"\r\n", 1)[0]))
+                writer.write(self._answer(head))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a scraper that went away, or no scraper at all
         finally:
             writer.close()
 
-    def _answer(self, request_line: bytes) -> bytes:
+    def _answer(self, head: bytes) -> bytes:
+        request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
+        if self._token is not None and not hmac.compare_digest(_bearer(headers), self._token):
+            return _response("401 Unauthorized", "Authorization: Bearer with oncelog.metrics.token\n")
         if method not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", "only GET is served\n")
         if path.split(b"?")[0] != b"/metrics":
@@ -50,10 +64,21 @@ class MetricsServer:
         return _response("200 OK", text, with_body=method == b"GET")
 
 
+def _bearer(headers: list[bytes]) -> bytes:
+    """The token that a request shows; empty without one."""
+    for header in headers:
+        name, _, value = header.partition(b":")
+        scheme, _, token = value.strip().partition(b" ")
+        if (name.strip().lower(), scheme.lower()) == (b"authorization", b"bearer"):
+            return token.strip()
+    return b""
+
+
 def _response(status: str, text: str, *, with_body: bool = True) -> bytes:
     body = text.encode()
+    challenge = "WWW-Authenticate: Bearer\r\n" if status.startswith("401") else ""
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\n"
+        f"HTTP/1.1 {status}\r\n{challenge}Content-Type: {CONTENT_TYPE}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (body if with_body else b"")

@@ -1,4 +1,4 @@
-"""The listener: one thread, one event loop, every connection, and the node they share.
+"""The server: one thread, one event loop, every connection, and the node they share.
 
 After each round of requests the node wakes fetches, appends that wait for the disk are flushed in
 threads (one fdatasync for all that gathered), and the timer is set for what is due next.
@@ -7,85 +7,115 @@ threads (one fdatasync for all that gathered), and the timer is set for what is 
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
-from typing import Any
 
+from oncelog.broker.listeners import Listener
 from oncelog.broker.node import Node
+from oncelog.edge.acceptor import Acceptor
 from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import Listen, listen
 from oncelog.edge.server_connection import Connection
-from oncelog.edge.tls import HANDSHAKE_SECONDS, ServerTls, WatchedFile, check_mechanisms, uses_sasl, uses_tls
+from oncelog.edge.tls import WatchedFile
+from oncelog.errors import ConfigError
 from oncelog.log.partition import Partition
-from oncelog.rules.principal import principal_mapper
+from oncelog.rules.connections import Bound, Deadlines, Holdings, Quotas, overdue, parse_overrides
+from oncelog.settings import Settings
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
-LINGER_MS = 5_000
-"""How long a connection being closed may take to read its last answers."""
 SWEEP_SECONDS = 1.0
+SWEEP_SLICE = 200
+"""So many connections are looked at before requests have their turn again."""
+HANDSHAKE_MS = 10_000
+"""How long a client may take for TLS' handshake."""
 STRANGER_MS = 30_000
 """How long a connection may stay without saying who it is, where it must."""
+LINGER_MS = 5_000
+"""How long a connection being closed may take to read its last answers."""
+LOGGED_ENDS = 20
+"""So many closed connections are logged one by one in SWEEP_SECONDS; of more there is the number."""
+
+_WORDS = {
+    Bound.CONNECTIONS: "max.connections is reached",
+    Bound.ADDRESS: "max.connections.per.ip is reached",
+    Bound.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
+    Bound.HANDSHAKE: "TLS' handshake was not done in time",
+    Bound.AUTHENTICATION: "did not authenticate in time",
+    Bound.REQUEST: "a request did not arrive in time (oncelog.request.read.timeout.ms)",
+    Bound.IDLE: "idle (connections.max.idle.ms)",
+    Bound.LINGER: "did not take its last answers in time",
+    Bound.REQUEST_BYTES: "queued.max.request.bytes is reached, and it is among the slowest",
+    Bound.ANSWER_BYTES: "oncelog.queued.max.response.bytes is reached, and it is among the slowest",
+}
 
 
 class Server:
-    """Serves a node on one TCP listener. Raises ConfigError for settings of TLS that cannot be used."""
+    """Serves a node on its listeners. Raises ConfigError for settings that cannot be used."""
 
-    def __init__(self, node: Node, clock: Clock) -> None:
+    def __init__(
+        self, node: Node, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
+    ) -> None:
         settings = node.settings
         self.node, self.clock = node, clock
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
         self.max_pending_bytes: int = settings["oncelog.connection.max.pending.bytes"]
         self.max_pending_requests: int = settings["oncelog.connection.max.pending.requests"]
-        self.max_connections: int = settings["max.connections"]
-        self.max_idle_ms: int = settings["connections.max.idle.ms"]
-        self.needs_sasl = uses_sasl(settings)
-        if self.needs_sasl:
-            check_mechanisms(settings["sasl.enabled.mechanisms"])
+        self.deadlines = Deadlines(
+            handshake=HANDSHAKE_MS,
+            authentication=STRANGER_MS,
+            request=settings["oncelog.request.read.timeout.ms"],
+            idle=settings["connections.max.idle.ms"],
+            linger=LINGER_MS,
+        )
+        self._quotas = Quotas(
+            settings["max.connections"],
+            settings["max.connections.per.ip"],
+            parse_overrides(settings["max.connections.per.ip.overrides"]),
+        )
+        _check_sizes(settings)
         self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
-        self.name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
-        self._tls = ServerTls(settings) if uses_tls(settings) else None
+        self.acceptors = [Acceptor(listener, listen) for listener in listeners]
         keys = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self.connections: dict[Connection, None] = {}
-        self.port = 0
         self._ids = count(1)
-        self._listener: asyncio.Server | None = None
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
         self._flushing: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Handle | None = None
+        self._ends = 0
 
-    async def start(self, host: str, port: int) -> None:
-        """Bind and listen; `port` 0 takes a free one. Raises OSError."""
-        loop = asyncio.get_running_loop()
+    async def start(self) -> None:
+        """Listen on all of them. Raises StorageError; `stop` then frees those that did."""
         self._refresh_files()
-        secured: dict[str, Any] = {}
-        if self._tls is not None:
-            secured = {"ssl": self._tls.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-        self._listener = await loop.create_server(self._connect, host, port, backlog=1024, **secured)
-        self.port = self._listener.sockets[0].getsockname()[1]
-        self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+        for acceptor in self.acceptors:
+            await acceptor.start(partial(self._connect, acceptor))
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         self.after_round(self.clock.now_ms())
 
     def _refresh_files(self) -> None:
-        if self._tls is not None:
-            self._tls.refresh()
+        for acceptor in self.acceptors:
+            acceptor.refresh()
         if self._token_keys is not None:
             self.node.token_keys = self._token_keys.refresh()
 
-    def _connect(self) -> Connection:
-        return Connection(self, next(self._ids))
+    def _connect(self, acceptor: Acceptor) -> Connection:
+        return Connection(self, acceptor, next(self._ids))
 
     async def stop(self) -> None:
-        """No more requests: the listener, every connection and the flush threads end."""
-        if self._listener is not None:
-            self._listener.close()
+        """No more requests: the listeners, every connection and the flush threads end."""
+        for acceptor in self.acceptors:
+            acceptor.stop()
         for connection in list(self.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+            connection.abort()
         await asyncio.sleep(0)
         while self._flushing:
             await asyncio.gather(*self._flushing, return_exceptions=True)
@@ -96,17 +126,45 @@ class Server:
         self._flush_pool.shutdown(wait=True)
         await asyncio.sleep(0)
 
-    def opened(self, connection: Connection) -> None:
-        """A connection is there; one above max.connections goes at once."""
+    def opened(self, connection: Connection, descriptor: int | None) -> bool:
+        """A connection is there. Whether it may stay."""
         self.connections[connection] = None
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
-        if len(self.connections) > self.max_connections:
-            connection.close(f"max.connections={self.max_connections} is reached", at_once=True)
+        limit = _descriptor_limit()
+        bound = self._quotas.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
+        if bound is not None:
+            connection.close(_WORDS[bound], bound=bound, at_once=True)
+            self.lost(connection)
+        return bound is None
 
     def lost(self, connection: Connection) -> None:
-        self.connections.pop(connection, None)
-        self.node.connection_count = len(self.connections)
+        """A connection is gone; may be told twice."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self.node.connection_count = len(self.connections)
+            self._quotas.leave(connection.address)
+            self.node.requests_held.drop(connection)
+            self.node.answers_held.drop(connection)
+
+    def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
+        """Count and log a connection that the broker ends."""
+        self.node.metrics.connections_closed_for_cause += 1
+        if bound is not None:
+            self.node.metrics.connections_ended[bound] += 1
+        self._ends += 1
+        if self._ends <= LOGGED_ENDS:
+            log_event("warning", "connection closed", peer=peer, reason=reason)
+
+    def hold_requests(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
+        """So much of its requests waits, and so much has come in its life."""
+        if self.node.requests_held.hold(connection, held_bytes, moved_bytes, now_ms):
+            _shed(self.node.requests_held, Bound.REQUEST_BYTES, now_ms)
+
+    def hold_answers(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
+        """So much of its answers waits, and so much it has taken in its life."""
+        if self.node.answers_held.hold(connection, held_bytes, moved_bytes, now_ms):
+            _shed(self.node.answers_held, Bound.ANSWER_BYTES, now_ms)
 
     def after_round(self, now_ms: int) -> None:
         """What a round of requests leaves to do."""
@@ -150,16 +208,43 @@ class Server:
         self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
-        """Close idle connections, strangers, and those that do not take their last answers."""
+        """Look at what time changes: files, and how long connections take."""
         self._refresh_files()
-        now_ms = self.clock.now_ms()
-        for connection in list(self.connections):
-            idle_ms = now_ms - connection.active_ms
-            if connection.is_closing:
-                if idle_ms > LINGER_MS and connection.transport is not None:
-                    connection.transport.abort()
-            elif not connection.door.is_open and now_ms - connection.opened_ms > STRANGER_MS:
-                connection.close(f"did not authenticate within {STRANGER_MS} ms", at_once=True)
-            elif 0 <= self.max_idle_ms < idle_ms and not connection.is_waiting:
-                connection.close(f"idle for {idle_ms} ms (connections.max.idle.ms)", at_once=True)
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+        if self._ends > LOGGED_ENDS:
+            log_event("warning", "more connections closed", count=self._ends - LOGGED_ENDS)
+        self._ends = 0
+        self._sweep_some(list(self.connections))
+
+    def _sweep_some(self, connections: list[Connection]) -> None:
+        loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
+        for connection in connections[-SWEEP_SLICE:]:
+            connection.note_answers(now_ms)
+            bound = overdue(connection.standing(now_ms), self.deadlines, now_ms)
+            if bound is not None and connection in self.connections:
+                connection.close(_WORDS[bound], bound=bound, at_once=True)
+        del connections[-SWEEP_SLICE:]
+        if connections:
+            self._sweeper = loop.call_soon(self._sweep_some, connections)
+        else:
+            self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+
+
+def _shed(holdings: Holdings[Connection], bound: Bound, now_ms: int) -> None:
+    for connection in holdings.slowest(now_ms):
+        holdings.drop(connection)
+        connection.close(_WORDS[bound], bound=bound, at_once=True)
+
+
+def _check_sizes(settings: Settings) -> None:
+    """The largest request must have room, as Kafka asks, too."""
+    queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
+    if 0 <= queued_bytes < largest_bytes:
+        raise ConfigError(
+            f"queued.max.request.bytes={queued_bytes} is less than one request may have "
+            f"(socket.request.max.bytes={largest_bytes}): raise the one or lower the other"
+        )
+
+
+def _descriptor_limit() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

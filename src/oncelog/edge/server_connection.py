@@ -1,15 +1,14 @@
 """One client's connection to the broker: frames in, answers out in their order, bounds kept.
 
 A request is begun as soon as nothing before it on the connection holds it back (a waiting fetch
-does, an append that waits for the disk does not); the rest queue up as bytes. Reading stops while
-too many requests or bytes are pending in either direction, and goes on below that.
+does, an append that waits for the disk does not, answers that the client does not take do); what is behind it
+stays as bytes, uncut. Reading stops while too many of them are there or answers are not taken. A connection
+with many requests gets a round of them at a time, between which others have theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,11 +18,12 @@ from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
+from oncelog.edge.listener import Accepted
+from oncelog.edge.outbox import Outbox, Payload, Slot
 from oncelog.edge.throttle import Throttle
 from oncelog.errors import ConfigError, OncelogError, PeerError
-from oncelog.rules.authorization import ANONYMOUS
+from oncelog.rules.connections import Bound, Phase, Standing
 from oncelog.rules.door import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from oncelog.rules.principal import distinguished_name
 from oncelog.wire.frames import (
     FrameReader,
     RequestHeader,
@@ -32,85 +32,78 @@ from oncelog.wire.frames import (
     encode_response,
 )
 from oncelog.wire.messages import FetchResponse
-from oncelog.wire.primitives import Buffer
 
 if TYPE_CHECKING:
+    from oncelog.edge.acceptor import Acceptor
     from oncelog.edge.server import Server
 
 
 LARGE_REST_BYTES = 65_536
 """From this on the rest of a frame is received in its own place; less goes through the shared buffer."""
+ROUND_REQUESTS = 64
+ROUND_ANSWER_BYTES = 65_536
+"""After so many requests or bytes of answers a connection waits until others had their turn."""
+_NOTHING = memoryview(b"")
 
 
-_Payload = bytes | list[Buffer]
-"""A response frame, in pieces when it is large."""
-
-
-class _Slot:
-    """The place of one answer in the connection's order."""
-
-    __slots__ = ("deferred", "is_done", "payload")
-
-    def __init__(self, deferred: Deferred | None) -> None:
-        self.deferred = deferred
-        self.is_done = False
-        self.payload: _Payload | None = None
-
-    @property
-    def holds_later_requests(self) -> bool:
-        return not self.is_done and self.deferred is not None and self.deferred.holds_later_requests
-
-
-class Connection(asyncio.BufferedProtocol):
+class Connection(Accepted):
     """Server side of one TCP connection. Bytes arrive in the server's one shared buffer."""
 
-    def __init__(self, server: Server, connection_id: int) -> None:
+    def __init__(self, server: Server, acceptor: Acceptor, connection_id: int) -> None:
         self.server, self.node, self.connection_id = server, server.node, connection_id
+        self.acceptor = acceptor
         self.transport: asyncio.Transport | None = None
-        self.peer = self.client_host = ""
+        self.peer = self.address = ""
         self.active_ms = self.opened_ms = server.clock.now_ms()
         self.is_closing = False
-        self.door = Door(self.node, needs_sasl=True)
+        self.door = Door(self.node, acceptor.listener, needs_sasl=True)
+        self._handshake: asyncio.Task[None] | None = None
         self._is_plain = False
         self._access: Access | None = None
         self._reader = FrameReader(server.max_stranger_bytes)
         self._room: memoryview | None = None
-        self._slots: deque[_Slot] = deque()
-        self._queue: deque[memoryview] = deque()
-        self._queued_bytes = 0
-        self._out: list[bytes] = []
+        self._request_ms: int | None = None
+        self._backlog, self._arrived = _NOTHING, bytearray()
+        """Bytes that wait for their turn: those being cut, and what came after them."""
+        self._outbox = Outbox(self.node.metrics, self._note_large_answer)
+        self._received_bytes = self._taken_bytes = 0
         self._holds = 0
         self._is_write_paused = self._is_read_paused = False
-        self._is_beginning = False
+        self._is_going_on = self._is_turn_asked = self._is_holding = False
         self._quotas = self.node.quotas
-        self._throttle = Throttle(self._quotas, self._fall_silent, self._go_on)
+        self._throttle = Throttle(self._quotas, self._hold)
 
     # --- what asyncio calls
 
+    def admit(self, peer: Any, descriptor: int | None) -> bool:
+        """`peer`: its address as sockets have it. Whether the server lets it stay."""
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self.address = peer[0] if peer else ""
+        return self.server.opened(self, descriptor)
+
+    def prepare(self, handshake: asyncio.Task[None]) -> None:
+        self._handshake = handshake
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if name else "unknown"
-        self.client_host = f"/{name[0]}" if name else ""
-        self.transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
-        self.server.opened(self)
-        host = self.client_host.removeprefix("/")
-        if self._throttle.turns_away(host, self.opened_ms, self.transport):
+        if self.is_closing:
+            self.transport.abort()
+        elif self._handshake is not None or self.admit(transport.get_extra_info("peername"), None):
+            self._enter(self.transport)
+
+    def _enter(self, transport: asyncio.Transport) -> None:
+        self._outbox.transport = transport
+        transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
+        if self._throttle.turns_away(self.address, self.opened_ms, transport):
             return
+        listener, needs_sasl = self.acceptor.listener, self.acceptor.needs_sasl
         try:
-            principal = self._certified()
+            principal = self.acceptor.principal_of(transport)
         except ConfigError as error:
             self.close(str(error), at_once=True)
             return
-        self.door = Door(self.node, host, needs_sasl=self.server.needs_sasl, principal=principal)
+        self.door = Door(self.node, listener, self.address, needs_sasl=needs_sasl, principal=principal)
         self._look_at_door()
-
-    def _certified(self) -> str:
-        """Whom the client's certificate names, where it has shown one."""
-        certificate = self.transport.get_extra_info("peercert") if self.transport is not None else None
-        if not certificate:
-            return ANONYMOUS
-        return f"User:{self.server.name_of(distinguished_name(certificate['subject']))}"
 
     def _look_at_door(self) -> None:
         """What follows from its state for the next requests."""
@@ -120,7 +113,8 @@ class Connection(asyncio.BufferedProtocol):
             self._access = None if self.node.authorizer is None else self.door.access
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._room = self._reader.room(LARGE_REST_BYTES)
+        # What is behind a backlog may not overtake it.
+        self._room = None if self._backlog else self._reader.room(LARGE_REST_BYTES)
         return self.server.receive_view if self._room is None else self._room
 
     def buffer_updated(self, size_bytes: int) -> None:
@@ -128,38 +122,33 @@ class Connection(asyncio.BufferedProtocol):
             return
         now_ms = self.active_ms = self.server.clock.now_ms()
         self.node.metrics.bytes_received += size_bytes
+        self._received_bytes += size_bytes
         started = perf_counter()
-        try:
-            frames = self._frames(size_bytes)
-        except PeerError as error:
-            self.close(f"{error} (see socket.request.max.bytes)")
-            return
-        for frame in frames:
-            if self._holds or self._queue or self._is_write_paused:
-                # The shared buffer is overwritten by the next read, so what waits is copied.
-                self._queue.append(memoryview(bytearray(frame)))
-                self._queued_bytes += len(frame)
-            else:
-                self._begin(frame, now_ms, started)
-        self._write_out()
-        self._pace_reading()
-        self.server.after_round(now_ms)
-
-    def _frames(self, size_bytes: int) -> Sequence[memoryview]:
+        data = _NOTHING
         if self._room is None:
-            return self._reader.feed(self.server.receive_view[:size_bytes])
-        self._room = None
-        frame = self._reader.filled(size_bytes)
-        return () if frame is None else (frame,)
+            data = self.server.receive_view[:size_bytes]
+        else:
+            self._room = None
+            self._reader.fill(size_bytes)
+        if self._backlog:
+            self._arrived += data
+        else:
+            rest = self._go_through(data, now_ms, started)
+            if rest:
+                # The shared buffer is overwritten by the next read.
+                self._backlog = memoryview(bytes(rest))
+        self._end_round(now_ms)
+        self.server.after_round(now_ms)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
+        self.note_answers(self.server.clock.now_ms())
+        self._pace_reading()
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        self.active_ms = self.server.clock.now_ms()
-        self._begin_queued()
-        self.server.after_round(self.active_ms)
+        self.note_answers(self.server.clock.now_ms())
+        self._go_on_now()
 
     def eof_received(self) -> bool:
         return False
@@ -167,15 +156,85 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closing = True
         self._throttle.cancel()
-        for slot in self._slots:
-            if slot.deferred is not None:
-                slot.deferred.cancel()
-        self._slots.clear()
-        self._queue.clear()
-        self._queued_bytes = 0
+        self._outbox.discard()
+        self._backlog, self._arrived = _NOTHING, bytearray()
         self.server.lost(self)
 
     # --- requests
+
+    @property
+    def _has_too_many(self) -> bool:
+        """Whether so many answers are owed that no more requests are begun."""
+        return (
+            len(self._outbox.slots) >= self.server.max_pending_requests
+            or self._outbox.slotted_bytes >= self.server.max_pending_bytes
+        )
+
+    def _go_through(self, data: memoryview, now_ms: int, started: float) -> memoryview:
+        """Begin the requests in `data`, a round of them at most; returns what was not looked at."""
+        begun, outbox = 0, self._outbox
+        while not (self._holds or self._is_write_paused or (outbox.slots and self._has_too_many)):
+            try:
+                frame, data = self._reader.first(data)
+            except PeerError as error:
+                self.close(f"{error} (see socket.request.max.bytes)")
+                return _NOTHING
+            if frame is None:
+                return data
+            self._request_ms = None
+            self._begin(frame, now_ms, started)
+            begun += 1
+            if not data or self.is_closing:
+                return _NOTHING
+            if begun >= ROUND_REQUESTS or outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
+                self._ask_for_turn()
+                break
+        return data
+
+    def _ask_for_turn(self) -> None:
+        if not self._is_turn_asked:
+            self._is_turn_asked = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_turn_asked = False
+        if not self.is_closing:
+            self._go_on_now()
+
+    def _go_on_now(self) -> None:
+        self.active_ms = self.server.clock.now_ms()
+        self._go_on()
+        self.server.after_round(self.active_ms)
+
+    def _go_on(self) -> None:
+        """Requests that waited. Not re-entered, so that many of them need no deep stack."""
+        if self._is_going_on:
+            return
+        self._is_going_on = True
+        now_ms = self.server.clock.now_ms()
+        try:
+            self._backlog = self._go_through(self._backlog, now_ms, perf_counter())
+            if not self._backlog and self._arrived:
+                arrived, self._arrived = self._arrived, bytearray()
+                self._backlog = memoryview(arrived)
+                self._ask_for_turn()
+        finally:
+            self._is_going_on = False
+        self._end_round(now_ms)
+
+    def _end_round(self, now_ms: int) -> None:
+        self._outbox.flush()
+        has_bytes = self._reader.pending_bytes or self._backlog
+        if self.is_closing or not (has_bytes or self._is_holding or self._is_read_paused):
+            return
+        if self._request_ms is None and self._reader.pending_bytes:
+            self._request_ms = now_ms
+        # Of a backlog that is partly cut all is still there.
+        backlog_bytes = len(cast(bytes, self._backlog.obj)) if self._backlog else 0
+        held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived)
+        self._is_holding = held_bytes > 0
+        self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
+        self._pace_reading()
 
     def _begin(self, frame: memoryview, now_ms: int, started: float) -> None:
         """Carry a request out, received at `now_ms` and `started` (perf_counter)."""
@@ -188,13 +247,13 @@ class Connection(asyncio.BufferedProtocol):
                     self.close(reason)
                     return
             began = perf_counter() if self._quotas.is_any else 0.0
-            payload = None if self._slots else answer_produce(self.node, frame, now_ms, self._access)
+            payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
             if payload is None:
                 self._begin_any(frame, now_ms, started)
             else:
                 if began:
                     payload = self._throttle.produced(self.door, frame, payload, began, now_ms)
-                self._out.append(payload)
+                self._outbox.put(payload)
                 self.node.metrics.observe("Produce", perf_counter() - started)
         except PeerError as error:
             self.close(f"a request that cannot be read: {error}")
@@ -213,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         api = self.node.offered[header.api_key]
         message = api.request.decode(header.api_version, frame, header.body_position)
-        request = Request(self.connection_id, header, message, self.client_host, self.door)
+        request = Request(self.connection_id, header, message, f"/{self.address}", self.door)
         began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
         if began:
@@ -228,55 +287,38 @@ class Connection(asyncio.BufferedProtocol):
             delay_s = answer.delay_ms / 1000
             asyncio.get_running_loop().call_later(delay_s, self._part, header, answer, started)
         elif isinstance(answer, Deferred):
-            slot = _Slot(answer)
-            self._slots.append(slot)
+            slot = self._outbox.reserve(answer)
             self._holds += answer.holds_later_requests
             answer.listen(lambda late: self._late(slot, header, late, started))
-        elif self._slots:
-            slot = _Slot(None)
-            self._slots.append(slot)
-            self._fill(slot, header, answer, started)
+        elif self._outbox.slots:
+            slot = self._outbox.reserve(None)
+            self._outbox.fill(slot, self._encode(header, answer, started))
         else:
-            self._put(self._encode(header, answer, started))
+            self._outbox.put(self._encode(header, answer, started))
 
     def _part(self, header: RequestHeader, farewell: Farewell, started: float) -> None:
         if not self.is_closing:
-            if not self._slots:
-                self._put(self._encode(header, farewell.answer, started))
+            if not self._outbox.slots:
+                self._outbox.put(self._encode(header, farewell.answer, started))
             self.close(farewell.reason)
 
-    def _late(self, slot: _Slot, header: RequestHeader, answer: Any, started: float) -> None:
+    def _late(self, slot: Slot, header: RequestHeader, answer: Any, started: float) -> None:
         self._holds -= slot.holds_later_requests
         try:
-            self._fill(slot, header, answer, started)
+            self._outbox.fill(slot, self._encode(header, answer, started))
         except Exception as error:
             log_event("error", "late answer failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
             return
-        self._begin_queued()
+        self._go_on()
 
-    def _fill(self, slot: _Slot, header: RequestHeader, answer: Any, started: float) -> None:
-        slot.payload = self._encode(header, answer, started)
-        slot.is_done = True
-        while self._slots and self._slots[0].is_done:
-            self._put(self._slots.popleft().payload)
-
-    def _put(self, payload: _Payload | None) -> None:
-        """Small answers of a round leave in one write; a large one at once, so that its weight is felt."""
-        if isinstance(payload, bytes):
-            self._out.append(payload)
-        elif payload is not None and self.transport is not None:
-            self._write_out()
-            self.node.metrics.bytes_sent += sum(map(len, payload))
-            self.transport.writelines(payload)
-
-    def _encode(self, header: RequestHeader, answer: Any, started: float) -> _Payload | None:
+    def _encode(self, header: RequestHeader, answer: Any, started: float) -> Payload | None:
         if isinstance(answer, Disconnect):
             self.close(answer.reason)
             return None
         if self._quotas.is_any:
             self._throttle.answered(self.door, header, answer, self.server.clock.now_ms())
-        payload: _Payload | None = None
+        payload: Payload | None = None
         if isinstance(answer, FetchResponse):
             pieces = encode_large_response(answer, header.api_version, header.correlation_id)
             payload = pieces if len(pieces) > 1 else bytes(pieces[0])
@@ -285,52 +327,38 @@ class Connection(asyncio.BufferedProtocol):
         self.node.metrics.observe(self.node.offered[header.api_key].name, perf_counter() - started)
         return payload
 
-    def _begin_queued(self) -> None:
-        """Go on with requests that waited. Not re-entered, so that many of them need no deep stack."""
-        if self._is_beginning:
+    # --- bounds, the end
+
+    def _hold(self, is_held: bool) -> None:
+        """Whether to read and begin nothing more; what is under way is answered."""
+        self._holds += 1 if is_held else -1
+        self._pace_reading() if is_held else self._go_on_now()
+
+    def _note_large_answer(self) -> None:
+        self.note_answers(self.active_ms)
+        # What the system takes at once is not waited for.
+        asyncio.get_running_loop().call_soon(self._note_answers_again)
+
+    def _note_answers_again(self) -> None:
+        self.note_answers(self.server.clock.now_ms())
+
+    def note_answers(self, now_ms: int) -> None:
+        """Tell the server how much of its answers the client has not taken."""
+        if self not in self.server.connections:
             return
-        self._is_beginning = True
-        try:
-            while self._queue and not (self._holds or self._is_write_paused or self.is_closing):
-                frame = self._queue.popleft()
-                self._queued_bytes -= len(frame)
-                self._begin(frame, self.server.clock.now_ms(), perf_counter())
-                self._write_out()
-            self._write_out()
-        finally:
-            self._is_beginning = False
-        self._pace_reading()
-
-    def _fall_silent(self) -> None:
-        """Read and begin nothing more; what is under way is answered."""
-        self._holds += 1
-        self._pace_reading()
-
-    def _go_on(self) -> None:
-        self._holds -= 1
-        self.active_ms = self.server.clock.now_ms()
-        self._begin_queued()
-        self.server.after_round(self.active_ms)
-
-    # --- bytes out, bounds, the end
-
-    def _write_out(self) -> None:
-        if not self._out or self.transport is None:
-            return
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out.clear()
-        self.node.metrics.bytes_sent += len(data)
-        self.transport.write(data)
+        taken_bytes = self._outbox.taken_bytes()
+        if taken_bytes > self._taken_bytes:
+            self._taken_bytes = taken_bytes
+            self.active_ms = self.active_ms if self.is_closing else now_ms
+        held_bytes = self._outbox.held_bytes(taken_bytes)
+        if held_bytes or self in self.node.answers_held:
+            self.server.hold_answers(self, held_bytes, taken_bytes, now_ms)
 
     def _pace_reading(self) -> None:
         if self.transport is None or self.is_closing:
             return
-        is_full = (
-            self._is_write_paused
-            or self._throttle.is_silent
-            or len(self._queue) + len(self._slots) >= self.server.max_pending_requests
-            or self._queued_bytes >= self.server.max_pending_bytes
-        )
+        is_full = len(self._backlog) + len(self._arrived) >= self.server.max_pending_bytes
+        is_full = is_full or self._is_write_paused or self._throttle.is_silent
         if is_full != self._is_read_paused:
             self._is_read_paused = is_full
             if is_full:
@@ -338,18 +366,34 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.resume_reading()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an answer is owed that is not the client's fault, or it may not be heard now."""
-        return bool(self._slots) or self._throttle.is_silent
+    def standing(self, now_ms: int) -> Standing:
+        """What its deadlines depend on."""
+        if self._is_read_paused and self._request_ms is not None:
+            self._request_ms = now_ms  # it cannot go on with its request
+        if self.is_closing:
+            phase = Phase.CLOSING
+        elif self.transport is None:
+            phase = Phase.HANDSHAKE
+        else:
+            phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
+        is_waiting = bool(self._outbox.slots) or self._throttle.is_silent
+        return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, is_waiting)
 
-    def close(self, reason: str, *, at_once: bool = False) -> None:
+    def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:
         """End the connection for cause; what was answered before still leaves unless `at_once`."""
         if self.is_closing and not at_once:
             return
         self.is_closing = True
-        self.node.metrics.connections_closed_for_cause += 1
-        log_event("warning", "connection closed", peer=self.peer, reason=reason)
+        self.server.note_end(self.peer, reason, bound)
+        if at_once or self.transport is None:
+            self.abort()
+        else:
+            self._outbox.flush()
+            self.transport.close()
+
+    def abort(self) -> None:
+        """End the connection, whatever it is at."""
         if self.transport is not None:
-            self._write_out()
-            self.transport.abort() if at_once else self.transport.close()
+            self.transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()

@@ -14,12 +14,12 @@ from oncelog.wire.frames import RequestHeader, decode_request_header
 
 
 class Throttle:
-    """One connection's. While it `is_silent` nothing of it is to be read or begun; then `go_on` is called."""
+    """One connection's. `hold` is told when nothing of it is to be read or begun, and when that is over."""
 
-    __slots__ = ("_fall_silent", "_go_on", "_quotas", "_timer", "_until_ms")
+    __slots__ = ("_hold", "_quotas", "_timer", "_until_ms")
 
-    def __init__(self, quotas: Quotas, fall_silent: Callable[[], None], go_on: Callable[[], None]) -> None:
-        self._quotas, self._fall_silent, self._go_on = quotas, fall_silent, go_on
+    def __init__(self, quotas: Quotas, hold: Callable[[bool], None]) -> None:
+        self._quotas, self._hold = quotas, hold
         self._until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,11 +59,11 @@ class Throttle:
         self._until_ms = now_ms + wait_ms
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, then)
         if not was_silent:
-            self._fall_silent()
+            self._hold(True)
 
     def _speak_again(self) -> None:
         self._timer = None
-        self._go_on()
+        self._hold(False)
 
     def cancel(self) -> None:
         """The connection is gone."""

@@ -18,9 +18,6 @@ from oncelog.edge.event_log import log_event
 from oncelog.errors import ConfigError
 from oncelog.settings import Settings
 
-HANDSHAKE_SECONDS = 10.0
-"""How long a client may take to shake hands."""
-
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {
     "none": ssl.CERT_NONE,

@@ -19,6 +19,9 @@ from oncelog.types import TopicPartition
 UNDER_WAY = {"Ongoing", "PrepareCommit", "PrepareAbort"}
 
 
+_YOURS = " among the transactional ids that you may DESCRIBE"
+
+
 class OpenTransaction(NamedTuple):
     """What a partition says of a producer with a transaction open there.
 
@@ -46,7 +49,8 @@ class KnownTransaction(NamedTuple):
 def why_hanging(opened: OpenTransaction, known: KnownTransaction | None) -> str | None:
     """Why nobody will end it; None when somebody will. `known`: of the same producer id."""
     if known is None:
-        return f"no coordinator knows producer id {opened.producer_id}"
+        # With ACLs, coordinators say nothing of ids that the asker may not DESCRIBE.
+        return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if known.producer_epoch != opened.producer_epoch and known.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{known.transactional_id!r} is at epoch {known.producer_epoch}"
     if known.state not in UNDER_WAY:

@@ -73,6 +73,9 @@ class SimTransport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = DEFAULT_HIGH_BYTES if high is None else high
 
+    def get_write_buffer_size(self) -> int:
+        return self.peer._inbox_bytes
+
     def pause_reading(self) -> None:
         self._is_reading = False
 

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from oncelog.broker.events import AppendEvent
+from oncelog.broker.listeners import listeners_of
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.edge.broker import RunningBroker, recover_node
@@ -159,7 +160,7 @@ class BrokerHost(Host):
 
     def __init__(self, world: World, settings: dict[str, object]) -> None:
         super().__init__(world, BROKER_HOST)
-        self.settings = BROKER.parse(settings)
+        self.settings = BROKER.parse({"listeners": SERVERS, **settings})
         self.disk = MemoryDisk()
         self.node: Node | None = None
         self.running: RunningBroker | None = None
@@ -187,7 +188,9 @@ class BrokerHost(Host):
             node = recover_node(self.disk, self.settings, clock, self._judged)
             self.on_recovered(node)
             self.node = node
-            self.running = RunningBroker(node, clock, BROKER_HOST, BROKER_PORT, None)
+            listeners = listeners_of(self.settings, BROKER_HOST)
+            listen = self.world.loop.create_server
+            self.running = RunningBroker(node, clock, listeners, listen=listen)
             await self.running.start()
         except Exception as error:
             self.world.violate("broker does not start", repr(error))

@@ -20,7 +20,7 @@ API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
 """Records of which a copy costs more than a place of their own in a write."""
-FIRST_ROOM_BYTES = 1 << 16
+FIRST_ROOM_BYTES = 1 << 12
 """What an incomplete frame may take of memory before more of it has arrived."""
 _ROOM_GROWTH = 8
 """An incomplete frame gets room for so many times what has arrived of it."""
@@ -29,6 +29,7 @@ _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
 _RESPONSE = struct.Struct(">ii")
 _RESPONSE_FLEXIBLE = struct.Struct(">iiB")
+_EMPTY = memoryview(b"")
 
 _M = TypeVar("_M", bound=Message)
 
@@ -194,91 +195,105 @@ class FrameReader:
     rest of that buffer, so that the bytes of a large frame are received where they stay.
     """
 
-    __slots__ = ("_filled_bytes", "_frame_bytes", "_gathered", "max_frame_bytes")
+    __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._gathered = bytearray()
         """Holds the beginning of an incomplete frame, size prefix included, and room for more."""
-        self._filled_bytes = 0
+        self.pending_bytes = 0
+        """How much of an incomplete frame has arrived."""
         self._frame_bytes = 0
         """The incomplete frame's whole size; 0 while not even its size has arrived."""
 
     @property
-    def pending_bytes(self) -> int:
-        """How much of an incomplete frame has arrived."""
-        return self._filled_bytes
+    def held_bytes(self) -> int:
+        """What its buffer takes of memory."""
+        return len(self._gathered)
 
     def feed(self, data: Buffer) -> list[memoryview]:
         """The frames completed by `data`, without their size prefixes.
 
         Raises PeerError when a size is negative or above the maximum; the stream is then lost.
         """
-        view = memoryview(data)
         frames: list[memoryview] = []
-        position = self._complete_gathered(view, frames) if self._filled_bytes else 0
-        end = len(view)
-        while end - position >= SIZE_BYTES:
-            stop = position + SIZE_BYTES + self._size(view, position)
-            if stop > end:
-                break
-            frames.append(view[position + SIZE_BYTES : stop])
-            position = stop
-        if position < end:
-            self._gather(view[position:])
+        frame, rest = self.first(memoryview(data))
+        while frame is not None:
+            frames.append(frame)
+            frame, rest = self.first(rest)
         return frames
+
+    def first(self, data: memoryview) -> tuple[memoryview | None, memoryview]:
+        """The first frame completed by `data`, and what of it lies behind; (None, empty) when there is none.
+
+        Raises PeerError as `feed` does.
+        """
+        position = 0
+        if self.pending_bytes:
+            position = self._complete_gathered(data)
+        elif len(data) >= SIZE_BYTES:
+            stop = SIZE_BYTES + self._size(data, 0)
+            if stop <= len(data):
+                return data[SIZE_BYTES:stop], data[stop:]
+        if not self.pending_bytes:
+            self._gather(data)
+        elif self.pending_bytes == self._frame_bytes:
+            return self._take(), data[position:]
+        return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
         """Where the next bytes of an incomplete frame belong, if it lacks `least_bytes` or more.
 
-        Whoever fills it says so by `filled`.
+        Whoever fills it says so by `fill` or `filled`.
         """
-        if self._frame_bytes - self._filled_bytes < least_bytes:
+        if self._frame_bytes - self.pending_bytes < least_bytes:
             return None
-        self._grow(self._filled_bytes + 1)
-        return memoryview(self._gathered)[self._filled_bytes :]
+        self._grow(self.pending_bytes + 1)
+        return memoryview(self._gathered)[self.pending_bytes :]
+
+    def fill(self, size_bytes: int) -> None:
+        """Bytes were put into the room."""
+        self.pending_bytes += size_bytes
 
     def filled(self, size_bytes: int) -> memoryview | None:
         """Bytes were put into the room: the frame without its size prefix, once it is whole."""
-        self._filled_bytes += size_bytes
-        return self._take() if self._filled_bytes == self._frame_bytes else None
+        self.fill(size_bytes)
+        return self.first(_EMPTY)[0]
 
-    def _complete_gathered(self, view: memoryview, frames: list[memoryview]) -> int:
+    def _complete_gathered(self, view: memoryview) -> int:
         """Give the incomplete frame what it lacks; returns how much of `view` that took."""
         taken = 0
         if not self._frame_bytes:
-            taken = min(SIZE_BYTES - self._filled_bytes, len(view))
+            taken = min(SIZE_BYTES - self.pending_bytes, len(view))
             self._gather(view[:taken])
             if not self._frame_bytes:
                 return taken
-        missing = min(self._frame_bytes - self._filled_bytes, len(view) - taken)
+        missing = min(self._frame_bytes - self.pending_bytes, len(view) - taken)
         self._gather(view[taken : taken + missing])
-        if self._filled_bytes == self._frame_bytes:
-            frames.append(self._take())
         return taken + missing
 
     def _gather(self, view: memoryview) -> None:
-        self._grow(self._filled_bytes + len(view))
-        self._gathered[self._filled_bytes : self._filled_bytes + len(view)] = view
-        self._filled_bytes += len(view)
-        if not self._frame_bytes and self._filled_bytes >= SIZE_BYTES:
+        self._grow(self.pending_bytes + len(view))
+        self._gathered[self.pending_bytes : self.pending_bytes + len(view)] = view
+        self.pending_bytes += len(view)
+        if not self._frame_bytes and self.pending_bytes >= SIZE_BYTES:
             self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
 
     def _grow(self, least_bytes: int) -> None:
         """Room for `least_bytes`: what has arrived some times over, but not more than the frame."""
         if least_bytes <= len(self._gathered):
             return
-        size = max(least_bytes, _ROOM_GROWTH * self._filled_bytes, FIRST_ROOM_BYTES)
+        size = max(least_bytes, _ROOM_GROWTH * self.pending_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
             size = min(size, self._frame_bytes)
         # A new one, since views of the old may be about.
         grown = bytearray(size)
-        grown[: self._filled_bytes] = memoryview(self._gathered)[: self._filled_bytes]
+        grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
         self._gathered = grown
 
     def _take(self) -> memoryview:
         frame = memoryview(self._gathered)[SIZE_BYTES : self._frame_bytes]
-        self._gathered, self._filled_bytes, self._frame_bytes = bytearray(), 0, 0
+        self._gathered, self.pending_bytes, self._frame_bytes = bytearray(), 0, 0
         return frame
 
     def _size(self, buffer: Buffer, position: int) -> int:

@@ -1,4 +1,5 @@
-"""DescribeCluster (key 60), versions 0-2: this one broker, which is its own controller.
+"""DescribeCluster (key 60), versions 0-2: this one broker, at the listener that was asked; it is
+its own controller.
 
 Endpoint type 1 (brokers) is served, 2 (controllers) is MISMATCHED_ENDPOINT_TYPE, others
 UNSUPPORTED_ENDPOINT_TYPE.
@@ -29,8 +30,9 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse
             endpoint_type=message.endpoint_type,
             cluster_id=node.cluster_id,
         )
+    address = node.address(request)
     broker = DescribeClusterResponse.DescribeClusterBroker(
-        broker_id=node.node_id, host=node.address.host, port=node.address.port
+        broker_id=node.node_id, host=address.host, port=address.port
     )
     answer = DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])
     if message.include_cluster_authorized_operations:

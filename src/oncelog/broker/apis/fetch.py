@@ -2,8 +2,9 @@
 
 Sessions (v7+): see oncelog.broker.sessions. Topic ids from v13 on; an unknown one is 100.
 Partitions are filled in request order until max_bytes; the first that has data gives at least one
-whole batch however small the limits. isolation_level 1 stops at the last stable offset and lists
-aborted transactions (empty, not null). Errors per partition: 3 / 100 unknown, 6 asked by a replica,
+whole batch however small the limits; the more answers clients leave untaken, the less a fetch gets.
+isolation_level 1 stops at the last stable offset and lists aborted transactions (empty, not null).
+Errors per partition: 3 / 100 unknown, 6 asked by a replica,
 74 / 75 leader epoch, 1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the
 answer waits until appends bring them or max_wait_ms is over. Who owes for consumer_byte_rate is answered
 at once, without partitions.
@@ -95,7 +96,9 @@ class _Fetch:
             self.max_bytes = int(min(self.max_bytes, node.quotas.most_bytes(request.payer)))
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
-        left_bytes, has_data = self.max_bytes, False
+        share_bytes = self.node.answers_held.share_bytes()
+        left_bytes = self.max_bytes if share_bytes is None else min(self.max_bytes, share_bytes)
+        has_data = False
         for target in self.context.targets:
             result = self._read_one(target, left_bytes, at_least_one=not has_data)
             size_bytes = len(result.records or b"")

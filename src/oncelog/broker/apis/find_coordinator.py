@@ -44,5 +44,5 @@ def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, An
     if not request.may(resource_type, key):
         refusal = refusal_of(resource_type)
         return {"error_code": refusal.code, "error_message": str(refusal), "node_id": -1, "port": -1}
-    address = node.address
+    address = node.address(request)
     return {"node_id": address.node_id, "host": address.host, "port": address.port}

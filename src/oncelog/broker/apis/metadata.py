@@ -49,7 +49,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
     asked = None if asks_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
     may_create = message.allow_auto_topic_creation and node.settings["auto.create.topics.enable"]
     tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
-    key = version, asked, may_create, tells, node.address
+    key = version, asked, may_create, tells, node.address(request)
     is_for_all = request.access is EVERYTHING
     known = node.topics.large_answers.get(key) if is_for_all else None
     if known is not None:
@@ -82,7 +82,7 @@ def _answer(
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
         topics = [_look_up(node, request, topic, may_create, now_ms) for topic in once.values()]
-    address = node.address
+    address = node.address(request)
     return MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(

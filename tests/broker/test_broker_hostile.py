@@ -1,0 +1,302 @@
+"""Clients that mean harm: slow, silent, many, greedy. Memory stays bounded, and others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import socket
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
+from helpers_security import make_certificates, secured_broker
+
+from oncelog.config import BROKER
+from oncelog.dev.served import ServedBroker
+from oncelog.edge import listener, server
+from oncelog.edge.broker import Broker
+from oncelog.errors import ConfigError
+from oncelog.wire.frames import encode_request
+from oncelog.wire.messages import ApiVersionsRequest, MetadataRequest
+
+MB = 1 << 20
+
+
+@contextlib.contextmanager
+def many(broker: Broker, count: int) -> Iterator[list[RawClient]]:
+    clients: list[RawClient] = []
+    try:
+        for _ in range(count):
+            clients.append(RawClient(broker.bootstrap_servers))
+        yield clients
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+def is_served(broker: Broker) -> bool:
+    with RawClient(broker.bootstrap_servers) as other:
+        return other.ask(ApiVersionsRequest(), 0).error_code == 0
+
+
+def ended(broker: Broker, bound: str) -> float:
+    return broker.metrics()[f"connections_ended.{bound}"]
+
+
+# --- slow
+
+
+def test_a_request_that_drips_in_is_cut_off() -> None:
+    config = {"oncelog.request.read.timeout.ms": 300}
+    with Broker(config=config) as broker, many(broker, 20) as slow, many(broker, 1) as (quick,):
+        quick.create_topic("t")
+        frame = encode_request(produce_request("t", batch(b"slow")), 9, 1, "x")
+        for each in slow:
+            each.socket.sendall(frame[:3])
+        with contextlib.suppress(OSError):
+            for byte in frame[3:60]:
+                slow[0].socket.sendall(bytes([byte]))
+                assert quick.produce("t", batch(b"quick")).error_code == 0
+        assert all(each.is_closed() for each in slow)
+        assert ended(broker, "oncelog.request.read.timeout.ms") == 20
+        assert quick.offset("t") > 0 and b"slow" not in quick.values("t")
+
+
+def test_requests_that_never_pause_are_not_taken_for_a_slow_one() -> None:
+    """Each read ends amid a frame for longer than the deadline."""
+    with (
+        Broker(config={"oncelog.request.read.timeout.ms": 500}) as broker,
+        many(broker, 1) as (client,),
+    ):
+        stream = encode_request(ApiVersionsRequest(), 0, 7, "x") * 200
+        step = len(stream) // 60
+        client.socket.settimeout(0.03)
+        for start in range(0, len(stream), step):
+            client.socket.sendall(stream[start : start + step])
+            with contextlib.suppress(TimeoutError):
+                client.socket.recv(65_536)
+        assert ended(broker, "oncelog.request.read.timeout.ms") == 0
+
+
+def test_a_handshake_that_drips_in_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_MS", 300)
+    with (
+        secured_broker(tmp_path / "data", make_certificates(tmp_path), sasl=False) as broker,
+        many(broker, 20) as slow,
+    ):
+        for each in slow:
+            each.socket.sendall(b"\x16\x03\x01")
+        wait_until(lambda: broker.metrics()["connections"] == 20)
+        assert all(each.is_closed() for each in slow)
+        assert ended(broker, "handshake") == 20
+        assert broker.metrics()["connections"] == 0
+
+
+def test_strangers_count_amid_the_handshake(tmp_path: Path) -> None:
+    config = {"max.connections.per.ip": 3}
+    with (
+        secured_broker(tmp_path / "data", make_certificates(tmp_path), sasl=False, **config) as broker,
+        many(broker, 3),
+    ):
+        wait_until(lambda: broker.metrics()["connections"] == 3)
+        with RawClient(broker.bootstrap_servers) as fourth:
+            assert fourth.is_closed()
+        assert ended(broker, "max.connections.per.ip") == 1
+
+
+def test_a_client_that_never_says_who_it_is_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STRANGER_MS", 300)
+    with secured_broker(tmp_path / "data", users=("alice",)) as broker, many(broker, 20) as slow:
+        for each in slow[:10]:
+            each.send(ApiVersionsRequest(), 0)
+        for each in slow[10:]:
+            each.socket.sendall(b"\0\0\1")
+        for each in slow[:10]:
+            assert each.read_frame() is not None
+        assert all(each.is_closed() for each in slow)
+        assert ended(broker, "authentication") == 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
+def test_a_peer_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits in a fetch of a day, so nothing but the system's probes can tell."""
+    probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
+    monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
+    with Broker() as broker, many(broker, 1) as (gone,):
+        gone.create_topic("t")
+        gone.send(fetch_request([("t", 0, 0)], max_wait_ms=86_400_000), 12)
+        wait_until(lambda: broker.metrics()["fetches_waiting"] == 1)
+        try:
+            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing sends nothing
+        except PermissionError:
+            pytest.skip("the system does not allow TCP_REPAIR")
+        gone.socket.close()
+        wait_until(lambda: broker.metrics()["connections"] == 0)
+        assert broker.metrics()["fetches_waiting"] == 0
+
+
+# --- many
+
+
+def test_more_connections_from_an_address_than_it_may_have_are_refused() -> None:
+    config = {"max.connections.per.ip": 1, "max.connections.per.ip.overrides": "127.0.0.1:3"}
+    with Broker(config=config) as broker:
+        with many(broker, 3) as first, RawClient(broker.bootstrap_servers) as fourth:
+            assert all(each.ask(ApiVersionsRequest(), 0).error_code == 0 for each in first)
+            assert fourth.is_closed()
+        wait_until(lambda: broker.metrics()["connections"] == 0)
+        assert is_served(broker)
+        assert ended(broker, "max.connections.per.ip") == 1
+    with pytest.raises(ConfigError, match="ADDRESS:LIMIT"):
+        Broker(config={"max.connections.per.ip.overrides": "many"}).start()
+    with pytest.raises(ConfigError, match=r"socket\.request\.max\.bytes"):
+        Broker(config={"queued.max.request.bytes": MB}).start()
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_many_connections_at_once(tmp_path: Path, count: int) -> None:
+    settings = {"max.connections": count + 10}
+    with ServedBroker(tmp_path / "data", settings=settings) as broker, contextlib.ExitStack() as stack:
+        quick = stack.enter_context(RawClient(broker.bootstrap_servers))
+        quick.create_topic("t")
+        before_kb = _rss_kb(broker.pid)
+        clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(count)]
+        for each in clients:
+            each.send(ApiVersionsRequest(), 0)
+            each.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # a large request begins
+        assert quick.produce("t", batch(b"beside")).error_code == 0
+        assert all(each.read_frame() for each in clients)
+        assert quick.produce("t", batch(b"after")).error_code == 0
+        per_connection_kb = (_rss_kb(broker.pid) - before_kb) / count
+        assert per_connection_kb < 32, f"{per_connection_kb:.1f} KB a connection"
+
+
+def _rss_kb(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux only")
+def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
+    """First down to those kept for the log, then to the last one."""
+    with ServedBroker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert client.produce("t", batch(b"before")).error_code == 0
+        limits = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+        for free in (40, -6):
+            used = len(os.listdir(f"/proc/{broker.pid}/fd"))
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (used + free, limits[1]))
+            with contextlib.ExitStack() as stack:
+                for _ in range(used + 60):
+                    stack.enter_context(RawClient(broker.bootstrap_servers))
+                assert client.produce("t", batch(b"amid")).error_code == 0
+                if free > 0:
+                    client.create_topic("u", 5)
+                    assert client.produce("u", batch(b"amid"), 4).error_code == 0
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, limits)
+            with RawClient(broker.bootstrap_servers) as late:
+                assert late.produce("t", batch(b"after")).error_code == 0
+
+
+# --- greedy
+
+
+def test_a_size_that_is_only_claimed_takes_no_memory(broker: Broker) -> None:
+    with many(broker, 50) as clients:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for each in clients:
+                each.socket.sendall(struct.pack(">i", 100 * MB) + b"x" * 10)
+            wait_until(lambda: broker.metrics()["request_bytes_held"] >= 50 * 14)
+            assert tracemalloc.get_traced_memory()[1] < 50 * 16_384
+        finally:
+            tracemalloc.stop()
+    wait_until(lambda: broker.metrics()["request_bytes_held"] == 0)
+    assert is_served(broker)
+
+
+def test_half_sent_requests_are_bounded_together() -> None:
+    config = {"queued.max.request.bytes": 8 * MB, "socket.request.max.bytes": 8 * MB}
+    with Broker(config=config) as broker, many(broker, 30) as greedy:
+        for each in greedy:
+            with contextlib.suppress(OSError):
+                each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
+            assert broker.metrics()["request_bytes_held"] <= 9 * MB
+        with RawClient(broker.bootstrap_servers) as quick:
+            quick.create_topic("t", max_message_bytes=4 * MB)
+            assert quick.produce("t", batch(b"x" * 3 * MB)).error_code == 0
+        assert ended(broker, "queued.max.request.bytes") > 0
+
+
+def test_answers_that_nobody_takes_are_bounded_together() -> None:
+    """Each asks for 40 MB, and again: answers get smaller, then those that take nothing go."""
+    limit_bytes = 24 * MB
+    config = {"oncelog.queued.max.response.bytes": limit_bytes}
+    with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as quick:
+        quick.create_topic("t", max_message_bytes=2 * MB)
+        for _ in range(40):
+            assert quick.produce("t", batch(b"x" * MB)).error_code == 0
+        with many(broker, 40) as greedy:
+            for each in greedy:
+                for _ in range(8):
+                    with contextlib.suppress(OSError):
+                        each.send(fetch_request([("t", 0, 0)], partition_max_bytes=40 * MB), 12)
+                assert broker.metrics()["response_bytes_held"] <= limit_bytes
+            data = quick.fetch("t", 0, partition_max_bytes=40 * MB).records
+            assert split_batches(data), "who takes its answers gets some"
+            assert ended(broker, "oncelog.queued.max.response.bytes") > 0
+        wait_until(lambda: broker.metrics()["connections"] == 1)
+        wait_until(lambda: broker.metrics()["response_bytes_held"] == 0)
+        assert len(split_batches(quick.fetch("t", 0, partition_max_bytes=12 * MB).records)) > 3
+
+
+def test_thousands_of_requests_without_reading() -> None:
+    """Large answers to small requests: only so many are begun as the client takes answers of."""
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as quick:
+        for number in range(5):
+            quick.create_topic(f"{number:03}-" + "x" * 200, 50)
+        request = encode_request(MetadataRequest(topics=None), 9, 1, "x")
+        with many(broker, 5) as greedy:
+            for each in greedy:
+                each.socket.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    each.socket.sendall(request * 3_000)
+                assert quick.produce("000-" + "x" * 200, batch(b"beside")).error_code == 0
+            assert broker.metrics()["requests.Metadata"] < 5 * 3_000
+            assert broker.metrics()["response_bytes_held"] < 5 * 2 * MB
+            # Who begins to read gets every answer.
+            reader, answers = greedy[0], 0
+            reader.socket.settimeout(20)
+            for _ in range(200):
+                answers += reader.read_frame() is not None
+            assert answers == 200
+
+
+def test_a_fetch_of_a_day_does_not_keep_what_is_sent_behind_it() -> None:
+    with Broker() as broker, many(broker, 1) as (client,), many(broker, 1) as (other,):
+        client.create_topic("t")
+        client.send(fetch_request([("t", 0, 0)], max_wait_ms=86_400_000), 12)
+        stream = encode_request(ApiVersionsRequest(), 0, 7, "x") * 400_000
+        client.socket.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            client.socket.sendall(stream)
+        assert broker.metrics()["request_bytes_held"] < 3 * MB
+        assert other.produce("t", batch(b"x")).error_code == 0
+        client.socket.settimeout(20)
+        assert all(client.read_frame() is not None for _ in range(1_000))
+
+
+def test_settings_have_kafkas_names_and_defaults() -> None:
+    defaults = {setting.key: setting.default for setting in BROKER.settings}
+    assert defaults["connections.max.idle.ms"] == 600_000
+    assert defaults["max.connections.per.ip"] == 2**31 - 1
+    assert defaults["max.connections.per.ip.overrides"] == ""
+    assert defaults["socket.request.max.bytes"] == 104_857_600

@@ -1,0 +1,128 @@
+"""rules/connections.py: tables/connections.txt, who is admitted, and who goes when memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.errors import ConfigError
+from oncelog.rules.connections import (
+    Bound,
+    Deadlines,
+    Holding,
+    Holdings,
+    Phase,
+    Quotas,
+    Standing,
+    overdue,
+    parse_overrides,
+    slowest_first,
+    usable_descriptors,
+)
+
+TABLE = Path(__file__).parents[1] / "tables" / "connections.txt"
+DEADLINES = Deadlines(handshake=10, authentication=30, request=60, idle=600, linger=5)
+NOW_MS = 1_000
+MB = 1 << 20
+
+
+def rows() -> Iterator[list[str]]:
+    lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+    for line in lines[1:]:
+        yield [cell.strip() for cell in line.split("|")]
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=" ".join)
+def test_table(row: list[str]) -> None:
+    phase, opened, active, request, waiting, expected = row
+    request_ms = None if request == "-" else int(request)
+    standing = Standing(Phase[phase], int(opened), int(active), request_ms, waiting == "yes")
+    found = overdue(standing, DEADLINES, NOW_MS)
+    assert (found.value if found else "-") == expected
+
+
+def test_never() -> None:
+    never = Deadlines(handshake=10, authentication=30, request=-1, idle=-1, linger=5)
+    assert overdue(Standing(Phase.KNOWN, 0, 0, 0), never, 10**12) is None
+
+
+def test_who_is_admitted() -> None:
+    quotas = Quotas(4, 2, {"b": 1, "c": 0})
+
+    def enter(address: str, descriptor: int | None = None) -> Bound | None:
+        bound = quotas.enter(address, descriptor=descriptor, descriptor_limit=1_000)
+        if bound is not None:
+            quotas.leave(address)
+        return bound
+
+    assert [enter("a"), enter("a"), enter("a")] == [None, None, Bound.ADDRESS]
+    assert [enter("b"), enter("b"), enter("c")] == [None, Bound.ADDRESS, Bound.ADDRESS]
+    assert enter("d", 750) is Bound.DESCRIPTORS
+    assert enter("d", 749) is None
+    assert enter("e") is Bound.CONNECTIONS
+    quotas.leave("a")
+    assert enter("e") is None
+    for address in ("a", "b", "d", "e"):
+        quotas.leave(address)
+    assert (quotas.count, quotas.counts) == (0, {})
+
+
+def test_descriptors_are_kept_for_the_log() -> None:
+    assert [usable_descriptors(limit) for limit in (256, 1_024, 20_000)] == [192, 768, 18_976]
+
+
+def test_overrides() -> None:
+    assert parse_overrides("") == {}
+    assert parse_overrides("10.0.0.1:50, [::1]:200,::2:7") == {"10.0.0.1": 50, "::1": 200, "::2": 7}
+    for wrong in ("10.0.0.1", "host:5", "10.0.0.1:many"):
+        with pytest.raises(ConfigError, match=wrong):
+            parse_overrides(wrong)
+
+
+@pytest.mark.parametrize(
+    ("holdings", "excess_bytes", "gone"),
+    [
+        # held, moved since, ms since
+        ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 1, ["stalled"]),
+        ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 2 * MB, ["stalled", "quick"]),
+        ({"drips": (MB, 30, 30_000), "new": (60 * MB, 0, 0)}, 1, ["drips"]),
+        ({"new": (10, 0, 0), "larger": (20, 0, 0)}, 1, ["larger"]),
+        ({"new": (10, 0, 0)}, 0, []),
+    ],
+)
+def test_the_slowest_go_first(
+    holdings: dict[str, tuple[int, int, int]], excess_bytes: int, gone: list[str]
+) -> None:
+    kept = {name: Holding(held, moved, 0, NOW_MS - ms) for name, (held, moved, ms) in holdings.items()}
+    assert slowest_first(kept.items(), excess_bytes, NOW_MS) == gone
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300), st.integers(0, 9_999)), max_size=60),
+    st.integers(0, 1_000),
+)
+def test_what_is_held_never_stays_above_the_limit(
+    steps: list[tuple[int, int, int]], limit_bytes: int
+) -> None:
+    holdings: Holdings[int] = Holdings(limit_bytes)
+    naive: dict[int, int] = {}
+    for key, held_bytes, now_ms in steps:
+        naive[key] = held_bytes
+        if holdings.hold(key, held_bytes, held_bytes, now_ms):
+            for gone in holdings.slowest(now_ms):
+                holdings.drop(gone)
+                del naive[gone]
+        assert holdings.total_bytes == sum(naive.values()) <= limit_bytes
+        assert (key in holdings) == bool(naive.get(key))
+        assert 0 <= (holdings.share_bytes() or 0) <= limit_bytes // 4
+
+
+def test_no_limit() -> None:
+    holdings: Holdings[int] = Holdings(-1)
+    assert not holdings.hold(1, 10**12, 0, 0)
+    assert holdings.share_bytes() is None

@@ -1,0 +1,239 @@
+"""Several listeners: each with its protocol, its settings and its address, and one node behind them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient
+from helpers_security import (
+    AUTHORIZER,
+    PASSWORD,
+    Certificates,
+    add_users,
+    make_certificates,
+)
+
+import oncelog
+from oncelog.broker.listeners import listeners_of
+from oncelog.client.admin_types import ConfigResource
+from oncelog.config import BROKER
+from oncelog.edge.admin import Admin
+from oncelog.edge.broker import Broker, checked_listeners
+from oncelog.errors import AuthenticationError, ConfigError, StorageError, TopicAuthorizationFailed
+from oncelog.wire.messages import DescribeClusterRequest, FindCoordinatorRequest, MetadataRequest
+
+MAP = "listener.security.protocol.map"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["PLAINTEXT PLAINTEXT 127.0.0.1:9092"]),
+        ({"security.protocol": "SSL", "listeners": "h:1"}, ["SSL SSL h:1"]),
+        (
+            {"listeners": "PLAINTEXT://h:1,sasl_ssl://:2"},
+            ["PLAINTEXT PLAINTEXT h:1", "SASL_SSL SASL_SSL me:2"],
+        ),
+        ({"listeners": "SSL://[::1]:1, in://h:2", MAP: "IN:SASL_SSL"}, ["SSL SSL ::1:1", "IN SASL_SSL h:2"]),
+        ({"advertised.listeners": "far:7"}, ["PLAINTEXT PLAINTEXT far:7"]),
+        (
+            {"listeners": "SSL://0.0.0.0:1,PLAINTEXT://h:2", "advertised.listeners": "SSL://far:7"},
+            ["SSL SSL far:7", "PLAINTEXT PLAINTEXT h:2"],
+        ),
+    ],
+)
+def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str]) -> None:
+    found = listeners_of(BROKER.parse(given), "me")
+    assert expected == [
+        f"{each.name} {each.settings['security.protocol']} {each.address[0]}:{each.address[1]}"
+        for each in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"listeners": ""}, "is empty"),
+        ({"listeners": "h"}, "HOST:PORT"),
+        ({"listeners": "h:70000"}, "HOST:PORT"),
+        ({"listeners": "IN://h:1"}, "listener.security.protocol.map=IN:PROTOCOL"),
+        ({"listeners": "h:1,i:2"}, "two are called PLAINTEXT"),
+        ({MAP: "IN:TLS"}, "NAME:PROTOCOL"),
+        ({"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "far:7"}, "whose it is"),
+        ({"advertised.listeners": "SSL://far:7"}, "no listener SSL, but PLAINTEXT"),
+        ({"advertised.listeners": "0.0.0.0:7"}, "every interface"),
+        ({"advertised.listeners": "a:7,b:7"}, "twice"),
+        ({"listener.name.ssl.ssl.client.auth": "required"}, "no listener SSL"),
+        ({"listener.name.ssl.node.id": "2"}, "node.id holds for all listeners"),
+        ({"listener.name.ssl.ssl.client.auth": "maybe"}, "listener.name.ssl.ssl.client.auth"),
+        ({"listener.name.ssl.ssl.nothing": "x"}, "unknown"),
+    ],
+)
+def test_listeners_that_cannot_be(given: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        listeners_of(BROKER.parse(given), "me")
+
+
+def test_each_listener_beyond_loopback_must_be_locked() -> None:
+    inside = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://127.0.0.1:2"}
+    assert len(checked_listeners(BROKER.parse(inside))) == 2
+    open_door = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://0.0.0.0:2"}
+    with pytest.raises(ConfigError, match=r"every interface|0\.0\.0\.0 \(PLAINTEXT\)"):
+        checked_listeners(BROKER.parse(open_door))
+    assert checked_listeners(BROKER.parse({**open_door, "oncelog.insecure": True}))
+    certified = {"listeners": "SSL://0.0.0.0:1", "listener.name.ssl.ssl.client.auth": "required"}
+    assert checked_listeners(BROKER.parse(certified))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("others"), "carol")
+
+
+@pytest.fixture(scope="module")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, others: Certificates
+) -> Iterator[Broker]:
+    """PLAINTEXT inside; SASL_SSL outside; CERTIFIED with certificates of another authority."""
+    data_dir = tmp_path_factory.mktemp("data")
+    add_users(data_dir, "alice")
+    config = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,SASL_SSL://localhost:0,CERTIFIED://127.0.0.1:0",
+        MAP: "CERTIFIED:SSL",
+        "ssl.keystore.location": str(certificates.broker),
+        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.certified.ssl.keystore.location": str(others.broker),
+        "listener.name.certified.ssl.truststore.location": str(others.authority),
+        "listener.name.certified.ssl.client.auth": "required",
+        "listener.name.certified.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:alice;User:carol",
+    }
+    with Broker(data_dir, config=config) as broker:
+        yield broker
+
+
+def configs(broker: Broker, certificates: Certificates, others: Certificates) -> dict[str, dict[str, str]]:
+    """What a client of each listener is given."""
+    at = broker.listeners
+    return {
+        "PLAINTEXT": {"bootstrap.servers": at["PLAINTEXT"]},
+        "SASL_SSL": {
+            "bootstrap.servers": at["SASL_SSL"],
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(certificates.authority),
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "alice",
+            "sasl.password": PASSWORD,
+        },
+        "CERTIFIED": {
+            "bootstrap.servers": at["CERTIFIED"],
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(others.authority),
+            "ssl.certificate.location": str(others.client),
+            "ssl.key.location": str(others.client),
+        },
+    }
+
+
+def test_each_has_its_protocol_settings_and_principal(
+    broker: Broker, certificates: Certificates, others: Certificates
+) -> None:
+    given = configs(broker, certificates, others)
+    for name in ("SASL_SSL", "CERTIFIED"):
+        with oncelog.Producer(given[name]) as producer:
+            producer.send("shared", name.encode()).result(timeout=30)
+    with oncelog.Producer(given["PLAINTEXT"]) as producer, pytest.raises(TopicAuthorizationFailed):
+        producer.send("shared", b"as ANONYMOUS").result(timeout=30)
+    with oncelog.Consumer({**given["SASL_SSL"], "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([oncelog.TopicPartition("shared", 0)])
+        read: list[bytes | None] = []
+        while len(read) < 2:
+            read += [record.value for record in consumer.poll(timeout=30)]
+    assert read == [b"SASL_SSL", b"CERTIFIED"]
+    with (
+        pytest.raises(AuthenticationError, match="PLAIN"),  # the mechanism of this listener
+        Admin({**given["SASL_SSL"], "sasl.mechanism": "SCRAM-SHA-256"}) as admin,
+    ):
+        admin.list_topics()
+    with (
+        pytest.raises(AuthenticationError, match="certificate"),  # the authority of the other listener
+        Admin({**given["CERTIFIED"], "ssl.ca.location": str(certificates.authority)}) as admin,
+    ):
+        admin.list_topics()
+
+
+def test_librdkafka_stays_on_the_listener_it_came_by(
+    broker: Broker, certificates: Certificates, others: Certificates
+) -> None:
+    """What Metadata and FindCoordinator tell it is of its own protocol, or it would get nowhere."""
+    from confluent_kafka import Consumer, Producer
+
+    given = configs(broker, certificates, others)
+    for name in ("SASL_SSL", "CERTIFIED"):
+        topic = f"librdkafka-{name}"
+        producer = Producer(given[name])
+        producer.produce(topic, b"1")
+        assert producer.flush(30) == 0
+        consumer = Consumer({**given[name], "group.id": topic, "auto.offset.reset": "earliest"})
+        consumer.subscribe([topic])
+        try:
+            assert [message.value() for message in consumer.consume(1, 30)] == [b"1"]
+            consumer.commit(asynchronous=False)
+        finally:
+            consumer.close()
+
+
+def test_answers_name_the_listener_that_was_asked(tmp_path: Path) -> None:
+    config = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0,FAR://127.0.0.1:0",
+        MAP: "OTHER:PLAINTEXT,FAR:PLAINTEXT",
+        "advertised.listeners": "FAR://broker.example:19092",
+    }
+    with Broker(tmp_path, config=config) as broker:
+        for name, address in broker.listeners.items():
+            host, _, port = address.partition(":")
+            expected = ("broker.example", 19092) if name == "FAR" else (host, int(port))
+            assert expected == _told(address)
+        before = broker.listeners
+        with Admin({"bootstrap.servers": before["OTHER"]}) as admin:
+            (found,) = admin.describe_configs([ConfigResource("broker", "1")]).values()
+        assert found.entries["listeners"].value == config["listeners"]
+    broker = Broker(tmp_path, config=config)
+    broker.start()
+    kept = broker.listeners
+    broker.stop()
+    with broker:
+        assert broker.listeners == kept
+        assert len(set(kept.values())) == 3
+
+
+def _told(address: str) -> tuple[str, int]:
+    with RawClient(address) as client:
+        (broker,) = client.ask(MetadataRequest(topics=[]), 9).brokers
+        found = client.ask(FindCoordinatorRequest(key="g"), 2)
+        (described,) = client.ask(DescribeClusterRequest(), 0).brokers
+    assert (broker.host, broker.port) == (found.host, found.port) == (described.host, described.port)
+    return broker.host, broker.port
+
+
+def test_one_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = [each.getsockname()[1] for each in (free, taken)]
+        free.close()
+        config = {
+            "listeners": f"PLAINTEXT://127.0.0.1:{ports[0]},B://127.0.0.1:{ports[1]}",
+            MAP: "B:PLAINTEXT",
+        }
+        with pytest.raises(StorageError, match=f"cannot listen on 127.0.0.1:{ports[1]}"):
+            Broker(tmp_path, config=config).start()
+        with Broker(tmp_path, port=ports[0]) as broker:  # neither the port nor the directory is held
+            assert broker.port == ports[0]

@@ -1,0 +1,289 @@
+"""Spark, the audit and the loader over TLS with SCRAM and with certificates; with the ACLs that docs name."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from helpers_security import (
+    AUTHORIZER,
+    PASSWORD,
+    Certificates,
+    apache_properties,
+    documented_acls,
+    make_certificates,
+)
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.admin import Admin, NewTopic
+from oncelog.edge.broker import Broker
+from oncelog.errors import OncelogError
+from oncelog.load.loader import Load, run_load
+from oncelog.load.marks import MARKS_TOPIC, PARTITIONS
+from oncelog.rules.authorization import AclFilter, Operation
+from oncelog.rules.hanging import Hanging
+from oncelog.spark import write_atomic
+from oncelog.spark.audit import audit_topic
+from oncelog.spark.lane import Sink, finish, write_lane
+from oncelog.spark.lookup import Lookup
+from oncelog.spark.options import parse_options
+from oncelog.spark.reading import read_range
+from oncelog.spark.sink_options import parse_sink_options
+from oncelog.spark.source import plan_batch
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+USERS = {"Spark source": "reader", "Spark sink": "writer", "audit": "auditor", "load": "loader"}
+"""Who docs/security.md speaks of -> the user of the tests."""
+WRONG = "a wr0ng password"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A cluster: where it listens with which doors, and its authority. ANONYMOUS on `plain` may do all."""
+
+    plain: str
+    scram: str
+    certified: str
+    certificates: Certificates
+
+    def config(self, user: str, password: str = PASSWORD) -> dict[str, str]:
+        """As Kafka's Java clients write it."""
+        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        return {
+            "bootstrap.servers": self.scram,
+            "security.protocol": "SASL_SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificates.authority),
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f'{module} required username="{user}" password="{password}";',
+        }
+
+    def certified_config(self) -> dict[str, str]:
+        """As librdkafka's clients write it; the certificate is of alice."""
+        return {
+            "bootstrap.servers": self.certified,
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.certificates.authority),
+            "ssl.certificate.location": str(self.certificates.client),
+            "ssl.key.location": str(self.certificates.client),
+        }
+
+
+@pytest.fixture(scope="module", params=["ours", pytest.param("apache", marks=pytest.mark.soak)])
+def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+    certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
+    if request.param == "ours":
+        config = {
+            "listeners": ",".join(f"{name}://127.0.0.1:0" for name in ("PLAINTEXT", "SASL_SSL", "SSL")),
+            "ssl.keystore.location": str(certificates.broker),
+            "ssl.truststore.location": str(certificates.authority),
+            "listener.name.ssl.ssl.client.auth": "required",
+            "listener.name.ssl.ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/$1/",
+            "authorizer.class.name": AUTHORIZER,
+            "super.users": "User:ANONYMOUS;User:admin",
+        }
+        with Broker(tmp_path_factory.mktemp("data"), config=config) as broker:
+            yield _prepared(*broker.listeners.values(), certificates)
+    else:
+        request.getfixturevalue("kafka_class_path")
+        with ApacheKafka(
+            properties=apache_properties(certificates), also_listen=["SASL_SSL", "SSL"]
+        ) as kafka:
+            ports = kafka.nodes[0].ports
+            addresses = [f"127.0.0.1:{ports[name]}" for name in ("PLAINTEXT", "SASL_SSL", "SSL")]
+            yield _prepared(*addresses, certificates)
+
+
+def _prepared(plain: str, scram: str, certified: str, certificates: Certificates) -> Locked:
+    with Admin({"bootstrap.servers": plain}) as admin:
+        admin.create_topics([NewTopic(name, num_partitions=2) for name in ("flights", "enriched")])
+        for who, user in USERS.items():
+            admin.set_user(user, PASSWORD)
+            admin.create_acls(documented_acls(who, user))
+        admin.create_acls(documented_acls("Spark source", "alice") + documented_acls("Spark sink", "alice"))
+    return Locked(plain, scram, certified, certificates)
+
+
+def options(config: dict[str, str]) -> dict[str, str]:
+    return {f"kafka.{key}": value for key, value in config.items()}
+
+
+def load(locked: Locked, tmp_path: Path, load_id: str, rows: int = 40) -> int:
+    file = tmp_path / "flights.txt"
+    file.write_text("".join(f"flight {n}\n" for n in range(rows)))
+    return run_load(Load([file], "flights", load_id), locked.config("loader")).records
+
+
+def stream(
+    spark: Any, locked: Locked, checkpoint: Path, reader: dict[str, str], writer: dict[str, str]
+) -> Any:
+    """All of flights into enriched."""
+    frame = spark.readStream.format("oncelog").options(**options(reader), subscribe="flights")
+    frame = frame.option("startingOffsets", "earliest").load().selectExpr("value AS key", "value")
+    query = frame.writeStream.format("oncelog").options(**options(writer), topic="enriched")
+    query = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def count(spark: Any, config: dict[str, str], topic: str) -> int:
+    found: int = spark.read.format("oncelog").options(**options(config), subscribe=topic).load().count()
+    return found
+
+
+def test_each_with_the_acls_that_are_documented(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    """Loaded with SCRAM, read with a certificate, written with SCRAM, audited."""
+    alice, writer, servers = locked.certified_config(), locked.config("writer"), locked.config("auditor")
+    load(locked, tmp_path, "first")
+    before = count(spark, writer, "enriched")
+    stream(spark, locked, tmp_path / "checkpoint", alice, writer)
+    assert count(spark, writer, "enriched") - before >= 40
+    audited = audit_topic(spark, servers.pop("bootstrap.servers"), ["enriched"], client_config=servers)
+    assert (audited.verdict, audited.notes) == ("clean", ())
+
+
+@pytest.mark.soak
+def test_batches_and_transactions_of_micro_batches(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    load(locked, tmp_path, "second")
+    flights = spark.read.format("oncelog").options(**options(locked.config("reader")), subscribe="flights")
+    rows = flights.load().selectExpr("value AS key", "value").limit(10)
+    before = count(spark, locked.config("writer"), "enriched")
+    for number, config in enumerate((locked.config("writer"), locked.certified_config())):
+        batch = rows.write.format("oncelog").mode("append").options(**options(config), topic="enriched")
+        batch.option("writeId", f"once-{number}").save()
+        batch.option("writeId", f"once-{number}").save()
+        write_atomic(rows, 0, {**options(config), "topic": "enriched"}, name=f"atomic-{number}")
+    assert count(spark, locked.certified_config(), "enriched") - before == 40
+
+
+def test_a_wrong_password_is_said_on_the_driver(spark: Any, locked: Locked, tmp_path: Path) -> None:
+    load(locked, tmp_path, "third", rows=5)
+    reader, wrong = locked.config("reader"), locked.config("writer", WRONG)
+    frame = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
+    assert PASSWORD not in frame._jdf.queryExecution().toString()
+    for act in (
+        lambda: count(spark, wrong, "enriched"),
+        lambda: stream(spark, locked, tmp_path / "checkpoint", reader, wrong),
+    ):
+        said = refused(act)
+        assert "SCRAM-SHA-512" in said and "wrong user or password" in said and locked.scram in said
+        assert WRONG not in said
+
+
+@pytest.mark.soak
+def test_secrets_are_nowhere(
+    spark: Any, locked: Locked, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="oncelog")
+    load(locked, tmp_path, "fourth", rows=5)
+    reader, writer, wrong = locked.config("reader"), locked.config("writer"), locked.config("writer", WRONG)
+    query = stream(spark, locked, tmp_path / "good", reader, writer)
+    frame = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
+    plan = frame._jdf.queryExecution()
+    told = [str(query.recentProgress), repr(frame), plan.toString(), plan.stringWithStats()]
+    values, to = frame.selectExpr("value"), {**options(wrong), "topic": "enriched"}
+    for act in (
+        lambda: stream(spark, locked, tmp_path / "read", wrong, writer),
+        lambda: stream(spark, locked, tmp_path / "write", reader, wrong),
+        lambda: values.write.format("oncelog").mode("append").options(**to).save(),
+        lambda: write_atomic(values, 1, to, name="refused"),
+        lambda: audit_topic(spark, locked.scram, ["enriched"], client_config=wrong),
+        lambda: run_load(Load([tmp_path / "flights.txt"], "flights", "refused"), wrong),
+    ):
+        told.append(refused(act))
+    told.append(caplog.text)
+    told += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert [text for text in told if PASSWORD in text or WRONG in text] == []
+
+
+def refused(act: Callable[[], object]) -> str:
+    """What is said of a failed authentication, all of it."""
+    with pytest.raises(Exception, match="SASL_AUTHENTICATION_FAILED") as caught:
+        act()
+    return str(caught.value)
+
+
+def _read_flights(locked: Locked, number: int) -> None:
+    with oncelog.Producer({"bootstrap.servers": locked.plain}) as producer:
+        producer.send("flights", b"one")
+    source = parse_options({**options(locked.config("reader")), "subscribe": "flights"}, "batch")
+    with Lookup(source) as lookup:
+        (wanted, *_) = plan_batch(source, lookup, None)
+    for _ in read_range(
+        source.client, wanted.value, topic_id=wanted.topic_id, include_headers=False, fail_on_data_loss=True
+    ):
+        pass
+
+
+def _write_lane(locked: Locked, number: int) -> None:
+    sink = Sink(
+        f"lane-{number}",
+        parse_sink_options({**options(locked.config("writer")), "topic": "enriched"}, "stream"),
+    )
+    rows = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
+    finish(sink, 0, [write_lane(sink, 0, 0, [rows])])
+
+
+def _look_at_open_transaction(locked: Locked, number: int) -> None:
+    """What the audit asks besides the records."""
+    config = locked.config("auditor")
+    with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([oncelog.TopicPartition("enriched", 0)])
+        consumer.poll(timeout=10)
+    source = parse_options({**options(config), "subscribe": "enriched"})
+    with Lookup(source) as lookup:
+        lookup.available()
+        lookup.is_compacted(["enriched"])
+    plain = {"bootstrap.servers": locked.plain, "transactional.id": f"open-{number}"}
+    with oncelog.Producer(plain) as producer, Admin(config) as admin:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send("enriched", b"open", partition=0)
+            producer.flush()
+            found = [held for held in admin.find_hanging(["enriched"]) if held.hanging is not Hanging.NO]
+        if found:
+            raise OncelogError(found[0].reason)
+
+
+def _load(locked: Locked, number: int) -> None:
+    with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
+        mine = admin.describe_acls(AclFilter(principal=f"User:{USERS['load']}"))
+        if Operation.CREATE not in {acl.operation for acl in mine}:  # as for the first load
+            admin.delete_topics([MARKS_TOPIC])
+        try:
+            load(locked, Path(directory), f"load-{number}", rows=1)
+            load(locked, Path(directory), f"load-{number}", rows=1)  # reads the marks that are there now
+        finally:
+            marks = NewTopic(MARKS_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
+            admin.create_topics([marks], raise_errors=False)
+
+
+USES = {"Spark source": _read_flights, "Spark sink": _write_lane}
+USES |= {"audit": _look_at_open_transaction, "load": _load}
+
+
+@pytest.mark.parametrize("who", USES)
+def test_none_of_the_acls_can_be_left_out(locked: Locked, who: str) -> None:
+    """Each right of the table is taken away alone, and what needed it fails and says so."""
+    numbers = itertools.count()
+    USES[who](locked, next(numbers))
+    with Admin({"bootstrap.servers": locked.plain}) as admin:
+        for acl in documented_acls(who, USERS[who]):
+            taken = AclFilter(
+                acl.resource_type, acl.name, acl.pattern_type, acl.principal, None, acl.operation
+            )
+            assert len(admin.delete_acls([taken])) == 1
+            try:
+                with pytest.raises(OncelogError, match=r"AUTHORIZATION|may DESCRIBE"):
+                    USES[who](locked, next(numbers))
+            finally:
+                admin.create_acls([acl])
