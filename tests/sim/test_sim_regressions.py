@@ -130,3 +130,43 @@ def test_a_second_stop_meanwhile_changes_nothing() -> None:
     done = Host(world, "client").run(stop_twice)
     assert world.loop.run_until(done, 60_000_000) and done.exception() is None
     assert [event.text for event in world.timeline].count("is told to stop") == 1
+
+
+def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
+    """Seed 847: away for longer than its session, alone in a group without offsets, which then went."""
+    world = World(5)
+    settings = {"group.consumer.session.timeout.ms": 3_000, "group.consumer.heartbeat.interval.ms": 500}
+    broker = BrokerHost(
+        world, {"num.partitions": 1, "offsets.retention.check.interval.ms": 1_000, **settings}
+    )
+    broker.start()
+    told: list[str] = []
+
+    async def read() -> list[bytes | None]:
+        values: list[bytes | None] = []
+        config = {"group.id": "g", "group.protocol": "consumer", "enable.auto.commit": False}
+        async with AsyncConsumer({**QUICK, **config, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.subscribe(
+                ["topic"],
+                on_assigned=lambda share: told.append(f"assigned {len(share)}"),
+                on_lost=lambda share: told.append(f"lost {len(share)}"),
+            )
+            while world.now_us < 40_000_000:
+                values += [each.value for each in await consumer.poll(0.5)]
+        return values
+
+    async def write() -> None:
+        producer = AsyncProducer(QUICK)
+        await (await producer.send("topic", b"v"))
+
+    with Listening(world):
+        writing = Host(world, "writer").run(write)
+        assert world.loop.run_until(writing, 5_000_000)
+        reader = Host(world, "reader")
+        reading = reader.run(read)
+        world.loop.run_until(reading, 10_000_000)
+        assert told == ["assigned 1"] and reader.process is not None
+        reader.process.paused_until_us = 20_000_000
+        assert world.loop.run_until(reading, 60_000_000) and reading.exception() is None
+    assert told == ["assigned 1", "lost 1", "assigned 1"]
+    assert reading.result() == [b"v", b"v"], "from its last commit: there is none"

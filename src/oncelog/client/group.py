@@ -62,6 +62,7 @@ _NEXT = {
     22: Next.BEHIND,  # ILLEGAL_GENERATION
     25: Next.RESET,  # UNKNOWN_MEMBER_ID
     27: Next.JOIN,  # REBALANCE_IN_PROGRESS
+    69: Next.RESET,  # GROUP_ID_NOT_FOUND: it was empty, without this member, and is forgotten
     79: Next.JOIN,  # MEMBER_ID_REQUIRED
     110: Next.RESET,  # FENCED_MEMBER_EPOCH
     113: Next.RETRY,  # STALE_MEMBER_EPOCH: a heartbeat is about to bring the new one
