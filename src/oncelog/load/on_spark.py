@@ -153,7 +153,7 @@ def _raise_first(load: Load, outcomes: Sequence[Outcome]) -> None:
     if len(failed) == 1:
         raise error
     others = ", ".join(str(load.files[outcome.index]) for outcome in failed[1:])
-    raise type(error)(f"{error}. Not loaded either: {others}")
+    raise type(error)(f"{getattr(error, 'detail', error)}. Not loaded either: {others}")
 
 
 @contextmanager
