@@ -31,7 +31,7 @@ from oncelog.faults import Proxy, Rule, WireEvent
 from oncelog.load.marks import read_marks
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-FILES, ROWS = 4, 600
+FILES, ROWS, KILLS = 4, 600, 4
 PATIENCE_S = 500.0
 SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m pyspark-shell"
 QUICK = ("-X", "transaction.timeout.ms=5000")
@@ -247,7 +247,7 @@ def test_killed_again_and_again_on_a_cluster(
             time.sleep(chance.uniform(0, 3))
             worker.start()
             cluster.wait_until_formed()
-        if kills > 5:
+        if kills == KILLS:
             _, errors = loading.process.communicate(timeout=PATIENCE_S)
             assert loading.process.returncode == 0, errors
             break
