@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class Loading:
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and not is_due():
             assert time.monotonic() < deadline
-            time.sleep(0.1)
+            time.sleep(0.25)
 
     def kill(self) -> None:
         """SIGKILL to the driver and its JVM; in local mode the tasks are children of that."""
@@ -185,6 +186,10 @@ def done_of(servers: str, topic: str, load_id: str) -> int:
     """Records that the marks tell of."""
     marks, _ = read_marks({"bootstrap.servers": servers}, load_id, topic)
     return sum(mark.records for mark in marks)
+
+
+def is_done(servers: str, topic: str, count: int) -> bool:
+    return done_of(servers, topic, topic) >= count
 
 
 @pytest.mark.behaviour("P4")
@@ -234,24 +239,19 @@ def test_killed_again_and_again_on_a_cluster(
     rows = 20_000
     files = [write_csv(tmp_path / f"{n}.csv", n * rows, rows) for n in range(FILES)]
     arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "50", *QUICK)
-    kills = 0
-    while True:
-        before = done_of(servers, topic, topic)
+    for number in range(KILLS + 1):
+        goal = done_of(servers, topic, topic) + chance.randint(1, rows)
         loading = Loading(servers, cluster.master_url, *arguments)
-        goal = before + chance.randint(1, rows)
-
-        loading.wait_for(lambda goal=goal: done_of(servers, topic, topic) >= goal)
-        if kills % 2:
-            worker = cluster.workers[kills // 2 % 2]
+        loading.wait_for(partial(is_done, servers, topic, goal))
+        if number % 2:
+            worker = cluster.workers[number // 2 % 2]
             worker.kill()
             time.sleep(chance.uniform(0, 3))
             worker.start()
             cluster.wait_until_formed()
-        if kills == KILLS:
-            _, errors = loading.process.communicate(timeout=PATIENCE_S)
-            assert loading.process.returncode == 0, errors
-            break
-        kills += 1
-        loading.kill()
+        if number < KILLS:
+            loading.kill()
+    _, errors = loading.process.communicate(timeout=PATIENCE_S)
+    assert loading.process.returncode == 0, errors
     assert sorted_content(servers, topic) == sorted_expected(FILES * rows)
-    print(f"{kills} drivers and {kills // 2} workers killed, {FILES * rows} records, each once")
+    print(f"{KILLS} drivers and {KILLS // 2} workers killed, {FILES * rows} records, each once")
