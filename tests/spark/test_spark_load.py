@@ -74,22 +74,36 @@ def write_all(directory: Path) -> list[Path]:
     return sorted(directory.iterdir())
 
 
+def load_both_ways(servers: str, topic: str, directory: Path) -> str:
+    """Into `topic` on Spark; the other topic."""
+    plain, files = new_topic(servers, PARTITIONS), write_all(directory)
+    options = ("--key", "k", "--batch-records", "100", "-o", "json")
+    assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
+    assert row(load(servers, topic, topic, *files, *options, "--spark")) == (1500, 0)
+    return plain
+
+
 @pytest.mark.behaviour("P4")
 def test_the_same_records_as_the_plain_loader(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     servers = shared_broker.bootstrap_servers
-    plain, files = new_topic(servers, PARTITIONS), write_all(tmp_path)
-    options = ("--key", "k", "--batch-records", "100", "-o", "json")
-    assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
-    assert row(load(servers, topic, topic, *files, *options, "--spark")) == (1500, 0)
-    # As often each, though equal rows come from several files.
+    plain = load_both_ways(servers, topic, tmp_path)
+    assert sorted_content(servers, topic) == sorted_content(servers, plain)
+    with Admin({"bootstrap.servers": servers}) as admin:  # nothing that a cluster forgets after a week
+        assert not [each for each in admin.list_groups() if topic in each.group_id]
+
+
+@pytest.mark.soak
+def test_the_same_records_for_the_audit(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    servers = shared_broker.bootstrap_servers
+    plain = load_both_ways(servers, topic, tmp_path)
     key = ("--key-expr", "concat(CAST(key AS STRING), ' ', CAST(value AS STRING))")
     audited = oncelog("audit", topic, "--against", plain, *key, servers=servers)
     assert audited.code == 0, audited.out + audited.err
     assert "1500 records with a key, 1500 expected; keys lost 0, doubled 0" in audited.err
-    with Admin({"bootstrap.servers": servers}) as admin:  # nothing that a cluster forgets after a week
-        assert not [each for each in admin.list_groups() if topic in each.group_id]
 
 
 @pytest.mark.behaviour("P4")
