@@ -218,10 +218,10 @@ def faulty_rows(batches: Iterator[Any], faults: Faults) -> Iterator[Any]:
 
 
 def write_atomically(frame: Any, batch_id: int, faults: Faults) -> None:
-    def check_and_die(reports: Any) -> int:
-        rows = check_reports(reports)
+    def check_and_die(reports: Any) -> tuple[int, int]:
+        sums = check_reports(reports)
         faults.in_driver("driver before commit", batch_id)
-        return rows
+        return sums
 
     atomic.check_reports, check_reports = check_and_die, atomic.check_reports
     try:

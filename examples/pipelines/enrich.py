@@ -4,7 +4,8 @@ r"""Enrich and forward: orders of one topic, joined with a table of customers, i
         --set TARGET=enriched --set CHECKPOINT=/var/lib/enrich
 
 An order is a JSON object with id, customer and cents. Settings are looked up in the environment; --set goes
-before. Without the supervisor: SOURCE=orders ... spark-submit enrich.py
+before. TRIGGER=availableNow reads what is there and ends. Without the supervisor: SOURCE=orders ...
+spark-submit enrich.py
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
@@ -20,11 +21,10 @@ ORDER = "id string, customer string, cents bigint"
 CUSTOMER = "customer string, name string, country string"
 
 
-def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery:
-    servers = settings.get("BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+def enriched(spark: SparkSession, settings: Mapping[str, str]) -> DataFrame:
     orders = (
         spark.readStream.format("oncelog")
-        .option("kafka.bootstrap.servers", servers)
+        .option("kafka.bootstrap.servers", settings.get("BOOTSTRAP_SERVERS", "127.0.0.1:9092"))
         .option("subscribe", settings["SOURCE"])
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", settings.get("MAX_OFFSETS", "100000"))
@@ -36,18 +36,24 @@ def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery
     # restart the query when it stands still: a repeated batch whose rows differ is refused, never doubled.
     customers = f.broadcast(spark.read.csv(settings["CUSTOMERS"], CUSTOMER, header=True))
     # A left join with a broadcast table keeps every order, and keeps it in its partition (the sink's lane).
-    enriched = orders.join(customers, "customer", "left").select(
+    return orders.join(customers, "customer", "left").select(
         f.col("id").alias("key"),
         f.to_json(f.struct("id", "customer", "cents", "name", "country")).alias("value"),
     )
-    return (
-        enriched.writeStream.format("oncelog")
-        .option("kafka.bootstrap.servers", servers)
+
+
+def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery:
+    trigger = settings.get("TRIGGER", "1 second")
+    writer = (
+        enriched(spark, settings)
+        .writeStream.format("oncelog")
+        .option("kafka.bootstrap.servers", settings.get("BOOTSTRAP_SERVERS", "127.0.0.1:9092"))
         .option("topic", settings["TARGET"])
         .option("checkpointLocation", settings["CHECKPOINT"])
-        .trigger(processingTime=settings.get("TRIGGER", "1 second"))
-        .start()
     )
+    if trigger == "availableNow":
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=trigger).start()
 
 
 if __name__ == "__main__":

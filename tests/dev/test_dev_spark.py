@@ -49,13 +49,13 @@ def test_the_example_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path
 
     with Broker() as broker:
         servers = broker.bootstrap_servers
-        create_topics(servers, "orders", "taxed")
+        create_topics(servers, "orders", "enriched")
         for master, numbers in ("local[2]", range(1_000)), (started.out.strip(), range(1_000, ORDERS)):
             with Producer({"bootstrap.servers": servers}) as producer:
                 send_orders(producer, "orders", numbers)
-            with launch_forward(tmp_path, master, servers, "orders", "taxed") as program:
+            with launch_forward(tmp_path, master, servers, "orders", "enriched") as program:
                 assert program.wait(400) == 0, (tmp_path / "log").read_text()
-            assert read_values(servers, "taxed") == expected(numbers.stop)
+            assert read_values(servers, "enriched") == expected(numbers.stop)
     ran = {path.parts[-5] for path in directory.glob("worker-*/work/*/*/stderr")}
     assert ran == {"worker-1", "worker-2"}
 

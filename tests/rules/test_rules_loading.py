@@ -13,7 +13,10 @@ from oncelog.rules.loading import (
     Mark,
     Refused,
     Source,
+    Spread,
+    decide_spread,
     decide_start,
+    first_mark,
     is_load_id,
     layout_of,
     transactions,
@@ -97,6 +100,41 @@ def test_refused(
     verdict = decide_start(marks, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
     assert isinstance(verdict, Refused)
     assert why in verdict.why
+
+
+BEGUN = mark("c", position=0, done=False)
+
+
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize(
+    ("marks", "sources", "verdict"),
+    [
+        ([], [A, B], Spread((0, 1), (0, 1))),
+        ([mark("a"), PART_OF_B, BEGUN], [A, B, C], Spread((), (1, 2))),
+        # Side by side: a later file may be done before an earlier one.
+        ([PART_OF_B, mark("a"), BEGUN], [B, A, C], Spread((), (0, 2))),
+        ([mark("a"), PART_OF_B], [A, B, C], Spread((2,), (1, 2))),
+        ([mark("a"), mark("b")], [A, B], Spread((), ())),
+        ([mark("a", time=9), mark("b")], [A, B], Spread((), (), (0,))),
+        ([mark("a", time=9), PART_OF_B], [A, B, C], Spread((2,), (1, 2), (0,))),
+    ],
+)
+def test_files_side_by_side(marks: list[Mark], sources: list[Source], verdict: Spread) -> None:
+    assert decide_spread(marks, sources, topic="t", topic_id="T1", hows=[HOW] * 3) == verdict
+
+
+@pytest.mark.behaviour("P4")
+def test_files_side_by_side_refused() -> None:
+    """All files have marks from the first run on, so none can be left out or exchanged, begun or not."""
+    for sources, why in [
+        ([A], "began with 2 files, of which 1 are given; c is missing"),
+        ([A, B._replace(size_bytes=7)], "b (begun as c) changed since it was read"),
+    ]:
+        verdict = decide_spread([mark("a"), BEGUN], sources, topic="t", topic_id="T1", hows=[HOW] * 2)
+        assert isinstance(verdict, Refused) and why in verdict.why
+    first = first_mark(A, HOW, topic="t", topic_id="T1")
+    plain = decide_start([first], [A], topic="t", topic_id="T1", hows=["csv"])
+    assert isinstance(plain, Refused) and "a was begun as csv with key id; now it is csv" in plain.why
 
 
 def test_why_changed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from oncelog.errors import ConfigError
 from oncelog.rules.lane import LaneMarker, RowSum, SinkError
 from oncelog.spark import atomic, atomic_task, write_atomic
 from oncelog.spark.lane import Sink
+from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics
 from oncelog.spark.sink_options import parse_sink_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -33,8 +35,14 @@ def numbers(spark: Any, *span: int) -> Any:
 
 
 def test_a_stream_in_transactions(
-    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+    spark: Any,
+    shared_broker: oncelog.Broker,
+    topic: str,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "metrics"))
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in", partitions=2)
     create_topic(bootstrap, topic, partitions=3)
@@ -50,14 +58,21 @@ def test_a_stream_in_transactions(
             outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
-    query.trigger(availableNow=True).start().awaitTermination()
-    assert [tuple(each) for each in outcomes] == [
-        (0, 60, False),
-        (0, 60, True),
-        (1, 40, False),
-        (1, 40, True),
-    ]
+    started = query.trigger(availableNow=True).start()
+    started.awaitTermination()
+    assert [each[:3] for each in outcomes] == [(0, 60, False), (0, 60, True), (1, 40, False), (1, 40, True)]
     assert values(spark, bootstrap, topic) == list(range(100))
+    told = [SinkMetrics.decode(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert {each.name for each in told} == {started.id}
+    assert [(each.batch_id, each.rows, each.lanes, each.lanes_skipped) for each in told] == [
+        (0, 60, 1, 0),
+        (0, 60, 1, 1),
+        (1, 40, 1, 0),
+        (1, 40, 1, 1),
+    ]
+    assert [each.size_bytes for each in told[1::2]] == [0, 0]
+    assert sum(each.size_bytes for each in told) == sum(2 * len(f"k{n}") for n in range(100))
+    assert [each.commit_seconds > 0 for each in told] == [True, False, True, False]
 
 
 def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
@@ -93,7 +108,7 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
                 producer.begin_transaction()
                 told = {"sink": sink, "batch_id": batch_id, "share": producer.share_transaction()}
                 (report,) = atomic_task.write_share(placed, **told)
-                assert report.to_pylist() == [{"topic": "t", "partition": 0, "rows": 3}]
+                assert report.to_pylist() == [{"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8}]
                 with pytest.raises(SinkError, match=r"task 0 of batch \d had begun to write before"):
                     list(atomic_task.write_share(placed, **told))
                 kept = {sink.marker_at: LaneMarker(batch_id, RowSum(3)).encode()}
@@ -107,6 +122,6 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
 
 
 def test_a_partition_with_two_writers_is_noticed() -> None:
-    assert atomic.check_reports([("t", 0, 3), ("t", 1, 4)]) == 7
+    assert atomic.check_reports([("t", 0, 3, 30), ("t", 1, 4, 5)]) == (7, 35)
     with pytest.raises(SinkError, match="t-0 was written by two tasks; nothing of this batch was committed"):
-        atomic.check_reports([("t", 0, 3), ("t", 0, 4)])
+        atomic.check_reports([("t", 0, 3, 30), ("t", 0, 4, 5)])

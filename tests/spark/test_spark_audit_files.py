@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from collections.abc import Sequence
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_cli import oncelog as oncelog_command
 from helpers_spark import START_MS, create_topic, records
 from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
+from pyarrow import fs
 
 import oncelog
+from oncelog.cli.audit import EXIT_VIOLATIONS
 from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, MisuseError
 from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, encode_offsets
 from oncelog.rules.audit import FindingKind
-from oncelog.spark.audit import AuditResult, audit_files, audit_topic
+from oncelog.spark.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker
@@ -247,6 +251,52 @@ def test_one_partition_and_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> 
     result = audit_files(spark, [copied.as_uri(), str(compacted)], compacted_topics=["cleaned"])
     assert result.verdict == "clean"
     assert sorted(map(str, result.partitions)) == ["cleaned-0", "shown-0"]
+
+
+def test_keys_are_those_of_committed_records(spark: Any, tmp_path: Path) -> None:
+    """Keys k0 to k4 are committed, k0 and k1 aborted as well (told by a later segment), k5 is open."""
+    segments = [
+        [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
+        [end(8, 0, "ABORT"), data(17, 0, 3, 2), end(17, 0, "COMMIT"), data(17, 0, 5, 1)],
+    ]
+    write_partition(tmp_path / "found-0", segments, has_index=False)
+    write_partition(tmp_path / "wanted-0", [[plain(7, 0, 0, 6)]])
+    write_partition(tmp_path / "again-1", [[plain(7, 0, 0, 3), plain(8, 0, 0, 1)]])
+    found, wanted, again = (str(tmp_path / name) for name in ("found-0", "wanted-0", "again-1"))
+    checked = audit_files(spark, [found, again], key_check=True)
+    assert checked.keys == KeyTotals(9, 8, 1)
+    shown = [(f.topic, f.key, f.other_offset, f.base_offset) for f in checked.findings if f.key]
+    assert shown == [("again", "k0", 0, 3)]
+    compared = audit_files(spark, found, key_check="upper(CAST(value AS STRING))", against=wanted)
+    assert [(f.kind, f.key) for f in compared.findings if f.key] == [("lost_key", "V5")]
+    assert compared.difference == Difference(6, 5, 1, 0, 0, 0)
+    with pytest.raises(MisuseError, match="again-1 is to be compared with itself"):
+        audit_files(spark, again, against=[wanted, again])
+
+
+@pytest.mark.soak
+def test_object_storage(spark: Any, data_dir: Path) -> None:
+    """S3 as moto has it. All is told by the address: Spark's workers may be older than this test."""
+    server = pytest.importorskip(
+        "moto.server", reason="S3 on this machine needs moto: pip install 'moto[s3]'"
+    )
+    storage = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    storage.start()
+    where = "?region=us-east-1&scheme=http&endpoint_override={}:{}".format(*storage.get_host_and_port())
+    try:
+        s3, _ = fs.FileSystem.from_uri(f"s3://key:secret@copies{where}&allow_bucket_creation=true")
+        s3.create_dir("copies")
+        for name in ("transactions-0", "shown-0", RECOVERY_POINTS):
+            fs.copy_files(str(data_dir / name), f"copies/data/{name}", destination_filesystem=s3)
+        told = oncelog_command(
+            "audit", "--files", f"s3a://key:secret@copies/data{where}", "--keys", "-o", "json"
+        )
+    finally:
+        storage.stop()
+    assert told.code == EXIT_VIOLATIONS, told.err
+    found = [(f["kind"], f["base_offset"], f["last_offset"], f["other_offset"]) for f in json.loads(told.out)]
+    assert found == [PLANTED["shown"][1]]
+    assert "2 partitions" in told.err and "4 different keys, 0 of them more than once" in told.err
 
 
 def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path: Path) -> None:

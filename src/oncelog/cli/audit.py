@@ -36,7 +36,7 @@ _WIDE = (
     metavar="SQL",
     help="Check or compare this key instead: an SQL expression over the source's columns (key, value, ...).",
 )
-@click.option("--against", multiple=True, metavar="TOPIC", help="Compare with this topic, key by key.")
+@click.option("--against", multiple=True, metavar="TOPIC|DIR", help="Compare with this one, key by key.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as a page too."
 )
@@ -67,6 +67,7 @@ def command(
     oncelog audit payments --key-expr "get_json_object(CAST(value AS STRING), '$.id')"
     oncelog audit enriched --against payments      # lost, doubled or unexpected keys
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
+    oncelog audit --files copies/enriched-0 --against copies/payments-0
 
     Exit code 0: nothing found. 3: violations found.
     """
@@ -74,18 +75,16 @@ def command(
     from oncelog.spark.audit import audit_files, audit_topic
     from oncelog.spark.session import local_session
 
-    if files and (keys or key_expr or against):
-        raise click.UsageError("--files reads headers only: --keys, --key-expr and --against need topics")
     if compacted and not files:
         raise click.UsageError("--compacted goes with --files; of a topic the brokers tell it")
     config = only_settings_of(CONSUMER, client_config)
     bootstrap = str(config.pop("bootstrap.servers"))
     CONSUMER.parse(config)
     with local_session("oncelog audit", master) as spark:
+        key = key_expr or keys
         if files:
-            result = audit_files(spark, names, compacted_topics=compacted)
+            result = audit_files(spark, names, key_check=key, against=against, compacted_topics=compacted)
         else:
-            key = key_expr or keys
             result = audit_topic(
                 spark, bootstrap, names, key_check=key, against=against, client_config=config
             )

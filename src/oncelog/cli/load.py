@@ -57,6 +57,8 @@ def _one_character(context: click.Context, option: click.Parameter, value: str |
     show_default=True,
     help="Bytes of the files at which a transaction is closed.",
 )
+@click.option("--spark", is_flag=True, help="Load the files side by side on Spark, a task for each.")
+@click.option("--master", help="With --spark: the Spark master.  [default: local[*]]")
 @output_option
 @bootstrap_options
 def command(
@@ -70,6 +72,8 @@ def command(
     text: bool,
     batch_records: int,
     batch_bytes: int,
+    spark: bool,
+    master: str | None,
     output: str,
     client_config: dict[str, Any],
 ) -> None:
@@ -80,6 +84,7 @@ def command(
       oncelog load flights.csv --topic flights --id flights-2013 --key tailnum --null NA
       oncelog load part-*.parquet --topic trips --id trips-2024-01 --key trip_id
       oncelog load events.jsonl.gz --topic events --id events-17 -X compression.type=zstd
+      oncelog load part-*.parquet --topic trips --id trips-2024 --spark --master spark://HOST:7077
     Killed or failed at any moment, the same command goes on where it was; once complete, it does nothing
     and says so. What was read is stored in the transactions that store the records (topic oncelog-loads).
     A file that changed since it was read is refused, and so is another key. More files may be added at the
@@ -95,15 +100,27 @@ def command(
     from oncelog.load.loader import Load, run_load
     from oncelog.load.parsing import Options
 
+    if master and not spark:
+        raise click.UsageError("--master goes with --spark")
     options = Options(key, delimiter, nulls, text)
     load = Load(files, topic, load_id, options, layout, batch_records, batch_bytes)
+    config = only_settings_of(PRODUCER, client_config)
     with _progress() as show:
-        report = run_load(load, only_settings_of(PRODUCER, client_config), show)
+        report = _on_spark(load, config, master, show) if spark else run_load(load, config, show)
     if report.was_complete:
         click.echo(
             f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True
         )
     emit([_row(load, report)], output)
+
+
+def _on_spark(load: Any, config: dict[str, Any], master: str | None, show: Callable[[Any], object]) -> Any:
+    from oncelog.load.on_spark import run_load_on_spark
+    from oncelog.spark.session import local_session
+
+    # A copy of a task would take over from the one that is at work.
+    with local_session("oncelog load", master or "local[*]", {"spark.speculation": "false"}) as session:
+        return run_load_on_spark(session, load, config, show if sys.stderr.isatty() else None)
 
 
 def _row(load: Any, report: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hashlib
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -175,9 +176,13 @@ class _TextReader:
 class _ParquetReader:
     def __init__(self, source: Source, options: Options) -> None:
         self._source, self._row = source, 0
-        with Path(source.name).open("rb") as file:
-            self._digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._rows = ParquetRows(source.name, options)
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of the whole file, which is read for it once it is asked for."""
+        with Path(self._source.name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def close(self) -> None:
         self._rows.close()

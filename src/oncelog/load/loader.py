@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
@@ -66,7 +66,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """A piece of file number `index`, and the mark behind it."""
 
     index: int
@@ -91,40 +91,38 @@ def run_load(
     MisuseError, StorageError (a file), BrokerError, TimedOut. After any of them, and after any kill, the
     same load goes on where it was.
     """
-    layouts = _checked(load, config)
+    layouts = check_load(load, config)
     sources = [source_of(path) for path in load.files]
     report = Report(sum(source.size_bytes for source in sources))
     began = time.monotonic()
-    try:
-        with Producer({**config, "transactional.id": f"oncelog-load-{load.load_id}"}) as producer:
-            producer.init_transactions()
-            marks, topic_id = read_marks(config, load.load_id, load.topic)
-            report.records_before = sum(mark.records for mark in marks)
-            hows = [_how(load, layout) for layout in layouts]
-            verdict = decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
-            match verdict:
-                case Refused(why):
-                    raise LoadRefused(why)
-                case Complete():
-                    _recheck(load, layouts, marks, verdict.recheck)
-                    report.was_complete, report.done_bytes = True, report.total_bytes
-                case GoOn():
-                    _recheck(load, layouts, marks, verdict.recheck)
-                    _send(
-                        load, producer, ahead(_steps(load, layouts, topic_id, verdict)), report, on_progress
-                    )
-                case _:
-                    assert_never(verdict)
-    except (ProducerFenced, InvalidProducerEpoch) as error:
-        raise OncelogError(
-            f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
-            f"longer than transaction.timeout.ms ({error})"
-        ) from error
+    with taking_over(load, config) as producer:
+        marks, topic_id = read_marks(config, load.load_id, load.topic)
+        report.records_before = sum(mark.records for mark in marks)
+        hows = [how_of(load, layout) for layout in layouts]
+        match decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows):
+            case Refused(why):
+                raise LoadRefused(why)
+            case Complete(recheck):
+                _recheck(load, layouts, marks, recheck)
+                report.was_complete, report.done_bytes = True, report.total_bytes
+            case GoOn(file, mark, recheck):
+                _recheck(load, layouts, marks, recheck)
+                sizes = [source.size_bytes for source in sources]
+                steps = _steps(load, layouts, hows, topic_id, file, mark)
+                for group in commit_steps(load, producer, steps):
+                    report.records += sum(step.records for step in group)
+                    report.transactions += 1
+                    last = group[-1]
+                    report.done_bytes = sum(sizes[: last.index]) + last.piece.consumed_bytes
+                    on_progress(report)
+            case verdict:
+                assert_never(verdict)
     report.seconds = time.monotonic() - began
     return report
 
 
-def _checked(load: Load, config: Mapping[str, Any]) -> list[Layout]:
+def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
+    """How each file is to be read. Raises MisuseError."""
     if not is_load_id(load.load_id):
         raise MisuseError(f"{load.load_id!r}: an id is of letters, digits, dot, _ and -, at most 200")
     if "transactional.id" in config:
@@ -138,10 +136,39 @@ def _checked(load: Load, config: Mapping[str, Any]) -> list[Layout]:
     return layouts
 
 
+def how_of(load: Load, layout: Layout) -> str:
+    """What must stay the same from run to run, as a mark has it."""
+    return layout.format if load.options.key is None else f"{layout.format} with key {load.options.key}"
+
+
+@contextmanager
+def taking_over(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
+    """The producer of a load, or of its file number `index`; from here on no older one can write.
+
+    Raises OncelogError when a newer one has taken over meanwhile.
+    """
+    # No id of a load has a slash, so a file's is never another load's.
+    name = f"oncelog-load-{load.load_id}" + ("" if index is None else f"/{index}")
+    try:
+        with Producer({**config, "transactional.id": name}) as producer:
+            producer.init_transactions()
+            yield producer
+    except (ProducerFenced, InvalidProducerEpoch) as error:
+        raise OncelogError(
+            f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
+            f"longer than transaction.timeout.ms ({error})"
+        ) from error
+
+
 def _recheck(load: Load, layouts: Sequence[Layout], marks: Sequence[Mark], indexes: Iterable[int]) -> None:
     for index in indexes:
-        with closing(open_reader(load.files[index], layouts[index], load.options)) as reader:
-            _check_digest(load.files[index], reader, marks[index])
+        recheck_file(load, index, layouts[index], marks[index])
+
+
+def recheck_file(load: Load, index: int, layout: Layout, mark: Mark) -> None:
+    """Raises LoadRefused when the part that was read is not the same any more."""
+    with closing(open_reader(load.files[index], layout, load.options)) as reader:
+        _check_digest(load.files[index], reader, mark)
 
 
 def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
@@ -150,54 +177,61 @@ def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
         raise LoadRefused(why)
 
 
-def _steps(load: Load, layouts: Sequence[Layout], topic_id: str | None, start: GoOn) -> Iterator[_Step]:
-    """Every piece that is left. The part of a file that was read before is checked first."""
-    for index in range(start.file, len(load.files)):
-        mark = start.mark if index == start.file else None
-        records, how = 0 if mark is None else mark.records, _how(load, layouts[index])
-        with closing(open_reader(load.files[index], layouts[index], load.options)) as reader:
-            if mark is not None:
-                _check_digest(load.files[index], reader, mark)
-            for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
-                records += piece.records
-                mark = Mark(
-                    load.topic,
-                    topic_id,
-                    how,
-                    *piece.source,
-                    position=piece.position,
-                    records=records,
-                    digest=piece.digest,
-                    is_done=piece.is_last,
-                )
-                yield _Step(index, piece, mark)
-
-
-def _how(load: Load, layout: Layout) -> str:
-    return layout.format if load.options.key is None else f"{layout.format} with key {load.options.key}"
-
-
-def _send(
+def _steps(
     load: Load,
-    producer: Producer,
-    steps: Iterable[_Step],
-    report: Report,
-    on_progress: Callable[[Report], object],
-) -> None:
-    at = marks_partition(load.load_id)
-    sizes = [source_of(path).size_bytes for path in load.files]
-    for group in transactions(steps, max_records=load.max_records, max_bytes=load.max_bytes):
+    layouts: Sequence[Layout],
+    hows: Sequence[str],
+    topic_id: str | None,
+    first: int,
+    mark: Mark | None,
+) -> Iterator[Step]:
+    """Every piece that is left, from file number `first` on, of which `mark` tells what was read."""
+    for index in range(first, len(load.files)):
+        begun = mark if index == first else None
+        yield from file_steps(load, index, layouts[index], hows[index], topic_id, begun)
+
+
+def file_steps(
+    load: Load, index: int, layout: Layout, how: str, topic_id: str | None, mark: Mark | None
+) -> Iterator[Step]:
+    """What is left of one file. The part of it that was read before is checked first."""
+    records = 0 if mark is None else mark.records
+    with closing(open_reader(load.files[index], layout, load.options)) as reader:
+        if mark is not None:
+            _check_digest(load.files[index], reader, mark)
+        for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
+            records += piece.records
+            mark = Mark(
+                load.topic,
+                topic_id,
+                how,
+                *piece.source,
+                position=piece.position,
+                records=records,
+                digest=piece.digest,
+                is_done=piece.is_last,
+            )
+            yield Step(index, piece, mark)
+
+
+def commit_steps(load: Load, producer: Producer, steps: Iterable[Step]) -> Iterator[list[Step]]:
+    """Transaction after transaction; each one's steps are handed out once it is committed."""
+    groups = transactions(ahead(steps), max_records=load.max_records, max_bytes=load.max_bytes)
+    for group in groups:
         with producer.transaction():
             for step in group:
                 if step.records:
                     producer.send_table(load.topic, step.piece.table)
-            for index, mark in {step.index: step.mark for step in group}.items():
-                key, value = encode_mark(load.load_id, index, mark)
-                producer.send(at.topic, value, key, partition=at.partition)
-        report.records += sum(step.records for step in group)
-        report.transactions += 1
-        report.done_bytes = sum(sizes[: group[-1].index]) + group[-1].piece.consumed_bytes
-        on_progress(report)
+            send_marks(load, producer, {step.index: step.mark for step in group})
+        yield group
+
+
+def send_marks(load: Load, producer: Producer, marks: Mapping[int, Mark]) -> None:
+    """Store the marks of files, by their numbers, with the transaction that is open."""
+    at = marks_partition(load.load_id)
+    for index, mark in marks.items():
+        key, value = encode_mark(load.load_id, index, mark)
+        producer.send(at.topic, value, key, partition=at.partition)
 
 
 _END = object()

@@ -2,7 +2,8 @@
 
 Every transaction of a load stores, along with its records, a mark for each file it read from. What was
 committed is therefore what the marks say, whenever the loader was killed. One load is one list of files; more
-may be put at its end later.
+may be put at its end later. Where files are read side by side (on Spark), all are marked as begun before the
+first one is read, so that the list is known from then on.
 Source: row P4.
 """
 
@@ -91,6 +92,17 @@ class Complete(NamedTuple):
     recheck: tuple[int, ...] = ()
 
 
+class Spread(NamedTuple):
+    """Mark the `fresh` files (numbers) as begun, all at once; then read `files`, which they are among.
+
+    `recheck` as in GoOn.
+    """
+
+    fresh: tuple[int, ...]
+    files: tuple[int, ...]
+    recheck: tuple[int, ...] = ()
+
+
 class Refused(NamedTuple):
     """The load must not go on; `why` says what differs and what to do."""
 
@@ -109,6 +121,43 @@ def decide_start(
 
     `hows`: format and key of each file now; the key chose the partitions of what is stored.
     """
+    refused = _refused(marks, sources, topic, topic_id, hows)
+    if refused is not None:
+        return refused
+    last = len(marks) - 1
+    recheck = _touched(marks, sources)
+    if marks and not marks[last].is_done:
+        return GoOn(last, marks[last], recheck)
+    if len(marks) == len(sources):
+        return Complete(recheck)
+    return GoOn(len(marks), None, recheck)
+
+
+def decide_spread(
+    marks: Sequence[Mark],
+    sources: Sequence[Source],
+    *,
+    topic: str,
+    topic_id: str | None,
+    hows: Sequence[str],
+) -> Spread | Refused:
+    """What is left of a load whose files are read side by side; arguments as in `decide_start`."""
+    refused = _refused(marks, sources, topic, topic_id, hows)
+    if refused is not None:
+        return refused
+    unfinished = [index for index, mark in enumerate(marks) if not mark.is_done]
+    fresh = tuple(range(len(marks), len(sources)))
+    return Spread(fresh, (*unfinished, *fresh), _touched(marks, sources))
+
+
+def first_mark(source: Source, how: str, *, topic: str, topic_id: str | None) -> Mark:
+    """Of a file of which nothing was read yet."""
+    return Mark(topic, topic_id, how, *source, position=0, records=0, digest="", is_done=False)
+
+
+def _refused(
+    marks: Sequence[Mark], sources: Sequence[Source], topic: str, topic_id: str | None, hows: Sequence[str]
+) -> Refused | None:
     for mark, source, how in zip(marks, sources, hows, strict=False):
         why = _goes_elsewhere(mark, topic, topic_id) or _differs(mark, source, how)
         if why:
@@ -118,17 +167,16 @@ def decide_start(
             f"the load began with {len(marks)} files, of which {len(sources)} are given; "
             f"{marks[len(sources)].name} is missing"
         )
-    last = len(marks) - 1
-    recheck = tuple(
+    return None
+
+
+def _touched(marks: Sequence[Mark], sources: Sequence[Source]) -> tuple[int, ...]:
+    """Files that are done, but may have been changed since."""
+    return tuple(
         index
         for index, (mark, source) in enumerate(zip(marks, sources, strict=False))
         if mark.is_done and mark.modified_ns != source.modified_ns
     )
-    if marks and not marks[last].is_done:
-        return GoOn(last, marks[last], recheck)
-    if len(marks) == len(sources):
-        return Complete(recheck)
-    return GoOn(len(marks), None, recheck)
 
 
 def _goes_elsewhere(mark: Mark, topic: str, topic_id: str | None) -> str | None:

@@ -9,6 +9,7 @@ whole batch is written again under a new epoch.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,7 +28,8 @@ from oncelog.rules.lane import (
     decide_atomic,
 )
 from oncelog.spark.atomic_task import REPORT_SCHEMA, place_rows, write_share
-from oncelog.spark.lane import Sink
+from oncelog.spark.lane import LaneReport, Sink
+from oncelog.spark.metrics import SinkMetrics, publish
 from oncelog.spark.remedies import failure_text
 from oncelog.spark.sink_options import parse_sink_options
 from oncelog.spark.sink_rows import KINDS, check_columns
@@ -42,11 +44,17 @@ _log = logging.getLogger("oncelog.spark")
 
 
 class AtomicWrite(NamedTuple):
-    """What became of a micro-batch. `was_there`: nothing was written, it was committed before."""
+    """What became of a micro-batch. `was_there`: nothing was written, it was committed before.
+
+    `size_bytes`: of keys and values; `commit_seconds`: from the last row's acknowledgement to the commit's
+    answer. Both 0 of what was there.
+    """
 
     batch_id: int
     rows: int
     was_there: bool
+    size_bytes: int = 0
+    commit_seconds: float = 0.0
 
 
 def write_atomic(
@@ -67,7 +75,9 @@ def write_atomic(
     sink = Sink(f"{name}-atomic", settings)
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            return _write_once(df, batch_id, sink)
+            written = _write_once(df, batch_id, sink)
+            publish(_metrics(name, written))
+            return written
         except OncelogError as error:
             text = failure_text(error, f"batch {batch_id}", settings, None)
             raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
@@ -98,10 +108,17 @@ def _write_once(df: DataFrame, batch_id: int, sink: Sink) -> AtomicWrite:
                 counts = _partition_counts(admin, settings.topic)
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
-                    rows = check_reports(reports)
+                    rows, size_bytes = check_reports(reports)
+                    written_at = time.monotonic()
                     kept = {sink.marker_at: LaneMarker(batch_id, RowSum(rows)).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
-                return AtomicWrite(batch_id, rows, was_there=False)
+                return AtomicWrite(batch_id, rows, False, size_bytes, time.monotonic() - written_at)
+
+
+def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:
+    """Of one transaction, as if it were the only lane."""
+    report = LaneReport(0, RowSum(written.rows), *written[2:])
+    return SinkMetrics.of(name, written.batch_id, [report])
 
 
 def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
@@ -112,8 +129,8 @@ def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
 
 def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
-) -> list[tuple[str, int, int]]:
-    """(topic, partition, rows) as tasks report them."""
+) -> list[tuple[str, int, int, int]]:
+    """(topic, partition, rows, bytes) as tasks report them."""
     columns = [name for name in KINDS if name in df.columns]
     placed_schema = ", ".join(
         f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
@@ -127,7 +144,7 @@ def _run(
     written = placed.repartition(tasks, "topic", "partition").mapInArrow(
         partial(write_share, sink=sink, batch_id=batch_id, share=share), REPORT_SCHEMA
     )
-    return [(row["topic"], row["partition"], row["rows"]) for row in written.collect()]
+    return [tuple(row) for row in written.collect()]
 
 
 def _ddl(df: DataFrame, name: str) -> str:
@@ -135,11 +152,11 @@ def _ddl(df: DataFrame, name: str) -> str:
     return kind
 
 
-def check_reports(reports: Iterable[tuple[str, int, int]]) -> int:
-    """The number of rows. Raises SinkError when a partition had two writers."""
+def check_reports(reports: Iterable[tuple[str, int, int, int]]) -> tuple[int, int]:
+    """The number of rows and of their bytes. Raises SinkError when a partition had two writers."""
     found = list(reports)
-    twice = [at for at, count in Counter((topic, part) for topic, part, _ in found).items() if count > 1]
+    twice = [at for at, count in Counter((topic, part) for topic, part, *_ in found).items() if count > 1]
     if twice:
         topic, part = twice[0]
         raise SinkError(f"{topic}-{part} was written by two tasks; nothing of this batch was committed")
-    return sum(rows for _, _, rows in found)
+    return sum(report[2] for report in found), sum(report[3] for report in found)

@@ -20,11 +20,13 @@ from oncelog.rules.lane import Claim, RowRefused, SinkError, may_claim
 from oncelog.spark.lane import Sink, send_part
 from oncelog.spark.remedies import failure_text
 from oncelog.spark.sink_options import SinkSettings
-from oncelog.spark.sink_rows import LaneRows
+from oncelog.spark.sink_rows import LaneRows, row_sizes
 from oncelog.types import TransactionShare
 
-REPORT_SCHEMA = "topic string, partition int, rows bigint"
-_REPORT = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("rows", pa.int64())])
+REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint"
+_REPORT = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("rows", pa.int64()), ("size_bytes", pa.int64())]
+)
 _CAUSE_CHARS = 600
 
 
@@ -78,7 +80,7 @@ def _choose(
 def write_share(
     batches: Iterable[pa.RecordBatch], *, sink: Sink, batch_id: int, share: TransactionShare
 ) -> Iterator[pa.RecordBatch]:
-    """Write into the driver's transaction and report the rows of each partition."""
+    """Write into the driver's transaction and report rows and bytes of each partition."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
@@ -88,7 +90,7 @@ def write_share(
     rows = LaneRows(None, sink.settings.max_row_bytes)
     try:
         claim.take()
-        counts = _write(sink, share, rows, (each for part in ((first,), filled) for each in part))
+        written = _write(sink, share, rows, (each for part in ((first,), filled) for each in part))
     except Exception as error:
         text = str(error)
         if isinstance(error, OncelogError):
@@ -96,7 +98,7 @@ def write_share(
         claim.give_cause(text)
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(text) from error
-    columns = zip(*((topic, at, count) for (topic, at), count in counts.items()), strict=True)
+    columns = zip(*((*at, *sums) for at, sums in written.items()), strict=True)
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
     )
@@ -104,8 +106,9 @@ def write_share(
 
 def _write(
     sink: Sink, share: TransactionShare, rows: LaneRows, batches: Iterable[pa.RecordBatch]
-) -> dict[tuple[str, int], int]:
-    counts: dict[tuple[str, int], int] = defaultdict(int)
+) -> dict[tuple[str, int], list[int]]:
+    """Topic and partition -> rows and bytes."""
+    written: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
     deliveries: list[Delivery] = []
     producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
     try:
@@ -114,7 +117,9 @@ def _write(
             for part in rows.parts(rows.take(batch)):
                 assert part.partition is not None
                 deliveries.append(send_part(producer, part))
-                counts[part.topic, part.partition] += part.rows.num_rows
+                sums = written[part.topic, part.partition]
+                sums[0] += part.rows.num_rows
+                sums[1] += int(row_sizes(part.rows).sum())
         producer.flush()
         for delivery in deliveries:
             delivery.result()
@@ -123,7 +128,7 @@ def _write(
             producer.close(0)  # what is not sent must not be: the batch begins again
         raise
     producer.close()
-    return counts
+    return written
 
 
 class Claiming:

@@ -8,7 +8,7 @@ queries over the records (spark/audit_keys.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from oncelog.spark.headers import BatchHeadersSource
 from oncelog.spark.judging import Bounds, Judged, judge
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.options import parse_options
+from oncelog.spark.segment_records import committed_records
 from oncelog.spark.segments import SegmentHeadersSource, find_segments
 from oncelog.types import TopicPartition
 
@@ -75,21 +76,16 @@ def audit_topic(
     def records(of: Sequence[str]) -> DataFrame:
         return spark.read.format("oncelog").options(**options(of)).load()
 
-    key = True if key_check is None or key_check is False else key_check
-    found: list[AuditFinding] = []
-    keys = difference = None
-    if others:
-        found, difference = compare_keys(records(names), records(others), key, max_findings)
-    elif key_check is not None and key_check is not False:
-        found, keys = check_keys(records(names), key, max_findings)
-    findings = (*judged.findings, *found)
-    return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference)
+    other = records(others) if others else None
+    return _with_keys(judged, lambda: records(names), other, key_check, max_findings)
 
 
 def audit_files(
     spark: SparkSession,
     paths: str | Sequence[str],
     *,
+    key_check: bool | str | Column | None = None,
+    against: str | Sequence[str] | None = None,
     compacted_topics: Collection[str] = (),
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
@@ -97,13 +93,16 @@ def audit_files(
 
     A path is one of this machine or a URI that pyarrow.fs knows (file:, s3:, gs:, hdfs:); every executor must
     reach it. All are of one cluster, with one replica of each partition. Topics that the data directory's
-    `cleaner-offset-checkpoint` names are taken for compacted, and those of `compacted_topics`. Raises
-    ConfigError for a path without segment files.
+    `cleaner-offset-checkpoint` names are taken for compacted, and those of `compacted_topics`. `key_check`
+    and `against` (paths, too) as in `audit_topic`. Raises ConfigError for a path without segment files.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
         raise MisuseError("name at least one directory to audit")
     partitions = find_segments(roots)
+    others = find_segments([against] if isinstance(against, str) else list(against or ()))
+    if both := {p.tp for p in partitions} & {p.tp for p in others}:
+        raise MisuseError(f"{min(both)} is to be compared with itself; name another topic's directories")
     bounds = {
         p.tp: Bounds(
             log_start_offset=p.segments[0].base_offset,
@@ -116,7 +115,28 @@ def audit_files(
     given = json.dumps([part.to_plain() for part in partitions])
     headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", given).load()
     judged = judge(headers, bounds, max_findings)
-    return AuditResult(tuple(judged.findings), judged.partitions, None, tuple(judged.notes))
+    other = committed_records(spark, others) if others else None
+    return _with_keys(judged, lambda: committed_records(spark, partitions), other, key_check, max_findings)
+
+
+def _with_keys(
+    judged: Judged,
+    records: Callable[[], DataFrame],
+    other: DataFrame | None,
+    key_check: bool | str | Column | None,
+    max_findings: int,
+) -> AuditResult:
+    """The result, with the keys compared with those of `other`, or checked if that is asked for."""
+    is_asked = key_check is not None and key_check is not False
+    key = key_check if is_asked else True
+    found: list[AuditFinding] = []
+    keys = difference = None
+    if other is not None:
+        found, difference = compare_keys(records(), other, key, max_findings)
+    elif is_asked:
+        found, keys = check_keys(records(), key, max_findings)
+    findings = (*judged.findings, *found)
+    return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference)
 
 
 def _options(

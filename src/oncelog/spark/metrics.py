@@ -25,7 +25,8 @@ class SinkMetrics:
     """One micro-batch (or batch write), whose sink is called `name`: the query's id, or the writeId.
 
     `rows`, `size_bytes` (of keys and values): what the batch holds; `lanes_skipped` of `lanes` had been
-    written by an earlier attempt. `commit_seconds`: the slowest lane's, flush included.
+    written by an earlier attempt. `commit_seconds`: the slowest lane's, flush included. `write_atomic` is one
+    lane, which is not read again, so of unknown size (0), if it is skipped.
     """
 
     name: str

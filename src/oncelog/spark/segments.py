@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -178,10 +179,10 @@ class SegmentHeadersSource(DataSource):  # type: ignore[misc]
         return HEADERS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _SegmentReader([PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])])
+        return SegmentReader([PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])])
 
 
-class _SegmentReader(DataSourceReader):  # type: ignore[misc]
+class SegmentReader(DataSourceReader):  # type: ignore[misc]
     """Each task reads some segments, one after another."""
 
     def __init__(self, found: Sequence[PartitionFiles]) -> None:
@@ -216,6 +217,13 @@ class _ArrowFile:
         return data
 
 
+@contextmanager
+def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile, int]]:
+    """A segment as `log.scan` reads one, and how many bytes it is."""
+    with system.open_input_file(path) as opened:
+        yield _ArrowFile(opened), opened.size()
+
+
 def _read_segment(files: PartitionFiles, index: int) -> Iterator[HeaderRow]:
     """A row per batch, and a last one when the file stops making sense."""
     segment = files.segments[index]
@@ -223,11 +231,10 @@ def _read_segment(files: PartitionFiles, index: int) -> Iterator[HeaderRow]:
     judge = VisibilityFilter(Isolation.READ_COMMITTED, _aborted(system, files, index))
     following = files.segments[index + 1].base_offset if index + 1 < len(files.segments) else None
     due = segment.base_offset
-    with system.open_input_file(files.path(segment)) as opened:
-        file = _ArrowFile(opened)
-        for found in scan(file, 0, opened.size()):
+    with open_segment(system, files.path(segment)) as (file, size_bytes):
+        for found in scan(file, 0, size_bytes):
             if isinstance(found, BadBatch):
-                torn = _why_torn(file, found, opened.size()) if following is None else None
+                torn = _why_torn(file, found, size_bytes) if following is None else None
                 problem = f"{files.path(segment)} at position {found.position}: {torn or found.reason}"
                 batch = no_batch(due, max(due, (following or 0) - 1), problem, is_torn=torn is not None)
             else:

@@ -91,7 +91,7 @@ class LaneRows:
     def _refuse_large(self, rows: pa.RecordBatch, first: int) -> None:
         if not rows.num_rows:
             return
-        sizes = _sizes(rows)
+        sizes = row_sizes(rows)
         at = int(np.argmax(sizes))
         size = int(sizes[at])
         self.size_bytes += int(sizes.sum())
@@ -111,7 +111,7 @@ def _plain(column: Any) -> Any:
     return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column
 
 
-def _sizes(rows: pa.RecordBatch) -> Any:
+def row_sizes(rows: pa.RecordBatch) -> Any:
     """Bytes of key and value of each row."""
     total = np.zeros(rows.num_rows, np.int64)
     for name in ("key", "value"):

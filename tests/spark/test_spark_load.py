@@ -1,0 +1,271 @@
+"""`oncelog load --spark`: the records of the plain loader, each once, whoever is killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+from helpers_cli import Outcome, oncelog
+from helpers_load import PARTITIONS, content, expected, write_csv
+from helpers_producer import new_topic, values
+
+from oncelog import Admin, Broker, Producer
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.spark_cluster import SparkCluster
+from oncelog.errors import ProducerFenced
+from oncelog.faults import Proxy, Rule, WireEvent
+from oncelog.load.marks import read_marks
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+FILES, ROWS, KILLS = 4, 600, 4
+PATIENCE_S = 500.0
+SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m pyspark-shell"
+QUICK = ("-X", "transaction.timeout.ms=5000")
+"""What a kill leaves open is soon over."""
+
+
+@pytest.fixture
+def topic(shared_broker: Broker) -> str:
+    return new_topic(shared_broker.bootstrap_servers, PARTITIONS)
+
+
+def command(topic: str, load_id: str, *arguments: str | Path) -> list[str]:
+    return ["load", *map(str, arguments), "--topic", topic, "--id", load_id]
+
+
+def load(servers: str, topic: str, load_id: str, *arguments: str | Path) -> Outcome:
+    return oncelog(*command(topic, load_id, *arguments), servers=servers)
+
+
+def row(outcome: Outcome) -> tuple[int, int]:
+    """Records of this run, and before."""
+    assert outcome.code == 0, outcome.err
+    (found,) = json.loads(outcome.out)
+    return found["records"], found["records_before"]
+
+
+def write_all(directory: Path) -> list[Path]:
+    """A file of every format and compression, two rows in one of them on two lines."""
+    rows = [{"k": f"k{n}", "n": n, "s": f'"{n}"' * (n % 5)} for n in range(300)]
+    table = pa.table({name: [each[name] for each in rows] for name in ("k", "n", "s")})
+    lines = "".join(json.dumps(each) + "\n" for each in rows).encode()
+    text = "k,n,s\n" + "".join(f'{each["k"]},{each["n"]},"a\n{each["n"]}"\n' for each in rows)
+    (directory / "a.csv").write_text(text)
+    (directory / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (directory / "c.jsonl").write_bytes(lines)
+    (directory / "d.jsonl.zst").write_bytes(zstandard.compress(lines))
+    pa.parquet.write_table(table, directory / "e.parquet", row_group_size=70)
+    (directory / "f.csv").write_text("k,n\n")
+    return sorted(directory.iterdir())
+
+
+def load_both_ways(servers: str, topic: str, directory: Path) -> str:
+    """Into `topic` on Spark; the other topic."""
+    plain, files = new_topic(servers, PARTITIONS), write_all(directory)
+    options = ("--key", "k", "--batch-records", "100", "-o", "json")
+    assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
+    assert row(load(servers, topic, topic, *files, *options, "--spark")) == (1500, 0)
+    return plain
+
+
+@pytest.mark.behaviour("P4")
+def test_the_same_records_as_the_plain_loader(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    servers = shared_broker.bootstrap_servers
+    plain = load_both_ways(servers, topic, tmp_path)
+    assert sorted_content(servers, topic) == sorted_content(servers, plain)
+    with Admin({"bootstrap.servers": servers}) as admin:  # nothing that a cluster forgets after a week
+        assert not [each for each in admin.list_groups() if topic in each.group_id]
+
+
+@pytest.mark.soak
+def test_the_same_records_for_the_audit(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    servers = shared_broker.bootstrap_servers
+    plain = load_both_ways(servers, topic, tmp_path)
+    key = ("--key-expr", "concat(CAST(key AS STRING), ' ', CAST(value AS STRING))")
+    audited = oncelog("audit", topic, "--against", plain, *key, servers=servers)
+    assert audited.code == 0, audited.out + audited.err
+    assert "1500 records with a key, 1500 expected; keys lost 0, doubled 0" in audited.err
+
+
+@pytest.mark.behaviour("P4")
+def test_once_however_often(spark: Any, shared_broker: Broker, topic: str, tmp_path: Path) -> None:
+    servers = shared_broker.bootstrap_servers
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
+    options = ("--key", "k", "--spark", "-o", "json")
+    wrong = load(servers, topic, topic, *files, "--key", "none", "--spark")
+    assert (wrong.code, "there is no column 'none' for the key" in wrong.err) == (2, True)
+    assert row(load(servers, topic, topic, *files[:2], *options)) == (2 * ROWS, 0)
+    again = load(servers, topic, topic, *files[:2], *options)
+    assert (row(again), "is complete" in again.err) == ((0, 2 * ROWS), True)
+    assert row(load(servers, topic, topic, *files, *options)) == (ROWS, 2 * ROWS)
+    was = sorted_content(servers, topic)
+    assert was == sorted_expected(3 * ROWS)
+    # What was changed is refused, what was touched is read again.
+    os.utime(files[0])
+    assert row(load(servers, topic, topic, *files, *options)) == (0, 3 * ROWS)
+    files[0].write_text(files[0].read_text().replace(",77\n", ",78\n"))
+    changed = load(servers, topic, topic, *files, *options)
+    assert (changed.code, "0.csv changed since it was read" in changed.err) == (1, True)
+    write_csv(files[0], 0, ROWS + 1)
+    longer = load(servers, topic, topic, *files, *options)
+    assert (longer.code, "0.csv changed since it was read: it had" in longer.err) == (1, True)
+    assert sorted_content(servers, topic) == was
+
+
+@pytest.mark.behaviour("P4")
+def test_not_with_the_plain_loader(spark: Any, shared_broker: Broker, topic: str, tmp_path: Path) -> None:
+    servers, file = shared_broker.bootstrap_servers, write_csv(tmp_path / "a.csv", 0, ROWS)
+    assert load(servers, topic, f"{topic}-plain", file).code == 0
+    spread = load(servers, topic, f"{topic}-plain", file, "--spark")
+    assert (spread.code, "a.csv was begun as csv; now it is csv, with --spark" in spread.err) == (1, True)
+    assert load(servers, topic, topic, file, "--spark").code == 0
+    plain = load(servers, topic, topic, file)
+    assert (plain.code, "a.csv was begun as csv, with --spark; now it is csv" in plain.err) == (1, True)
+    assert load(servers, topic, topic, file, "--master", "local[2]").code == 2
+    assert len(values(servers, topic)) == 2 * ROWS
+
+
+@pytest.mark.behaviour("P4")
+def test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    servers = shared_broker.bootstrap_servers
+    file, bad = write_csv(tmp_path / "a.csv", 0, ROWS), tmp_path / "b.jsonl"
+    bad.write_text('{"k": 1}\n{"k":}\n')
+    with Producer({"bootstrap.servers": servers, "transactional.id": f"oncelog-load-{topic}/0"}) as zombie:
+        zombie.init_transactions()
+        zombie.begin_transaction()
+        zombie.send(topic, b"a row of the file").result(10)
+        refused = load(servers, topic, topic, bad, file, "--key", "k", "--spark")
+        assert (refused.code, "b.jsonl, in the records from byte 0 on: " in refused.err) == (1, True)
+        with pytest.raises(ProducerFenced):
+            zombie.commit_transaction()
+    assert sorted_content(servers, topic) == sorted_expected(ROWS)
+
+
+def sorted_content(servers: str, topic: str) -> dict[int, list[Any]]:
+    return {partition: sorted(records) for partition, records in content(servers, topic).items()}
+
+
+def sorted_expected(count: int) -> dict[int, list[Any]]:
+    return {partition: sorted(records) for partition, records in expected(count).items()}
+
+
+class Loading:
+    """`oncelog load --spark` as a process of its own, with its JVM."""
+
+    def __init__(self, servers: str, master: str, *arguments: str) -> None:
+        environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": SUBMIT}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "oncelog.cli.main", *arguments, "--master", master, "-b", servers],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait_for(self, is_due: Callable[[], bool]) -> None:
+        """Until it is due, or the process is over."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None and not is_due():
+            assert time.monotonic() < deadline
+            time.sleep(0.25)
+
+    def kill(self) -> None:
+        """SIGKILL to the driver and its JVM; in local mode the tasks are children of that."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+def done_of(servers: str, topic: str, load_id: str) -> int:
+    """Records that the marks tell of."""
+    marks, _ = read_marks({"bootstrap.servers": servers}, load_id, topic)
+    return sum(mark.records for mark in marks)
+
+
+def is_done(servers: str, topic: str, count: int) -> bool:
+    return done_of(servers, topic, topic) >= count
+
+
+@pytest.mark.behaviour("P4")
+def test_the_driver_is_killed_in_mid_load(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Two tasks are at work, and of one the commit is done but not answered."""
+    servers = shared_broker.bootstrap_servers
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(FILES)]
+    arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "20", *QUICK)
+    is_struck = threading.Event()
+
+    def strike(event: WireEvent) -> None:
+        if event.fate == "dropped":
+            is_struck.set()
+
+    rule = Rule(action="drop", direction="response", api="EndTxn", nth=10)  # the first is the driver's
+    with Proxy(servers, rules=[rule], on_event=strike) as proxy:
+        loading = Loading(proxy.bootstrap_servers, "local[2]", *arguments)
+        loading.wait_for(is_struck.is_set)
+        loading.kill()
+    records, before = row(oncelog(*arguments, "-o", "json", servers=servers))
+    assert records + before == FILES * ROWS and records and before >= 9 * 20
+    assert sorted_content(servers, topic) == sorted_expected(FILES * ROWS)
+    assert "is complete" in oncelog(*arguments, servers=servers).err
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster(workers=2, memory_mb=600) as running:
+        yield running
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize("kind", ["ours", "apache"])
+def test_killed_again_and_again_on_a_cluster(
+    kind: str, shared_broker: Broker, cluster: SparkCluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Driver alone (executors go on for a while), and workers with their executors."""
+    broker: Broker | ApacheKafka = shared_broker
+    if kind == "apache":
+        broker = request.getfixturevalue("apache_kafka")
+    servers, chance = broker.bootstrap_servers, random.Random(6)
+    topic = new_topic(servers, PARTITIONS)
+    rows = 20_000
+    files = [write_csv(tmp_path / f"{n}.csv", n * rows, rows) for n in range(FILES)]
+    arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "50", *QUICK)
+    for number in range(KILLS + 1):
+        goal = done_of(servers, topic, topic) + chance.randint(1, rows)
+        loading = Loading(servers, cluster.master_url, *arguments)
+        loading.wait_for(partial(is_done, servers, topic, goal))
+        if number % 2:
+            worker = cluster.workers[number // 2 % 2]
+            worker.kill()
+            time.sleep(chance.uniform(0, 3))
+            worker.start()
+            cluster.wait_until_formed()
+        if number < KILLS:
+            loading.kill()
+    _, errors = loading.process.communicate(timeout=PATIENCE_S)
+    assert loading.process.returncode == 0, errors
+    assert sorted_content(servers, topic) == sorted_expected(FILES * rows)
+    print(f"{KILLS} drivers and {KILLS // 2} workers killed, {FILES * rows} records, each once")
