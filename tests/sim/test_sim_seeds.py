@@ -34,8 +34,8 @@ QUICK = ("duplicates are stored again", "producers are not recovered", "no seque
 """Those that one of the first seeds notices."""
 
 
-def failures(seeds: range) -> dict[int, list[str]]:
-    return {seed: found for seed in seeds if (found := play(plan_for(seed)).violations)}
+def failures(seeds: range, fault_count: int | None = None) -> dict[int, list[str]]:
+    return {seed: found for seed in seeds if (found := play(plan_for(seed, fault_count)).violations)}
 
 
 @pytest.mark.timeout(600)
@@ -46,9 +46,15 @@ def test_nothing_is_violated(first: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("first", range(200, 10_000, 980))
+@pytest.mark.parametrize("first", range(0, 10_000, 1_000))
 def test_nothing_is_violated_for_long(first: int) -> None:
-    assert failures(range(first, first + 980)) == {}
+    assert failures(range(first, first + 1_000)) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_nothing_is_violated_with_many_faults() -> None:
+    assert failures(range(300), fault_count=50) == {}
 
 
 def test_a_seed_gives_the_same_world_again() -> None:
