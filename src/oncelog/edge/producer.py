@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
@@ -203,6 +202,7 @@ class Producer(TransactionalCalls):
         self._lanes, self._sticky_lanes = self._sender.lanes, self._sender.sticky_lanes
         self._join_bytes = min(self.options.batch_bytes, self.options.max_request_bytes)
         self._buffer_bytes = self.options.buffer_bytes
+        self._wall_ns = self._driver.machine.wall_ns
         _alive.add(self)
 
     async def _make_driver(self) -> ProducerDriver:
@@ -238,7 +238,7 @@ class Producer(TransactionalCalls):
         # Nearly every record joins a batch that is open: that way is short, everything else is in `_append`.
         is_plain = type(value) is bytes and (key is None or type(key) is bytes)
         if is_plain and timestamp_ms is None and not headers:
-            row: Row = (time.time_ns() // 1_000_000, key, value, ())
+            row: Row = (self._wall_ns() // 1_000_000, key, value, ())
             size_bytes = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)  # type: ignore[arg-type]
         else:
             row = make_row(value, key, timestamp_ms, headers)
@@ -308,7 +308,7 @@ class Producer(TransactionalCalls):
     ) -> Delivery:
         """Take many records; one outcome for all. `headers` are those of every record."""
         self._check(topic)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._wall_ns() // 1_000_000
         stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
         fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
         key_iterator = iter(keys) if keys is not None else None
