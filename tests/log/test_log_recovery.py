@@ -172,6 +172,35 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
         disk = disk.after_kill()
 
 
+@pytest.mark.parametrize("position", [-1, 10, 16], ids=["record", "length", "format"])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_damage_at_the_end_of_a_segment_takes_no_later_segment_with_it(clean: bool, position: int) -> None:
+    """Found by the simulator (seed 307): a last batch that claims more than there is was a torn tail."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    size = len(batch(0, pid=1))
+    for number in range(12):
+        put(partition, batch(number, pid=1))
+    partition.flush()
+    point, end = partition.recovery_point, partition.log_end_offset
+    disk = disk.after_kill()
+    first, second = _names(disk, ".log")[:2]
+    next_base = int(second.partition(".")[0].rpartition("/")[2])
+    _corrupt(disk, first, next_base * size - 1 if position < 0 else (next_base - 1) * size + position)
+    for _ in range(2):
+        disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
+        again = open_partition(disk, SMALL, recovery_point=point, clean_shutdown=clean)
+        assert again.log_end_offset == end
+        assert again.read(next_base, 1 << 20).next_offset > next_base
+        try:
+            served = bytes(again.read(next_base - 1, size).records)
+        except CorruptMessage:
+            pass
+        else:
+            assert not verify_crc(served, 0, len(served))
+        disk = disk.after_kill()
+
+
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("damage", ["missing", "corrupt"])

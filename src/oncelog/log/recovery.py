@@ -110,7 +110,8 @@ def _open_segments(
         segment = Segment.open(disk, directory, base, how.now_ms)
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
-        if how.is_clean or (next_base is not None and next_base <= how.recovery_point):
+        is_all_sure = next_base is not None and (how.is_clean or next_base <= how.recovery_point)
+        if how.is_clean or is_all_sure:
             try:
                 if next_base is None:
                     segment.load_indexes(interval)
@@ -122,7 +123,8 @@ def _open_segments(
             trusted = 0
         else:
             trusted = how.recovery_point
-        bad = segment.rebuild(trusted, interval, min(how.recovery_point, next_base or how.recovery_point))
+        sure = next_base if next_base is not None and is_all_sure else how.recovery_point
+        bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
         for position in segment.damaged:
             reports.append(f"{disk.describe(segment.log_path)} is damaged at position {position}")
         if replay_from is None:

@@ -154,19 +154,19 @@ class Segment:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
 
     def rebuild(
-        self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0
+        self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
     ) -> BadBatch | None:
         """Check every batch from `trusted_offset` on and index it again; cut the file at the first bad one.
 
         Nothing below `trusted_offset` (already on disk for sure) is read again, as far as the index
         reaches; an offset at or below the base trusts nothing. Afterwards `transactions_from` is set.
         Below `sure_offset` all was synced: what is bad there is a damage and no torn tail. It stays, for its
-        readers to be told, and so does what follows. Returns what was cut.
+        readers to be told, and so does what follows; `is_whole`: up to there. Returns what was cut.
         """
         self._load_trusted(trusted_offset)
         bad = self._walk_from_index(index_interval_bytes, verify=True)
         while bad is not None and self.end_offset < sure_offset:
-            follower = self.behind(bad.position, self.end_offset)
+            follower = self.behind(bad.position, self.end_offset) or (self.size_bytes if is_whole else None)
             if follower is None:
                 break
             self.damaged[bad.position] = follower
