@@ -347,7 +347,7 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
         disk = disk.after_kill()
 
 
-@pytest.mark.parametrize("position", [16, 25], ids=["format", "last offset"])
+@pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
 def test_what_follows_a_damage_can_be_read(position: int) -> None:
     """Found by the simulator: whoever went on behind the damaged batch met it again."""
     disk = MemoryDisk()

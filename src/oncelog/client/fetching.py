@@ -118,6 +118,8 @@ def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolati
     placed: list[PlacedBatch] = []
     try:
         for position, header in iter_batches(piece.records):
+            if header.last_offset < header.base_offset:
+                raise CorruptMessage(f"a batch claims offsets {header.base_offset} to {header.last_offset}")
             abort = header.is_control and _is_abort_marker(piece.records, position)
             placed.append(PlacedBatch(position, header, judge.decide(header, is_abort_marker=abort)))
     except (CorruptMessage, InvalidRecord) as error:

@@ -67,6 +67,9 @@ def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
             damage = found
             continue
         header = found.header
+        if header.last_offset < header.base_offset:
+            damage = BadBatch(found.position, f"a batch claims to end at offset {header.last_offset}")
+            continue
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):
