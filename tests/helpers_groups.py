@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from helpers_producer import producer_of
+from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Consumer, TopicPartition
 
@@ -73,3 +73,32 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, "nothing came of it"
         time.sleep(0.02)
+
+
+def transform_thirty(servers: str, consumer: Consumer) -> None:
+    """Read, write and commit in transactions, some aborted: every record is transformed once."""
+    source, target = new_topic(servers, 2), new_topic(servers)
+    fill(servers, source, 0, 30, 2)
+    with producer_of(servers, transactional_id=f"copy-{source}") as producer:
+        producer.init_transactions()
+        consumer.subscribe([source])
+        done, turn = 0, 0
+        deadline = time.monotonic() + SECONDS
+        while done < 30:
+            assert time.monotonic() < deadline
+            records = consumer.poll(0.2)
+            if not records:
+                continue
+            turn += 1
+            producer.begin_transaction()
+            for record in records:
+                producer.send(target, b"%d" % (int(record.value or b"") * 10))
+            ends = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
+            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+            if turn % 3 == 0:
+                producer.abort_transaction()
+                consumer.seek_to_committed()
+            else:
+                producer.commit_transaction()
+                done += len(records)
+    assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]

@@ -7,8 +7,8 @@ import time
 
 import confluent_kafka
 import pytest
-from helpers_groups import SECONDS, Reader, fill, member, take, wait_for
-from helpers_producer import new_topic, producer_of, values
+from helpers_groups import SECONDS, Reader, fill, member, take, transform_thirty, wait_for
+from helpers_producer import new_topic
 
 from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -113,35 +113,8 @@ def test_a_member_that_does_not_poll_is_left_behind(servers: str, group: str) ->
 
 @pytest.mark.behaviour("T7")
 def test_consume_transform_produce(servers: str, group: str) -> None:
-    """Read, write and commit in transactions, some aborted: every record is transformed once."""
-    source, target = new_topic(servers, 2), new_topic(servers)
-    fill(servers, source, 0, 30, 2)
-    with (
-        member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer,
-        producer_of(servers, transactional_id=f"ctp-{group}") as producer,
-    ):
-        producer.init_transactions()
-        consumer.subscribe([source])
-        done, turn = 0, 0
-        deadline = time.monotonic() + SECONDS
-        while done < 30:
-            assert time.monotonic() < deadline
-            records = consumer.poll(0.2)
-            if not records:
-                continue
-            turn += 1
-            producer.begin_transaction()
-            for record in records:
-                producer.send(target, b"%d" % (int(record.value or b"") * 10))
-            ends = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
-            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
-            if turn % 3 == 0:
-                producer.abort_transaction()
-                consumer.seek_to_committed()
-            else:
-                producer.commit_transaction()
-                done += len(records)
-    assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+    with member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer:
+        transform_thirty(servers, consumer)
 
 
 def test_a_static_member_comes_back_without_a_rebalance(servers: str, group: str) -> None:

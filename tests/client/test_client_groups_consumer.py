@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka
 import pytest
-from helpers_groups import SECONDS, Reader, fill, take, wait_for
+from helpers_groups import Reader, fill, take, transform_thirty, wait_for
 from helpers_groups import member as any_member
-from helpers_producer import new_topic, producer_of, values
+from helpers_producer import new_topic
 
-from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog import Admin, Broker, Consumer
 from oncelog.client.admin_types import NewTopic
 from oncelog.dev.served import ServedBroker
 from oncelog.errors import ConfigError, UnknownMemberId
@@ -32,35 +31,8 @@ def member(servers: str, group: str, **settings: object) -> Consumer:
 
 @pytest.mark.behaviour("T7")
 def test_consume_transform_produce(servers: str, group: str) -> None:
-    """Read, write and commit in transactions, some aborted: every record is transformed once."""
-    source, target = new_topic(servers, 2), new_topic(servers)
-    fill(servers, source, 0, 30, 2)
-    with (
-        member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer,
-        producer_of(servers, transactional_id=f"ctp-{group}") as producer,
-    ):
-        producer.init_transactions()
-        consumer.subscribe([source])
-        done, turn = 0, 0
-        deadline = time.monotonic() + SECONDS
-        while done < 30:
-            assert time.monotonic() < deadline
-            records = consumer.poll(0.2)
-            if not records:
-                continue
-            turn += 1
-            producer.begin_transaction()
-            for record in records:
-                producer.send(target, b"%d" % (int(record.value or b"") * 10))
-            ends = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
-            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
-            if turn % 3 == 0:
-                producer.abort_transaction()
-                consumer.seek_to_committed()
-            else:
-                producer.commit_transaction()
-                done += len(records)
-    assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+    with member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer:
+        transform_thirty(servers, consumer)
 
 
 def test_members_share_and_take_over(servers: str, group: str) -> None:

@@ -7,7 +7,6 @@ says so in its text. Spark hands option names over in lower case; they are compa
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,19 +23,10 @@ from oncelog.spark.offsets import (
     parse_partitions,
     parse_timestamps,
 )
+from oncelog.spark.option_rows import Option, client_settings, refuse_unknown
 from oncelog.types import TopicPartition
 
 Mode = Literal["batch", "stream"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One row. `default` None: unset. `mode`: where it has an effect."""
-
-    name: str
-    default: str | None
-    mode: Literal["both", "batch", "stream"]
-    meaning: str
 
 
 def _rows(*rows: tuple[str, str | None, Literal["both", "batch", "stream"], str]) -> tuple[Option, ...]:
@@ -72,7 +62,6 @@ OPTIONS = _rows(
 # fmt: on
 
 _NAMES = {option.name.lower(): option for option in OPTIONS}
-_CLIENT_PREFIX = "kafka."
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INSTEAD_OF = {
     "auto.offset.reset": "use startingOffsets",
@@ -117,7 +106,7 @@ class SourceOptions:
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
     """Check what the user gave; `mode` None while it is not known yet. Raises ConfigError."""
     options = {name.lower(): value for name, value in given.items()}
-    _refuse_unknown(options)
+    refuse_unknown(options, _NAMES, "format('oncelog')")
     if mode is not None:
         _check_mode(options, mode)
     _check_companions(options)
@@ -145,17 +134,8 @@ def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceO
         max_records_per_partition=_parse_count(options, "maxRecordsPerPartition"),
         include_headers=_parse_bool(options, "includeHeaders"),
         fail_on_data_loss=_parse_bool(options, "failOnDataLoss"),
-        client=_parse_client(options),
+        client=client_settings(options, CONSUMER, {}, _INSTEAD_OF),
     )
-
-
-def _refuse_unknown(options: Mapping[str, str]) -> None:
-    for name in options:
-        if name in _NAMES or name.startswith(_CLIENT_PREFIX):
-            continue
-        near = difflib.get_close_matches(name, _NAMES, n=1)
-        hint = f"; did you mean {_NAMES[near[0]].name}?" if near else "; docs/spark.md lists all"
-        raise ConfigError(f"unknown option {name!r} of format('oncelog'){hint}")
 
 
 def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
@@ -215,24 +195,6 @@ def _parse_subscription(options: Mapping[str, str]) -> Subscription:
     except re.error as error:
         raise ConfigError(f"subscribePattern={text!r} is not a regular expression: {error}") from None
     return Subscription(pattern=text)
-
-
-def _parse_client(options: Mapping[str, str]) -> dict[str, object]:
-    client: dict[str, object] = {"client.id": "oncelog-spark"}
-    for name, value in options.items():
-        if not name.startswith(_CLIENT_PREFIX):
-            continue
-        key = name.removeprefix(_CLIENT_PREFIX)
-        if key in _INSTEAD_OF:
-            raise ConfigError(f"{name} cannot be set: {_INSTEAD_OF[key]}")
-        client[key] = value
-    if not client.get("bootstrap.servers"):
-        raise ConfigError("kafka.bootstrap.servers is not set: give HOST:PORT of a broker")
-    try:
-        CONSUMER.parse(client)
-    except ConfigError as error:
-        raise ConfigError(f"option kafka.*: {error}") from None
-    return client
 
 
 def _parse_strategy(options: Mapping[str, str]) -> bool:

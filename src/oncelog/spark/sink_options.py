@@ -6,42 +6,30 @@ Names and meanings are those of Spark's own Kafka sink; what is more is ours.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from oncelog.config import ADMIN, PRODUCER
 from oncelog.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOption:
-    """One row. `default` None: unset. `mode`: where it has an effect."""
-
-    name: str
-    default: str | None
-    mode: Literal["both", "batch", "stream"]
-    meaning: str
-
+from oncelog.spark.option_rows import Option, client_settings, refuse_unknown
 
 # fmt: off
 SINK_OPTIONS = (
-    SinkOption("kafka.bootstrap.servers", None, "both", "HOST:PORT of one or more brokers. Required."),
-    SinkOption("topic", None, "both", "The topic of all rows; goes before the column topic."),
-    SinkOption("writeId", None, "batch", "A name for this write: repeated with the same name, a finished or half-finished write adds nothing twice."),
-    SinkOption("markerTopic", None, "both", "An existing topic under whose name the markers are kept (nothing is written to it). Default: topic; required without it."),
-    SinkOption("transactionalIdPrefix", "oncelog", "both", "Transactional ids and consumer groups of the sink begin with this and a hyphen."),
-    SinkOption("firstBatchId", "0", "stream", "The first batch that this sink writes, for a query that wrote elsewhere before."),
-    SinkOption("includeHeaders", "false", "both", "Accepted without effect: a column headers is written when it is there."),
-    SinkOption("checkpointLocation", None, "stream", "Spark's own."),
-    SinkOption("path", None, "both", "Refused: set the option topic."),
-    SinkOption("kafka.*", None, "both", "Any producer setting by its Kafka name; kafka.transaction.timeout.ms is 300000 by default, and must be longer than a task takes."),
+    Option("kafka.bootstrap.servers", None, "both", "HOST:PORT of one or more brokers. Required."),
+    Option("topic", None, "both", "The topic of all rows; goes before the column topic."),
+    Option("writeId", None, "batch", "A name for this write: repeated with the same name, a finished or half-finished write adds nothing twice."),
+    Option("markerTopic", None, "both", "An existing topic under whose name the markers are kept (nothing is written to it). Default: topic; required without it."),
+    Option("transactionalIdPrefix", "oncelog", "both", "Transactional ids and consumer groups of the sink begin with this and a hyphen."),
+    Option("firstBatchId", "0", "stream", "The first batch that this sink writes, for a query that wrote elsewhere before."),
+    Option("includeHeaders", "false", "both", "Accepted without effect: a column headers is written when it is there."),
+    Option("checkpointLocation", None, "stream", "Spark's own."),
+    Option("path", None, "both", "Refused: set the option topic."),
+    Option("kafka.*", None, "both", "Any producer setting by its Kafka name; kafka.transaction.timeout.ms is 300000 by default, and must be longer than a task takes."),
 )
 # fmt: on
 
 _NAMES = {option.name.lower(): option for option in SINK_OPTIONS}
-_CLIENT_PREFIX = "kafka."
 _TRANSACTION_TIMEOUT_MS = 300_000
 _INSTEAD_OF = {
     "transactional.id": "each task has one of its own; use transactionalIdPrefix",
@@ -68,7 +56,7 @@ class SinkSettings:
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:
     """Check what the user gave. Raises ConfigError."""
     options = {name.lower(): value for name, value in given.items()}
-    _refuse_unknown(options)
+    refuse_unknown(options, _NAMES, "writing with format('oncelog')")
     if "path" in options:
         raise ConfigError("save() and start() take no path here: set the option topic")
     if mode == "stream" and "writeid" in options:
@@ -80,7 +68,8 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
             "with the column topic alone, set the option markerTopic to an existing topic: markers of what was "
             "written are consumer group offsets, which are kept under a topic's name"
         )
-    producer = _parse_client(options)
+    defaults = {"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS}
+    producer = client_settings(options, PRODUCER, defaults, _INSTEAD_OF)
     return SinkSettings(
         topic=topic,
         marker_topic=marker_topic,
@@ -93,37 +82,7 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
     )
 
 
-def _refuse_unknown(options: Mapping[str, str]) -> None:
-    for name in options:
-        if name in _NAMES or name.startswith(_CLIENT_PREFIX):
-            continue
-        near = difflib.get_close_matches(name, _NAMES, n=1)
-        hint = f"; did you mean {_NAMES[near[0]].name}?" if near else "; docs/spark.md lists all"
-        raise ConfigError(f"unknown option {name!r} of writing with format('oncelog'){hint}")
-
-
 def _whole(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"firstBatchId={text!r}: expected a whole number from 0")
     return int(text)
-
-
-def _parse_client(options: Mapping[str, str]) -> dict[str, object]:
-    client: dict[str, object] = {
-        "client.id": "oncelog-spark",
-        "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-    }
-    for name, value in options.items():
-        if not name.startswith(_CLIENT_PREFIX):
-            continue
-        key = name.removeprefix(_CLIENT_PREFIX)
-        if key in _INSTEAD_OF:
-            raise ConfigError(f"{name} cannot be set: {_INSTEAD_OF[key]}")
-        client[key] = value
-    if not client.get("bootstrap.servers"):
-        raise ConfigError("kafka.bootstrap.servers is not set: give HOST:PORT of a broker")
-    try:
-        PRODUCER.parse(client)
-    except ConfigError as error:
-        raise ConfigError(f"option kafka.*: {error}") from None
-    return client

@@ -1,0 +1,60 @@
+"""What the options of reading and of writing with `format("oncelog")` have in common."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from oncelog.errors import ConfigError
+from oncelog.settings import SettingsTable
+
+_CLIENT_PREFIX = "kafka."
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row. `default` None: unset. `mode`: where it has an effect."""
+
+    name: str
+    default: str | None
+    mode: Literal["both", "batch", "stream"]
+    meaning: str
+
+
+def refuse_unknown(options: Mapping[str, str], known: Mapping[str, Option], what: str) -> None:
+    """Raise ConfigError at a name that nobody knows. Names are in lower case, as Spark hands them over."""
+    for name in options:
+        if name in known or name.startswith(_CLIENT_PREFIX):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {known[near[0]].name}?" if near else "; docs/spark.md lists all"
+        raise ConfigError(f"unknown option {name!r} of {what}{hint}")
+
+
+def client_settings(
+    options: Mapping[str, str],
+    table: SettingsTable,
+    defaults: Mapping[str, object],
+    instead_of: Mapping[str, str],
+) -> dict[str, object]:
+    """The options `kafka.*` without that prefix. `instead_of`: what cannot be set, and what to do.
+
+    Raises ConfigError on those, on what `table` refuses, and without bootstrap servers.
+    """
+    client: dict[str, object] = {"client.id": "oncelog-spark", **defaults}
+    for name, value in options.items():
+        if not name.startswith(_CLIENT_PREFIX):
+            continue
+        key = name.removeprefix(_CLIENT_PREFIX)
+        if key in instead_of:
+            raise ConfigError(f"{name} cannot be set: {instead_of[key]}")
+        client[key] = value
+    if not client.get("bootstrap.servers"):
+        raise ConfigError("kafka.bootstrap.servers is not set: give HOST:PORT of a broker")
+    try:
+        table.parse(client)
+    except ConfigError as error:
+        raise ConfigError(f"option kafka.*: {error}") from None
+    return client
