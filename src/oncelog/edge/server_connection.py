@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from oncelog.edge.acceptor import Acceptor
     from oncelog.edge.server import Server
 
-
 LARGE_REST_BYTES = 65_536
 """From this on the rest of a frame is received in its own place; less goes through the shared buffer."""
 ROUND_REQUESTS = 64
@@ -284,8 +283,8 @@ class Connection(Accepted):
     def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
         if isinstance(answer, Farewell):
             self._holds += 1  # nothing after it is begun
-            delay_s = answer.delay_ms / 1000
-            asyncio.get_running_loop().call_later(delay_s, self._part, header, answer, started)
+            later = asyncio.get_running_loop().call_later
+            later(answer.delay_ms / 1000, self._part, header, answer, started)
         elif isinstance(answer, Deferred):
             slot = self._outbox.reserve(answer)
             self._holds += answer.holds_later_requests
@@ -310,7 +309,9 @@ class Connection(Accepted):
             log_event("error", "late answer failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
             return
-        self._go_on()
+        if self._backlog and not self._is_going_on:
+            self._ask_for_turn()  # whoever answers may be amid its own work, and is not to be asked more now
+        self._end_round(self.server.clock.now_ms())
 
     def _encode(self, header: RequestHeader, answer: Any, started: float) -> Payload | None:
         if isinstance(answer, Disconnect):
