@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from helpers_broker import RawClient
+from helpers_broker import RawClient, wait_until
 
 from oncelog.edge.broker import Broker
 from oncelog.wire.messages import (
+    DescribeGroupsRequest,
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
@@ -48,12 +49,10 @@ def test_a_member_that_leaves_right_behind_its_sync(broker: Broker) -> None:
     first = clients[0].ask(_join(""), JOIN)
     for client in clients[1:]:
         client.send(_join(""), JOIN)
+    with RawClient(broker.bootstrap_servers) as onlooker:
+        wait_until(lambda: len(onlooker.ask(DescribeGroupsRequest(groups=["g"]), 0).groups[0].members) == 3)
     clients[0].send(_join(first.member_id), JOIN)
     joined = [client.receive(JoinGroupResponse, JOIN)[1] for client in clients]
-    while len(joined[0].members) < 3:  # one of them came in another round
-        for client, answer in zip(clients, joined, strict=True):
-            client.send(_join(answer.member_id), JOIN)
-        joined = [client.receive(JoinGroupResponse, JOIN)[1] for client in clients]
     for client, answer in list(zip(clients, joined, strict=True))[1:]:
         client.send(_sync(answer, []), SYNC)
         client.send(LeaveGroupRequest(group_id="g", member_id=answer.member_id), LEAVE)
