@@ -23,7 +23,7 @@ test: setup  ## style, types, and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600

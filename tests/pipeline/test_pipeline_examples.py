@@ -32,6 +32,7 @@ def run_through_kills(it: Supervised) -> None:
     it.wait_for_batch(4)
     it.kill(is_jvm=True)
     it.wait_for_rest()
+    assert "Spark's JVM has died" in it.log
     if it.case.name == "windows":  # what the last record closes is written by a batch without rows
         it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
     assert it.stop() == 0, it.log[-4000:]
@@ -48,17 +49,14 @@ def stop_midway(it: Supervised) -> int:
 
 
 @pytest.mark.behaviour("P2")
-def test_killed_and_stopped_midway(servers: str, tmp_path: Path) -> None:
+def test_stopped_midway(servers: str, tmp_path: Path) -> None:
     with Supervised(CASES["enrich"], servers, tmp_path) as it:
         it.start()
         it.wait_for_batch(1)
-        it.kill(is_jvm=True)
-        it.wait_for_batch(2, run=2)
         ended = stop_midway(it)
         written, expected = it.result(), it.case.expected()
     assert all(row in expected for row in written)
     assert len({row["id"] for row in written}) == len(written) >= PER_BATCH * (ended + 1)
-    assert "Spark's JVM has died" in it.log
     for field in ("rows_in=30", "rows_out=30", "bytes_out=", "commit_seconds=", "lanes=2", "lag="):
         assert field in it.log
 

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 MATRIX = [Query(sink, broker) for sink in ("lane", "batch", "kafka") for broker in ("ours", "apache")]
 QUICK = [
-    Query("lane", "ours", (Leg("local", ("driver in commit",)), Leg("local", ("task raises",)))),
     Query("batch", "ours", (Leg("local", ("driver in write",)), Leg("local", ("worker",)))),
 ]
 DOUBLING = {

@@ -44,7 +44,7 @@ class Plan:
     """`idle`, `slow`, `deaf`: connections that do nothing, that drip, that never read."""
 
     brokers: tuple[str, ...] = BROKERS
-    repeats: int = 3
+    repeats: int = 5
     seconds: float = 4.0
     rate_per_s: float = 200.0
     idle: int = 10_000
