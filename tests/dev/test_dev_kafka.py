@@ -97,6 +97,7 @@ class Load:
                 assert values == [b"%d" % number for number in range(partition, self.sent, 3)]
 
 
+@pytest.mark.soak
 @pytest.mark.behaviour("I26")
 def test_our_producer_while_the_nodes_of_a_cluster_are_stopped_and_killed(kafka_class_path: str) -> None:
     quick = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}

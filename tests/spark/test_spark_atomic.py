@@ -34,6 +34,7 @@ def numbers(spark: Any, *span: int) -> Any:
     return spark.range(*span, 1, 2).selectExpr("CONCAT('k', id) AS key", "CONCAT('v', id) AS value")
 
 
+@pytest.mark.soak
 def test_a_stream_in_transactions(
     spark: Any,
     shared_broker: oncelog.Broker,

@@ -206,6 +206,7 @@ def is_done(servers: str, topic: str, count: int) -> bool:
     return done_of(servers, topic, topic) >= count
 
 
+@pytest.mark.soak
 @pytest.mark.behaviour("P4")
 def test_the_driver_is_killed_in_mid_load(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
