@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
 from oncelog.log.disk import Buffer
-from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segments import Segments
 from oncelog.wire.batch import HEADER_BYTES, verify_crc
+from oncelog.wire.header import LOG_OVERHEAD_BYTES
 from oncelog.wire.records import decode_records
 
-_BASE_AND_LENGTH = struct.Struct(">qi")
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_POSITION = 23
-_OVERHEAD = 12
 
 
 class LogSlice(NamedTuple):
@@ -112,8 +111,8 @@ def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool)
     chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
     if len(chunk) < HEADER_BYTES:
         return None
-    first_offset, length = _BASE_AND_LENGTH.unpack_from(chunk)
-    size = length + _OVERHEAD
+    first_offset, length = BASE_AND_LENGTH.unpack_from(chunk)
+    size = length + LOG_OVERHEAD_BYTES
     if not HEADER_BYTES <= size <= available:
         raise _damaged(segment, position, f"a batch claims {size} bytes, {available} are there")
     if not segment.base_offset <= first_offset < segment.end_offset:
@@ -140,8 +139,8 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
     if start >= limit:
         end = 0
     while end + HEADER_BYTES <= limit:
-        base_offset, length = _BASE_AND_LENGTH.unpack_from(chunk, end)
-        size = length + _OVERHEAD
+        base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, end)
+        size = length + LOG_OVERHEAD_BYTES
         if end + size > limit or base_offset >= upper_offset or size < HEADER_BYTES:
             break
         (delta,) = _LAST_DELTA.unpack_from(chunk, end + _LAST_DELTA_POSITION)

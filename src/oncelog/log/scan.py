@@ -38,7 +38,7 @@ HEADERS = np.dtype(
 )
 """A batch header as a row of columns."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
-_BASE_AND_LENGTH = struct.Struct(">qi")
+BASE_AND_LENGTH = struct.Struct(">qi")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 
 
@@ -106,7 +106,21 @@ def scan(
         position += size
 
 
-def find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
+def find_behind(file: Readable, position: int, end: int, offset: int) -> int | None:
+    """Where a log goes on behind a damage at a position, which holds `offset`; None without a whole batch."""
+    claimed = file.pread(_LENGTH.size, position + _LENGTH_POSITION)
+    length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
+    claimed_end = position + length + LOG_OVERHEAD_BYTES
+    if claimed_end == end:
+        return claimed_end
+    if position < claimed_end < end:
+        found = next(scan(file, claimed_end, end, verify=True), None)
+        if isinstance(found, FoundBatch) and found.header.base_offset > offset:
+            return claimed_end
+    return _find_batch(file, position + 1, end, offset + 1)
+
+
+def _find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
     """Where, from a position on, a batch begins that is whole; None without one.
 
     Only to find the way behind a damage: it looks at every byte.
@@ -116,7 +130,7 @@ def find_batch(file: Readable, position: int, end: int, least_offset: int) -> in
         at = chunk.find(_MAGIC, _MAGIC_POSITION)
         while at >= 0:
             begin = position + at - _MAGIC_POSITION
-            base_offset, length = _BASE_AND_LENGTH.unpack_from(chunk, at - _MAGIC_POSITION)
+            base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, at - _MAGIC_POSITION)
             if base_offset >= least_offset and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
                 found = next(scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True), None)
                 if isinstance(found, FoundBatch):

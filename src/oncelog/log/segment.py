@@ -5,21 +5,18 @@ Source: Kafka's LogSegment.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 from oncelog.errors import StorageError
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
-from oncelog.log.scan import BadBatch, FoundBatch, find_batch, scan
+from oncelog.log.scan import BadBatch, FoundBatch, find_behind, scan
 from oncelog.wire.batch import BatchHeader
-from oncelog.wire.header import LOG_OVERHEAD_BYTES
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
 MAX_RELATIVE_OFFSET = 2**31 - 1
-_LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -181,16 +178,7 @@ class Segment:
 
     def behind(self, position: int, offset: int) -> int | None:
         """Where the log goes on behind a damage, which holds `offset`; None if there is nothing whole."""
-        claimed = self.file.pread(_LENGTH.size, position + _LENGTH_POSITION)
-        length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
-        claimed_end = position + length + LOG_OVERHEAD_BYTES
-        if claimed_end == self.size_bytes:
-            return claimed_end
-        if position < claimed_end < self.size_bytes:
-            found = next(scan(self.file, claimed_end, self.size_bytes, verify=True), None)
-            if isinstance(found, FoundBatch) and found.header.base_offset > offset:
-                return claimed_end
-        return find_batch(self.file, position + 1, self.size_bytes, offset + 1)
+        return find_behind(self.file, position, self.size_bytes, offset)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
         """From a position on, where to and where from again: all but what is known to be damaged."""
@@ -356,15 +344,6 @@ class Segment:
         self.index.write_pending()
         self.times.write_pending()
         self.transactions.write_pending()
-
-    def write_indexes(self, *, is_active: bool) -> None:
-        """Write what `sync` is to sync. On OSError nothing is lost, and a later call tries again."""
-        if self._is_removed:
-            return
-        self.transactions.write_pending()
-        if not is_active:
-            self.index.write_pending()
-            self.times.write_pending()
 
     def sync(self, *, is_active: bool) -> None:
         """fdatasync. Indexes of the active segment wait until it is finished: they can be rebuilt.

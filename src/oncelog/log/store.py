@@ -322,8 +322,6 @@ class PartitionStore:
         end_offset = self._log_end_offset
         segments = self._segments.from_offset(self._recovery_point)
         try:
-            for segment in segments:
-                segment.write_indexes(is_active=segment is segments[-1])
             # Before the syncs: a segment that comes meanwhile makes it dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
