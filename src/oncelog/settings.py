@@ -164,7 +164,7 @@ class SettingsTable:
     scoped: tuple[str, ...] = ()
 
     def get(self, key: str) -> Setting | None:
-        return next((s for s in self.settings if s.key == key), None)
+        return self._by_key.get(key)
 
     @cached_property
     def _by_key(self) -> dict[str, Setting]:

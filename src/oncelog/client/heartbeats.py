@@ -35,7 +35,7 @@ class _Said(NamedTuple):
     owned: frozenset[Place]
 
 
-def check_settings(settings: Settings) -> None:
+def _check_settings(settings: Settings) -> None:
     """Refuse what the protocol leaves to the coordinator. Raises ConfigError."""
     if given := [key for key in CLASSIC_ONLY if settings.is_user_set(key)]:
         raise ConfigError(
@@ -48,7 +48,7 @@ class Heartbeats:
     """What a member tells its coordinator: all, to join or after a lost answer; else what changed."""
 
     def __init__(self, settings: Settings, member_id: str) -> None:
-        check_settings(settings)
+        _check_settings(settings)
         self._settings = settings
         self.member_id = member_id
         self.epoch = JOINING

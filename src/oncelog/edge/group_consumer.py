@@ -15,7 +15,7 @@ from uuid import UUID
 
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.group import Next, next_after
-from oncelog.client.heartbeats import Difference, Heartbeats, Place, difference
+from oncelog.client.heartbeats import JOINING, Difference, Heartbeats, Place, difference
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import GroupSession, Rebalance
@@ -67,10 +67,11 @@ class ConsumerProtocolSession(GroupSession):
             raise failure
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._beat())
-        if self._finding is None and self._wanted not in (None, self._acknowledged):
-            self._finding = asyncio.create_task(self._find(self._wanted or frozenset()))
+        wanted = self._wanted
+        if self._finding is None and wanted is not None and wanted != self._acknowledged:
+            self._finding = asyncio.create_task(self._find(wanted))
             self._finding.add_done_callback(lambda _: self._tell())
-        is_settled = self._finding is None and self._wanted is not None
+        is_settled = self._finding is None and wanted is not None
         if is_settled or (self._owned and not (self._finding and self._finding.done())):
             await self._commit_by_time()
             return True  # what stays is read on while the rest is found
@@ -164,7 +165,7 @@ class ConsumerProtocolSession(GroupSession):
     async def _beat_once(self) -> None:
         if self._pattern is not None and self._looking is None:
             await self._match(self._pattern)
-        if self._heartbeats.epoch == 0:  # a topic may come into being by being asked for
+        if self._heartbeats.epoch == JOINING:  # a topic may come into being by being asked for
             await self._cluster.refresh_metadata(
                 sorted(self.topics), allow_auto_topic_creation=self._pattern is None
             )
@@ -178,9 +179,7 @@ class ConsumerProtocolSession(GroupSession):
         )
         if wanted is not None and wanted != self._wanted:
             self._wanted = wanted
-            if self._finding is not None:
-                self._finding.cancel()
-                self._finding = None
+            self._stop_finding()
             self._tell()
 
     def _fail(self, error: OncelogError) -> None:
@@ -199,15 +198,17 @@ class ConsumerProtocolSession(GroupSession):
         self._heartbeats.fenced()
         self.member = ConsumerGroupMetadata(self.group_id, member_id=self._heartbeats.member_id)
         self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()
+        self._stop_finding()
+        self._tell()
+
+    def _stop_finding(self) -> None:
         if self._finding is not None:
             self._finding.cancel()
             self._finding = None
-        self._tell()
 
     async def close(self) -> None:
         """Commit if that is automatic, leave."""
-        if self._finding is not None:
-            self._finding.cancel()
+        self._stop_finding()
         await super().close()
 
     async def _leave(self) -> None:
