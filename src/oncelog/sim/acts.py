@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from oncelog.sim.stage import Plan
 
 
-class Act:
+class Act(ABC):
     """One of them. `clients`: hosts for faults to choose from; `applications` end by themselves, `readers`
     when they are told to.
     """
@@ -46,15 +47,15 @@ class Act:
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
         return [call.operation(self.world.now_us) for call in calls]
 
-    def ending(self) -> None:
+    def ending(self) -> None:  # noqa: B027 (most need not know)
         """The broker is about to end."""
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: Node) -> None:  # noqa: B027
         """The broker has started again."""
 
+    @abstractmethod
     def check(self, node: Node) -> None:
         """Everything is at rest, and `last` has read what there is."""
-        raise NotImplementedError
 
 
 async def create_topic(admin: AsyncAdmin, topic: NewTopic) -> None:

@@ -7,6 +7,7 @@ what has not been tried yet. Nothing is sent a second time under the same value.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class Call:
         )
 
 
-class Application(Host):
+class Application(Host, ABC):
     """A host whose processes do `work` until it is done. `session`: changes where its order begins anew."""
 
     keeps_producers = True
@@ -88,8 +89,9 @@ class Application(Host):
                 self.is_done = True
         self.world.note(self.name, "is done")
 
+    @abstractmethod
     async def work(self) -> None:
-        raise NotImplementedError
+        """All it has to do; after a kill it begins again."""
 
     def begin(self, kind: Kind, items: Iterable[Item] = (), transaction: Hashable | None = None) -> Call:
         call = Call(self.name, self.session, kind, self.world.now_us, tuple(items), transaction)
