@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from helpers_producer import new_topic, producer_of, values
@@ -102,3 +103,19 @@ def transform_thirty(servers: str, consumer: Consumer) -> None:
                 producer.commit_transaction()
                 done += len(records)
     assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+
+
+def static_member_comes_back(servers: str, member_named: Callable[[str], Consumer]) -> None:
+    """To what it had, and the others are not told of a rebalance. `member_named`: by group.instance.id."""
+    topic = new_topic(servers, 2)
+    other = Reader(member_named("other"), topic)
+    wait_for(lambda: other.events == [("assigned", 2)])
+    with member_named("mine") as mine:
+        mine.subscribe([topic])
+        wait_for(lambda: mine.poll(0.1) == [] and len(mine.assignment()) == 1)
+    count = len(other.events)
+    with member_named("mine") as again:
+        again.subscribe([topic])
+        wait_for(lambda: again.poll(0.1) == [] and len(again.assignment()) == 1)
+        assert len(other.events) == count
+    other.stop()

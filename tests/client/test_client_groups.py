@@ -7,7 +7,16 @@ import time
 
 import confluent_kafka
 import pytest
-from helpers_groups import SECONDS, Reader, fill, member, take, transform_thirty, wait_for
+from helpers_groups import (
+    SECONDS,
+    Reader,
+    fill,
+    member,
+    static_member_comes_back,
+    take,
+    transform_thirty,
+    wait_for,
+)
 from helpers_producer import new_topic
 
 from oncelog import Consumer, TopicPartition
@@ -118,18 +127,7 @@ def test_consume_transform_produce(servers: str, group: str) -> None:
 
 
 def test_a_static_member_comes_back_without_a_rebalance(servers: str, group: str) -> None:
-    topic = new_topic(servers, 2)
-    other = Reader(member(servers, group, group_instance_id="other"), topic)
-    wait_for(lambda: other.events == [("assigned", 2)])
-    with member(servers, group, group_instance_id="mine") as mine:
-        mine.subscribe([topic])
-        wait_for(lambda: mine.poll(0.1) == [] and len(mine.assignment()) == 1)
-    count = len(other.events)
-    with member(servers, group, group_instance_id="mine") as again:
-        again.subscribe([topic])
-        wait_for(lambda: again.poll(0.1) == [] and len(again.assignment()) == 1)
-        assert len(other.events) == count
-    other.stop()
+    static_member_comes_back(servers, lambda name: member(servers, group, group_instance_id=name))
 
 
 def test_what_groups_need(servers: str, group: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-from helpers_groups import Reader, fill, take, transform_thirty, wait_for
+from helpers_groups import Reader, fill, static_member_comes_back, take, transform_thirty, wait_for
 from helpers_groups import member as any_member
 from helpers_producer import new_topic
 
@@ -106,18 +106,7 @@ def test_a_member_that_does_not_poll_is_left_behind(ours: str, group: str) -> No
 
 
 def test_a_static_member_comes_back_to_what_it_had(ours: str, group: str) -> None:
-    topic = new_topic(ours, 2)
-    other = Reader(member(ours, group, group_instance_id="other"), topic)
-    wait_for(lambda: other.events == [("assigned", 2)])
-    with member(ours, group, group_instance_id="mine") as mine:
-        mine.subscribe([topic])
-        wait_for(lambda: mine.poll(0.1) == [] and len(mine.assignment()) == 1)
-    count = len(other.events)
-    with member(ours, group, group_instance_id="mine") as again:
-        again.subscribe([topic])
-        wait_for(lambda: again.poll(0.1) == [] and len(again.assignment()) == 1)
-        assert len(other.events) == count
-    other.stop()
+    static_member_comes_back(ours, lambda name: member(ours, group, group_instance_id=name))
 
 
 def test_topics_by_pattern_and_one_made_again(ours: str, group: str) -> None:

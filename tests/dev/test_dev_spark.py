@@ -56,7 +56,8 @@ def test_the_example_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path
             with launch_forward(tmp_path, master, servers, "orders", "enriched") as program:
                 assert program.wait(400) == 0, (tmp_path / "log").read_text()
             assert read_values(servers, "enriched") == expected(numbers.stop)
-    ran = {path.parts[-5] for path in directory.glob("worker-*/work/*/*/stderr")}
+    logs = Path("worker-*", "work", "*", "*", "stderr")  # where Spark's workers keep what executors say
+    ran = {path.parts[-5] for path in directory.glob(str(logs))}
     assert ran == {"worker-1", "worker-2"}
 
     stopped = oncelog("dev", "spark", "stop", *where)
