@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from oncelog.errors import ConfigError
 from oncelog.rules.connections import (
+    Admission,
     Bound,
     Deadlines,
     Holding,
     Holdings,
     Phase,
-    Quotas,
     Standing,
     overdue,
     parse_overrides,
@@ -51,12 +51,12 @@ def test_never() -> None:
 
 
 def test_who_is_admitted() -> None:
-    quotas = Quotas(4, 2, {"b": 1, "c": 0})
+    admission = Admission(4, 2, {"b": 1, "c": 0})
 
     def enter(address: str, descriptor: int | None = None) -> Bound | None:
-        bound = quotas.enter(address, descriptor=descriptor, descriptor_limit=1_000)
+        bound = admission.enter(address, descriptor=descriptor, descriptor_limit=1_000)
         if bound is not None:
-            quotas.leave(address)
+            admission.leave(address)
         return bound
 
     assert [enter("a"), enter("a"), enter("a")] == [None, None, Bound.ADDRESS]
@@ -64,11 +64,11 @@ def test_who_is_admitted() -> None:
     assert enter("d", 750) is Bound.DESCRIPTORS
     assert enter("d", 749) is None
     assert enter("e") is Bound.CONNECTIONS
-    quotas.leave("a")
+    admission.leave("a")
     assert enter("e") is None
     for address in ("a", "b", "d", "e"):
-        quotas.leave(address)
-    assert (quotas.count, quotas.counts) == (0, {})
+        admission.leave(address)
+    assert (admission.count, admission.counts) == (0, {})
 
 
 def test_descriptors_are_kept_for_the_log() -> None:

@@ -37,7 +37,7 @@ class Listener:
 
     @property
     def bootstrap_servers(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_text(self.host, self.port)
 
     def bound(self, port: int) -> Listener:
         """The same at the port that it was given."""
@@ -74,6 +74,11 @@ def listeners_of(settings: Settings, host_name: str) -> tuple[Listener, ...]:
         changes = {**own.get(name, {}), "security.protocol": protocols[name]}
         made.append(Listener(name, host, port, settings.replaced(changes), told))
     return tuple(made)
+
+
+def address_text(host: str, port: int) -> str:
+    """What `parse_address` reads: HOST:PORT, IPv6 hosts in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:

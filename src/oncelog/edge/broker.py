@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from oncelog.broker.events import AppendEvent
-from oncelog.broker.listeners import Listener, listeners_of
+from oncelog.broker.listeners import Listener, address_text, listeners_of
 from oncelog.broker.metrics import to_dict
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
@@ -209,8 +209,7 @@ class Broker:
         metrics_port: int | None = None,
         on_append: Callable[[AppendEvent], None] | None = None,
     ) -> None:
-        own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._settings = BROKER.parse({"listeners": own, **(config or {})})
+        self._settings = BROKER.parse({"listeners": address_text(host, port), **(config or {})})
         self._listeners = checked_listeners(self._settings)
         self._is_temporary = data_dir is None
         self.data_dir = Path(data_dir if data_dir is not None else tempfile.mkdtemp(prefix="oncelog-"))

@@ -24,7 +24,7 @@ from oncelog.edge.server_connection import Connection
 from oncelog.edge.tls import WatchedFile
 from oncelog.errors import ConfigError
 from oncelog.log.partition import Partition
-from oncelog.rules.connections import Bound, Deadlines, Holdings, Quotas, overdue, parse_overrides
+from oncelog.rules.connections import Admission, Bound, Deadlines, Holdings, overdue, parse_overrides
 from oncelog.settings import Settings
 
 RECEIVE_BUFFER_BYTES = 1 << 20
@@ -73,7 +73,7 @@ class Server:
             idle=settings["connections.max.idle.ms"],
             linger=LINGER_MS,
         )
-        self._quotas = Quotas(
+        self._admission = Admission(
             settings["max.connections"],
             settings["max.connections.per.ip"],
             parse_overrides(settings["max.connections.per.ip.overrides"]),
@@ -132,7 +132,7 @@ class Server:
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
         limit = _descriptor_limit()
-        bound = self._quotas.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
+        bound = self._admission.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
         if bound is not None:
             connection.close(_WORDS[bound], bound=bound, at_once=True)
             self.lost(connection)
@@ -143,7 +143,7 @@ class Server:
         if connection in self.connections:
             del self.connections[connection]
             self.node.connection_count = len(self.connections)
-            self._quotas.leave(connection.address)
+            self._admission.leave(connection.address)
             self.node.requests_held.drop(connection)
             self.node.answers_held.drop(connection)
 

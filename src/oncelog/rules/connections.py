@@ -43,7 +43,7 @@ class Bound(StrEnum):
 
 
 @dataclass(slots=True)
-class Quotas:
+class Admission:
     """Connections there are, in all and by address. `overrides`: address -> its own limit."""
 
     most: int
