@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
@@ -30,6 +32,19 @@ def pytest_configure() -> None:
 
 
 LONG_ONES = ("spark", "pipeline", "dev", "cli", "kill", "interop", "bench")
+
+
+class OneSpark(LoadFileScheduling):
+    """A file goes to one process, and all files about Spark to the same: to start and warm up a second
+    session costs more than it gives, and two at a time starve each other on few cores."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/spark" if file.startswith("tests/spark/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return OneSpark(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

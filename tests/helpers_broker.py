@@ -23,7 +23,7 @@ from oncelog.wire.messages import (
 )
 from oncelog.wire.records import NewRecord, decode_records
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 
 
 class RawClient:

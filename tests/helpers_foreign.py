@@ -28,7 +28,7 @@ Command = Callable[..., list[str]]
 
 def run(command: list[str], cwd: Path | None = None) -> list[str]:
     """The lines it printed; fails with everything it printed when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=cwd)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout.splitlines()
 
@@ -94,7 +94,7 @@ def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) 
                     broker.start()
                 last = line
             assert child.stderr is not None
-            assert child.wait(60) == 0, child.stderr.read()[-3000:]
+            assert child.wait(200) == 0, child.stderr.read()[-3000:]
         assert last == "done\n"
         check_once_and_in_order(broker.bootstrap_servers, "killed")
 

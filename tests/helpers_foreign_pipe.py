@@ -69,7 +69,7 @@ def pipe_past_killed_brokers(command: Command, tmp_path: Path, count: int) -> No
                 if lines.count("committed") in (3, 12):
                     broker.kill()
                     broker.start()
-            assert child.wait(30) == 0, (tmp_path / "errors").read_text()[-3000:]
+            assert child.wait(200) == 0, (tmp_path / "errors").read_text()[-3000:]
         assert lines[-1] == "done"
         assert lines.count("committed") > 12
         check_copied(broker.bootstrap_servers, count)
@@ -103,7 +103,7 @@ def pipe_killed_at_every_step(command: Command, steps: Sequence[str], version: i
                 arguments = pipe(command, proxy.bootstrap_servers, count)
                 child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
                 started.put(child)
-                assert child.wait(30) == -signal.SIGKILL, (api, direction)
+                assert child.wait(200) == -signal.SIGKILL, (api, direction)
         assert run(pipe(command, broker.bootstrap_servers, count))[-1] == "done"
         check_copied(broker.bootstrap_servers, count)
 
@@ -126,7 +126,7 @@ def broker_killed_at_every_step(
                 for number, (api, direction) in enumerate(product(steps, ("request", "response")), 1):
                     proxy.add(Rule(action="cut", api=api, direction=direction, nth=3))
                     assert proxy.wait_until(lambda events: _cuts(events) == number, 30), (api, direction)  # noqa: B023
-                output, _ = child.communicate(timeout=30)
+                output, _ = child.communicate(timeout=200)
                 assert child.returncode == 0
         assert output.splitlines()[-1] == "done"
         check_copied(broker.bootstrap_servers, count)

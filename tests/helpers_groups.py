@@ -11,7 +11,7 @@ from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Consumer, TopicPartition
 
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 def member(servers: str, group: str, **settings: Any) -> Consumer:

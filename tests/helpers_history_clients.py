@@ -15,7 +15,7 @@ from oncelog.rules.history import Item, Kind, Operation, Outcome
 if TYPE_CHECKING:
     from helpers_history import Load
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100, "request_timeout_ms": 700}
 
 

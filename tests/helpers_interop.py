@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 MAX_BYTES = 4_000_000
 """Room for a record of 1 MiB in every client's own limit."""
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

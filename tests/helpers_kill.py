@@ -20,7 +20,7 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.faults import Proxy, WireEvent
 from oncelog.faults.rules import Action, Rule
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 _CHILDREN = [sys.executable, helpers_kill_children.__file__]
 
 

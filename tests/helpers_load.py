@@ -79,5 +79,5 @@ class Loader:
 
     def end(self) -> tuple[int, str]:
         """Exit code and standard error."""
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=200)
         return self.process.returncode, errors

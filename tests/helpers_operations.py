@@ -25,7 +25,7 @@ from oncelog.rules.audit import PartitionAudit
 from oncelog.spark.headers import stored_batch
 from oncelog.types import Isolation
 
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 PARTITIONS = 3
 Told = tuple[dict[bytes, tuple[int, int]], list[int]]
 _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
@@ -209,7 +209,7 @@ def mounted(where: Path, *how: str) -> Iterator[Path]:
 def _failure(command: Sequence[str]) -> str | None:
     if shutil.which(command[0]) is None:
         return f"there is no {command[0]}"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     return done.stderr.strip() or "it failed" if done.returncode else None
 
 

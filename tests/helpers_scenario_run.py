@@ -36,7 +36,7 @@ from oncelog.errors import (
 from oncelog.wire.frames import decode_response
 from oncelog.wire.messages import API_BY_NAME, Api
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SETTLE_S = 0.5
 """A broker that was just elected may be fenced once more when it has many partitions to lead."""
 POOL = 16

@@ -25,7 +25,7 @@ from oncelog import Consumer, TopicPartition
 from oncelog.spark import atomic, atomic_task, write_atomic
 from oncelog.spark.sink import OncelogFormat, StreamWriter
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 _FAILURES = 9
 """How often a query that failed is started again, as whoever supervises it would."""
 SELDOM_S = 0.02

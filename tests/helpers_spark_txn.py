@@ -67,5 +67,5 @@ def create_compacted(bootstrap: str, topic: str, outcomes: str) -> list[int]:
     write_transactions(bootstrap, topic, outcomes, same_keys=True)
     wait_for_stable_end(bootstrap, topic, (RECORDS + 1) * len(outcomes))
     before = RECORDS * outcomes.count("c")
-    wait_until(lambda: len(committed_offsets(bootstrap, topic)) <= before // 2, 60)
+    wait_until(lambda: len(committed_offsets(bootstrap, topic)) <= before // 2, 200)
     return committed_offsets(bootstrap, topic)

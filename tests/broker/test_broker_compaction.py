@@ -86,7 +86,7 @@ def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional
             broker.kill()
             broker.start()
         stopped.set()
-        worker.join(60)
+        worker.join(120)
         assert not worker.is_alive()
         assert newest(servers, topic) == acknowledged
         checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"

@@ -26,7 +26,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     opened.set()
 
     def sync(self: RealFile) -> None:
-        opened.wait(20)
+        opened.wait(200)
         real(self)
 
     monkeypatch.setattr(RealFile, "sync", sync)
@@ -48,7 +48,7 @@ def test_an_append_is_acknowledged_only_when_it_is_synced(gate: threading.Event)
                 connection.socket.settimeout(0.1)
                 with pytest.raises(TimeoutError):
                     connection.socket.recv(1)
-                connection.socket.settimeout(20)
+                connection.socket.settimeout(60)
             gate.set()
             frame = other.read_frame()
             assert frame is not None and int.from_bytes(frame[:4], "big") == retry_id

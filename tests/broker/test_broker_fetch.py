@@ -203,6 +203,6 @@ def test_many_readers_get_every_record_once(broker: Broker, client: RawClient, t
         thread.start()
     fill(client, topic, 30)
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     offsets = [[struct.unpack_from(">q", one)[0] for one in batches] for batches in received]
     assert offsets == [list(range(30))] * 4

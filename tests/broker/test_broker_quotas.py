@@ -89,7 +89,7 @@ def test_another_client_is_heard_meanwhile(limited: Broker, admin: Admin, raw: R
     assert produce(raw, "t", 100_000) > 90_000
     raw.send(m.ApiVersionsRequest(), 0)
     with Producer({"bootstrap.servers": limited.bootstrap_servers, "client.id": "other"}) as producer:
-        producer.send("t", b"v").result(timeout=20)
+        producer.send("t", b"v").result(timeout=60)
     raw.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
         raw.socket.recv(1)

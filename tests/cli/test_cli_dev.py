@@ -61,15 +61,15 @@ def test_in_the_foreground_a_signal_stops_the_cluster(directory: Path, number: s
         assert address == f"127.0.0.1:{node.port}"
         assert nodes_of(directory) == [node.pid]
         command.send_signal(number)
-        assert command.wait(40) == (0 if number is signal.SIGINT else 143)
+        assert command.wait(200) == (0 if number is signal.SIGINT else 143)
     assert nodes_of(directory) == []
 
 
 def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:
     with launched(directory) as command:
-        wait_until(lambda: bool(nodes_of(directory)), 30)
+        wait_until(lambda: bool(nodes_of(directory)), 200)
         command.send_signal(signal.SIGINT)
-        command.wait(40)
+        command.wait(200)
     assert nodes_of(directory) == []
 
 
@@ -78,4 +78,4 @@ def test_nodes_in_the_foreground_die_with_a_killed_parent(directory: Path) -> No
     with launched(directory, "--foreground") as command:
         assert command.stdout is not None and command.stdout.readline()
         command.kill()
-    wait_until(lambda: nodes_of(directory) == [], 10)
+    wait_until(lambda: nodes_of(directory) == [], 200)

@@ -181,7 +181,7 @@ def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_
             with pytest.raises(TimeoutError):
                 again.result(1)
             other.commit_transaction()
-            assert again.result(30).was_complete
+            assert again.result(60).was_complete
     assert content(servers, topic) == expected(ROWS)
 
 
@@ -192,7 +192,7 @@ def test_the_bar_on_a_terminal(broker: Broker, topic: str, tmp_path: Path) -> No
     with subprocess.Popen(
         [*command, "-b", broker.bootstrap_servers, "-o", "json"], stdout=subprocess.PIPE, stderr=its_end
     ) as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=200)
     os.close(its_end)
     drawn = os.read(terminal, 100_000)
     os.close(terminal)
@@ -212,7 +212,7 @@ def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) ->
             admin.alter_configs({resource: {"cleanup.policy": "compact"}})
         at = marks_partition("x")
         with Producer({"bootstrap.servers": servers}) as producer:
-            producer.send(at.topic, b'{"version": 2}', b"x/0", partition=at.partition).result(10)
+            producer.send(at.topic, b'{"version": 2}', b"x/0", partition=at.partition).result(60)
         got = load(other, "t", "x", file)
         assert (got.code, "written by another version" in got.err) == (1, True)
 

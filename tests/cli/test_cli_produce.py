@@ -48,7 +48,7 @@ def read(broker: Broker, topic: str) -> list[Record]:
         ends = consumer.end_offsets(tps)
         records: list[Record] = []
         while len(records) < sum(ends.values()):
-            records += consumer.poll(5)
+            records += consumer.poll(60)
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
@@ -164,7 +164,7 @@ def test_a_closed_standard_input_is_an_empty_one(broker: Broker, topic: str) -> 
     command = (
         f"{sys.executable} -m oncelog.cli.main produce {topic} -o json -b {broker.bootstrap_servers} <&-"
     )
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 

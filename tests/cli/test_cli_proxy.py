@@ -38,7 +38,7 @@ def test_it_carries_strikes_and_tells() -> None:
             with TinyClient(address) as client:
                 assert client.call(produce(0), 9) is not None
             process.send_signal(signal.SIGTERM)
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=200)
     assert process.returncode == 0
     events = [json.loads(line) for line in output.splitlines()]
     assert [event["fate"] for event in events] == ["passed", "cut", "passed", "passed"]
@@ -51,7 +51,7 @@ def test_a_table_line_per_message() -> None:
         with TinyClient(address) as client:
             client.call(produce(3), 9)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=200)
     assert "→ Produce  t-0  pid 1000 epoch 0  seq 3" in output
     assert "← Produce answer  t-0  ok  offset 0" in output
 

@@ -127,7 +127,7 @@ def test_serve_on_several_listeners(tmp_path: Path) -> None:
         assert [said for said, _ in lines] == ["listening on PLAINTEXT:", "listening on SASL_PLAINTEXT:"], (
             lines
         )
-        assert serving.wait(30) == 0
+        assert serving.wait(200) == 0
     both = ("--listen", "127.0.0.1:0", "--listen", "SSL://0.0.0.0:0")
     done = oncelog("serve", "--data-dir", str(tmp_path), *both)
     assert done.code == 2 and "0.0.0.0 (SSL)" in done.err and "--insecure" in done.err

@@ -101,7 +101,7 @@ def test_idempotent_batches_ranges_and_producers(apache_kafka: ApacheKafka, admi
     with confluent_producer(apache_kafka) as producer:
         for number in range(100):
             producer.produce("apache-f", b"%d" % number)
-        producer.flush(30)
+        producer.flush(60)
     (state,) = admin.describe_producers([tp])[tp].producers
     assert (state.producer_epoch, state.last_sequence) == (0, 99)
     assert state.current_txn_start_offset is None
@@ -121,16 +121,16 @@ def test_transactions_as_a_committed_reader_sees_them(apache_kafka: ApacheKafka,
     admin.create_topics([NewTopic("apache-g", 1)])
     tp = TopicPartition("apache-g", 0)
     with confluent_producer(apache_kafka, **{"transactional.id": "apache-g"}) as producer:
-        producer.init_transactions(30)
+        producer.init_transactions(120)
         for outcome in ("commit", "abort", "abort", "commit", "abort"):
             producer.begin_transaction()
             for number in range(3):
                 producer.produce("apache-g", f"{outcome}{number}".encode())
-            producer.flush(30)
-            producer.commit_transaction(30) if outcome == "commit" else producer.abort_transaction(30)
+            producer.flush(60)
+            producer.commit_transaction(120) if outcome == "commit" else producer.abort_transaction(30)
         producer.begin_transaction()
         producer.produce("apache-g", b"open")
-        producer.flush(30)
+        producer.flush(60)
         stable = admin.list_offsets({tp: "latest"}, Isolation.READ_COMMITTED)[tp].offset
         end = admin.list_offsets({tp: "latest"})[tp].offset
         assert (stable, end) == (20, 21)
@@ -148,7 +148,7 @@ def test_transactions_as_a_committed_reader_sees_them(apache_kafka: ApacheKafka,
             consumer.assign([tp])
             assert len(poll_all(consumer, 16)) == 16
             assert consumer.end_offsets([tp]) == {tp: 21}
-        producer.abort_transaction(30)
+        producer.abort_transaction(120)
 
 
 @pytest.mark.parametrize("codec", list(Compression))
@@ -172,4 +172,4 @@ def confluent_producer(kafka: ApacheKafka, **settings: Any) -> Iterator[confluen
     config = {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, **settings}
     producer = confluent_kafka.Producer(config)
     yield producer
-    producer.flush(10)
+    producer.flush(60)

@@ -54,7 +54,7 @@ def test_a_lost_acknowledgement(servers: str, proxy: Proxy, idempotent: bool, st
     topic = new_topic(servers)
     proxy.add(Rule(action="cut", api="Produce", nth=1))
     with producer_of(proxy.bootstrap_servers, enable_idempotence=idempotent) as producer:
-        metadata = producer.send(topic, b"x").result(10)
+        metadata = producer.send(topic, b"x").result(60)
     assert values(servers, topic) == stored
     assert metadata.offset == len(stored) - 1
     assert len(requests(proxy)) == 2
@@ -65,7 +65,7 @@ def test_a_lost_acknowledgement(servers: str, proxy: Proxy, idempotent: bool, st
 def test_idempotence_is_on_by_default_and_reported(servers: str) -> None:
     topic = new_topic(servers)
     with producer_of(servers) as producer:
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
         report = producer.idempotence()
     assert report.enabled and report.acks == "all" and report.max_in_flight == 5 and report.retries > 0
     assert report.producer_id is not None and report.producer_epoch == 0
@@ -82,7 +82,7 @@ def test_a_session_asks_for_its_id_once(servers: str, proxy: Proxy) -> None:
     for session in (1, 2):
         with producer_of(proxy.bootstrap_servers) as producer:
             for number in range(9):
-                producer.send(topic, b"x", partition=number % 3).result(10)
+                producer.send(topic, b"x", partition=number % 3).result(60)
             ids.append(producer.idempotence().producer_id)
         assert len(requests(proxy, "InitProducerId")) == session
     assert None not in ids and len(set(ids)) == 2
@@ -94,7 +94,7 @@ def test_ids_are_not_given_again_after_a_restart(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     for _ in range(2):
         with broker, producer_of(broker.bootstrap_servers) as producer:
-            producer.send("t", b"x").result(10)
+            producer.send("t", b"x").result(60)
             ids.append(producer.idempotence().producer_id)
     assert len(set(ids)) == 2
 
@@ -103,7 +103,7 @@ def test_ids_are_not_given_again_after_a_restart(tmp_path: Path) -> None:
 def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, batch_size=1) as producer:
-        producer.send(topic, b"0").result(10)
+        producer.send(topic, b"0").result(60)
         proxy.add(Rule(action="hold", api="Produce", direction="response"))
         futures = [producer.send(topic, b"%d" % number) for number in range(1, 11)]
         assert proxy.wait_until(lambda events: len(requests(proxy)) >= 6)
@@ -112,7 +112,7 @@ def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Pr
         assert sequences(proxy) == [0, 1, 2, 3, 4, 5]
         proxy.clear()
         proxy.release()
-        assert [future.result(10).offset for future in futures] == list(range(1, 11))
+        assert [future.result(60).offset for future in futures] == list(range(1, 11))
     assert values(servers, topic) == [b"%d" % number for number in range(11)]
     assert sequences(proxy) == list(range(11))  # what is known to be stored is not sent again
 
@@ -125,9 +125,9 @@ def test_an_unanswered_request_is_repeated_with_its_sequence(
     topic = new_topic(servers)
     proxy.add(Rule(action="drop", api="Produce", direction=direction, nth=2))
     with producer_of(proxy.bootstrap_servers, request_timeout_ms=300, batch_size=1) as producer:
-        producer.send(topic, b"0").result(10)
+        producer.send(topic, b"0").result(60)
         futures = [producer.send(topic, b"%d" % number) for number in range(1, 8)]
-        assert [future.result(10).offset for future in futures] == list(range(1, 8))
+        assert [future.result(60).offset for future in futures] == list(range(1, 8))
         assert producer.idempotence().producer_epoch == 0
     assert sequences(proxy).count(1) > 1
     assert values(servers, topic) == [b"%d" % number for number in range(8)]
@@ -141,7 +141,7 @@ def test_after_the_delivery_timeout_nothing_is_missing_or_doubled(
     topic = new_topic(servers)
     settings = {"request_timeout_ms": 200, "delivery_timeout_ms": 500}
     with producer_of(proxy.bootstrap_servers, **settings) as producer:
-        producer.send(topic, b"a").result(10)
+        producer.send(topic, b"a").result(60)
         proxy.add(Rule(action="drop", api="Produce", direction=direction))
         errors: list[Exception | None] = []
         lost = producer.send(topic, b"b", on_delivery=lambda metadata, error: errors.append(error))
@@ -151,7 +151,7 @@ def test_after_the_delivery_timeout_nothing_is_missing_or_doubled(
         proxy.clear()
         proxy.cut()
         for value in (b"c", b"d", b"e"):
-            producer.send(topic, value).result(10)
+            producer.send(topic, value).result(60)
     assert errors == [error]
     assert values(servers, topic) == [b"a", *([b"b"] if stored else []), b"c", b"d", b"e"]
 
@@ -161,11 +161,11 @@ def test_a_gap_raises_the_epoch_and_starts_again_from_zero(servers: str, proxy: 
     topic = new_topic(servers)
     tp = TopicPartition(topic, 0)
     with producer_of(proxy.bootstrap_servers) as producer:
-        producer.send(topic, b"a").result(10)
+        producer.send(topic, b"a").result(60)
         append(servers, tp, raw_batch(producer, 3, base_sequence=1))
         old = raw_batch(producer, 1, base_sequence=4)
-        assert producer.send(topic, b"b").result(10).offset == 4
-        assert producer.send(topic, b"c").result(10).offset == 5
+        assert producer.send(topic, b"b").result(60).offset == 4
+        assert producer.send(topic, b"c").result(60).offset == 5
         assert producer.idempotence().producer_epoch == 1
         metrics = producer.metrics()
     assert (metrics["epoch-bump-total"], metrics["out-of-order-sequence-total"]) == (1, 1)
@@ -189,7 +189,7 @@ def test_a_record_the_broker_refuses(servers: str) -> None:
         assert isinstance(error, MessageTooLarge)
         assert (error.code, error.kafka_name) == (10, "MESSAGE_TOO_LARGE")
         assert error.reaction == "abortable"
-        assert producer.send(topic, b"small").result(10).offset == 0
+        assert producer.send(topic, b"small").result(60).offset == 0
         assert producer.metrics()["record-error-total"] == 1
     assert heard == [error]
 
@@ -199,7 +199,7 @@ def test_a_batch_too_large_is_cut_and_keeps_its_futures(servers: str) -> None:
     topic = new_topic(servers, max_message_bytes=1000)
     with producer_of(servers, linger_ms=200) as producer:
         futures = [producer.send(topic, b"%03d" % number * 100) for number in range(20)]
-        assert [future.result(10).offset for future in futures] == list(range(20))
+        assert [future.result(60).offset for future in futures] == list(range(20))
     assert values(servers, topic) == [b"%03d" % number * 100 for number in range(20)]
 
 
@@ -208,7 +208,7 @@ def test_a_fenced_epoch_and_an_unknown_topic(servers: str) -> None:
     topic = new_topic(servers)
     heard: list[Exception | None] = []
     with producer_of(servers, request_timeout_ms=300) as producer:
-        producer.send(topic, b"a").result(10)
+        producer.send(topic, b"a").result(60)
         append(servers, TopicPartition(topic, 0), raw_batch(producer, 1, base_sequence=0, epoch_ahead=5))
         future = producer.send(topic, b"b", on_delivery=lambda metadata, error: heard.append(error))
         error = future.exception(10)
@@ -231,7 +231,7 @@ def test_retries_that_run_out_say_what_was_heard_last(servers: str, proxy: Proxy
         assert (getattr(error, "code", None), getattr(error, "reaction", None)) == (19, "retriable")
         assert len(requests(proxy)) == 3
         proxy.clear()
-        assert producer.send(topic, b"y").result(10).offset == 0
+        assert producer.send(topic, b"y").result(60).offset == 0
     assert values(servers, topic) == [b"y"]
 
 
@@ -241,7 +241,7 @@ def test_every_codec(servers: str, proxy: Proxy, codec: str) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, compression_type=codec, linger_ms=100) as producer:
         futures = [producer.send(topic, b"v" * 100, b"k%d" % n, headers=[("h", b"x")]) for n in range(100)]
-        assert [future.result(10).offset for future in futures] == list(range(100))
+        assert [future.result(60).offset for future in futures] == list(range(100))
     records = read(servers, topic)
     assert [(each.key, each.value) for each in records] == [(b"k%d" % n, b"v" * 100) for n in range(100)]
     sizes = [batch.size_bytes for event in requests(proxy) for batch in event.batches]
@@ -257,9 +257,9 @@ def test_linger_and_batch_size(servers: str, proxy: Proxy) -> None:
             first.result(0.2)  # lingers
         for _ in range(15):
             producer.send(topic, b"x" * 100)
-        assert first.result(10).offset == 0  # its batch is full
+        assert first.result(60).offset == 0  # its batch is full
         assert not producer.send(topic, b"x").done()
-        producer.flush(10)
+        producer.flush(60)
         assert all(batch.size_bytes <= 1000 for event in requests(proxy) for batch in event.batches)
     assert len(values(servers, topic)) == 17
     assert len(requests(proxy)) == 3
@@ -269,7 +269,7 @@ def test_linger_and_batch_size(servers: str, proxy: Proxy) -> None:
 def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, buffer_memory=2000, max_block_ms=300) as producer:
-        producer.send(topic, b"warm").result(10)
+        producer.send(topic, b"warm").result(60)
         proxy.add(Rule(action="hold", api="Produce", direction="response"))
         futures = [producer.send(topic, b"x" * 900) for _ in range(2)]
         with pytest.raises(TimedOut, match=r"buffer\.memory=2000"):
@@ -277,8 +277,8 @@ def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Pr
         assert producer.metrics()["buffer-available-bytes"] < 900
         proxy.clear()
         proxy.release()
-        producer.send(topic, b"y" * 900).result(10)
-        assert [future.result(10).offset for future in futures] == [1, 2]
+        producer.send(topic, b"y" * 900).result(60)
+        assert [future.result(60).offset for future in futures] == [1, 2]
         assert producer.metrics()["buffer-available-bytes"] == 2000
     assert len(values(servers, topic)) == 4
 
@@ -289,7 +289,7 @@ def test_metrics_have_kafkas_names_and_move(servers: str, proxy: Proxy) -> None:
     proxy.add(Rule(action="cut", api="Produce", nth=1))
     with producer_of(proxy.bootstrap_servers) as producer:
         assert producer.metrics()["record-send-total"] == 0
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
         metrics = producer.metrics()
     assert (metrics["record-send-total"], metrics["record-retry-total"]) == (2, 1)
     assert (metrics["record-delivered-total"], metrics["record-error-total"]) == (1, 0)

@@ -37,8 +37,8 @@ def test_a_record_comes_back_whole(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, 2)
     headers = [("a", b"1"), ("a", None), ("ü", b"")]
     future = producer.send(topic, b"v", b"k", partition=1, timestamp_ms=7, headers=headers)
-    assert future.result(10) == RecordMetadata(topic, 1, 0, 7)
-    producer.send(topic, None, bytearray(b"k"), partition=1).result(10)
+    assert future.result(60) == RecordMetadata(topic, 1, 0, 7)
+    producer.send(topic, None, bytearray(b"k"), partition=1).result(60)
     first, second = read(servers, topic)
     assert (first.key, first.value, first.timestamp_ms, first.headers) == (b"k", b"v", 7, tuple(headers))
     assert (second.key, second.value, second.headers) == (b"k", None, ())
@@ -46,17 +46,17 @@ def test_a_record_comes_back_whole(servers: str, producer: Producer) -> None:
 
 def test_the_brokers_time_is_told(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, message_timestamp_type="LogAppendTime")
-    metadata = producer.send(topic, b"v", timestamp_ms=7).result(10)
+    metadata = producer.send(topic, b"v", timestamp_ms=7).result(60)
     assert metadata.timestamp_ms == read(servers, topic)[0].timestamp_ms > 7
 
 
 def test_without_acknowledgements_offsets_are_not_known(servers: str) -> None:
     topic = new_topic(servers)
     with producer_of(servers, acks="0", enable_idempotence=False) as producer:
-        metadata = producer.send(topic, b"v", timestamp_ms=7).result(10)
+        metadata = producer.send(topic, b"v", timestamp_ms=7).result(60)
     assert metadata == RecordMetadata(topic, 0, None, 7)
     with producer_of(servers) as later:
-        later.send(topic, b"w").result(10)
+        later.send(topic, b"w").result(60)
     assert b"v" in values(servers, topic)
 
 
@@ -84,9 +84,9 @@ def test_callbacks_that_raise_stop_nothing(servers: str, producer: Producer) -> 
     futures = [producer.send(topic, b"x", on_delivery=fail) for _ in range(3)]
     for future in futures:
         future.add_done_callback(lambda each: 1 / 0)
-    assert [future.result(10).offset for future in futures] == [0, 1, 2]
-    assert producer.send(topic, b"y").result(10).offset == 3
-    producer.flush(10)
+    assert [future.result(60).offset for future in futures] == [0, 1, 2]
+    assert producer.send(topic, b"y").result(60).offset == 3
+    producer.flush(60)
     assert heard == [0, 1, 2]
 
 
@@ -105,8 +105,8 @@ def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> N
         done.set()
 
     producer.send(topic, b"x", on_delivery=again)
-    assert done.wait(10) and len(errors) == 1
-    producer.flush(10)
+    assert done.wait(60) and len(errors) == 1
+    producer.flush(60)
     assert values(servers, topic) == [b"x", b"again"]
 
 
@@ -117,7 +117,7 @@ def test_many_with_keys_times_and_headers(servers: str, producer: Producer) -> N
     delivery = producer.send_many(
         topic, iter(payload), keys, timestamps_ms=range(1000), headers=[("h", b"x")]
     )
-    result = delivery.result(10)
+    result = delivery.result(60)
     assert (len(delivery), delivery.done(), result.delivered_count, result.failed_count) == (
         1000,
         True,
@@ -150,8 +150,8 @@ def test_a_table_goes_where_send_would_put_it(servers: str, producer: Producer) 
             ),
         }
     )
-    assert producer.send_table(by_table, table).result(10).delivered_count == 3000
-    producer.flush(10)
+    assert producer.send_table(by_table, table).result(60).delivered_count == 3000
+    producer.flush(60)
     sent, tabled = read(servers, by_send), read(servers, by_table)
     assert [each[1:3] + each[5:7] for each in sent] == [each[1:3] + each[5:7] for each in tabled]
     for record in tabled:
@@ -163,10 +163,10 @@ def test_a_table_goes_where_send_would_put_it(servers: str, producer: Producer) 
 def test_tables_without_keys_and_to_one_partition(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, 4)
     batch = pa.record_batch({"value": pa.array([b"v", None, b"w"], pa.binary())})
-    assert producer.send_table(topic, batch).result(10).delivered_count == 3
+    assert producer.send_table(topic, batch).result(60).delivered_count == 3
     assert len({record.partition for record in read(servers, topic)}) == 1
     delivery = producer.send_table(topic, batch, partition=2)
-    assert {each.partition for each in delivery.result(10).delivered} == {2}
+    assert {each.partition for each in delivery.result(60).delivered} == {2}
     times = pa.array([1_000, 2_000, 3_000], pa.timestamp("us", tz="UTC"))
     producer.send_table(topic, pa.table({"value": batch["value"], "timestamp": times}), partition=3).result(
         10
@@ -176,7 +176,7 @@ def test_tables_without_keys_and_to_one_partition(servers: str, producer: Produc
         producer.send_table(topic, batch, partition=4)
     with pytest.raises(MisuseError, match="expected the columns"):
         producer.send_table(topic, pa.table({"value": batch["value"], "other": batch["value"]}))
-    assert producer.send_table(topic, batch.slice(0, 0)).result(10).delivered_count == 0
+    assert producer.send_table(topic, batch.slice(0, 0)).result(60).delivered_count == 0
 
 
 def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, producer: Producer) -> None:
@@ -191,18 +191,18 @@ def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, produc
             producer.send(topic, b"x", timestamp_ms=time_ms)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="partition 1"):
         producer.send(topic, b"x", partition=1)
-    assert producer.send(topic, b"good").result(10).offset == 0
+    assert producer.send(topic, b"good").result(60).offset == 0
 
 
 def test_new_partitions_are_learned(servers: str) -> None:
     topic = new_topic(servers)
     with producer_of(servers, metadata_max_age_ms=100) as producer:
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_partitions({topic: 3})
         pause = threading.Event()
         for _ in range(100):
-            if producer.send(topic, b"y").result(10).partition:
+            if producer.send(topic, b"y").result(60).partition:
                 break
             pause.wait(0.05)
     assert {record.partition for record in read(servers, topic)} > {0}
@@ -224,7 +224,7 @@ def test_what_close_leaves_behind_has_an_outcome(servers: str) -> None:
     topic = new_topic(servers)
     with Proxy(servers) as proxy:
         producer = producer_of(proxy.bootstrap_servers)
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
         proxy.add(Rule(action="hold", api="Produce", direction="response"))
         future = producer.send(topic, b"y")
         with pytest.raises(TimedOut):
@@ -234,7 +234,7 @@ def test_what_close_leaves_behind_has_an_outcome(servers: str) -> None:
 
 def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> None:
     topic = new_topic(servers)
-    producer.send(topic, b"x").result(10)
+    producer.send(topic, b"x").result(60)
     child = os.fork()
     if not child:
         code = 1
@@ -246,7 +246,7 @@ def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> Non
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    producer.send(topic, b"y").result(10)
+    producer.send(topic, b"y").result(60)
     assert values(servers, topic) == [b"x", b"y"]
 
 
@@ -310,7 +310,7 @@ def test_a_broker_restart_while_sending(tmp_path: Path) -> None:
         futures += [producer.send(topic, b"%04d" % n, partition=n % 2) for n in range(200, 400)]
         broker.start()
         futures += [producer.send(topic, b"%04d" % n, partition=n % 2) for n in range(400, 600)]
-        offsets = [future.result(30).offset for future in futures]
+        offsets = [future.result(60).offset for future in futures]
     assert offsets == [number // 2 for number in range(600)]
     expected = [b"%04d" % n for half in (0, 1) for n in range(half, 600, 2)]
     assert values(broker.bootstrap_servers, topic) == expected
@@ -322,14 +322,14 @@ def test_no_broker_within_the_delivery_timeout(tmp_path: Path) -> None:
     broker = Broker(tmp_path).start()
     settings = {"request_timeout_ms": 500, "delivery_timeout_ms": 1500, "reconnect_backoff_max_ms": 50}
     with producer_of(broker.bootstrap_servers, **settings) as producer:
-        producer.send("t", b"x").result(10)
+        producer.send("t", b"x").result(60)
         broker.stop()
         delivery = producer.send_many("t", [b"y", b"z"])
         with pytest.raises(TimedOut, match=r"delivery\.timeout\.ms=1500"):
-            delivery.result(10)
+            delivery.result(60)
         assert delivery.outcome(10).failed_count == 2
         broker.start()
-        assert producer.send("t", b"w").result(10).offset == 1
+        assert producer.send("t", b"w").result(60).offset == 1
     assert values(broker.bootstrap_servers, "t") == [b"x", b"w"]
     broker.stop()
 

@@ -81,7 +81,7 @@ def test_commit_abort_commit(servers: str) -> None:
             sent = [producer.send(topic, b"%d" % number, partition=index) for index in range(2)]
             if number % 2:
                 producer.flush()
-                assert [future.result(5).partition for future in sent] == [0, 1]
+                assert [future.result(60).partition for future in sent] == [0, 1]
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()

@@ -52,7 +52,7 @@ def late_commit(servers: str, topic: str, name: str) -> str:
     """
     settings = {"transactional_id": name, "request_timeout_ms": 2000}
     with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **settings) as producer:
-        producer.init_transactions(30)  # the first of an Apache Kafka that was just started takes its time
+        producer.init_transactions(120)  # the first of an Apache Kafka that was just started takes its time
         proxy.add(Rule(action="duplicate", api="EndTxn", nth=1, delay_ms=60_000))
         producer.begin_transaction()
         producer.send(topic, b"first")

@@ -78,10 +78,10 @@ def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:
         str(directory),
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: any("worker.Worker" in line for line in processes_of(directory)), 60)
+        wait_until(lambda: any("worker.Worker" in line for line in processes_of(directory)), 200)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
-    wait_until(lambda: processes_of(directory) == [], 30)
+        process.wait(200)
+    wait_until(lambda: processes_of(directory) == [], 200)
 
 
 def test_without_java_the_error_says_so(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

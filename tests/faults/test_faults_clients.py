@@ -54,7 +54,7 @@ def send_with_confluent(address: str, idempotent: bool) -> list[int]:
     )
     for value in RECORDS:
         producer.produce(TOPIC, value, partition=0, on_delivery=delivered)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return offsets
 
 
@@ -69,8 +69,8 @@ def send_with_kafka_python(address: str, idempotent: bool) -> list[int]:
         retry_backoff_ms=10,
     )
     futures = [producer.send(TOPIC, value, partition=0) for value in RECORDS]
-    producer.flush(timeout=30)
-    offsets = [future.get(timeout=30).offset for future in futures]
+    producer.flush(timeout=60)
+    offsets = [future.get(timeout=60).offset for future in futures]
     producer.close()
     return offsets
 
@@ -134,7 +134,7 @@ def test_the_java_client_delivers_once_through_the_faults(
         command = ["java", "-Xmx128m", "-cp", kafka_class_path, "org.apache.kafka.tools.VerifiableProducer"]
         command += ["--bootstrap-server", proxy.bootstrap_servers, "--topic", TOPIC, "--max-messages", "3000"]
         command += ["--command-config", str(settings)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
         assert any(event.fate in (Fate.CUT, Fate.HELD) for event in proxy.events)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     told = [line["offset"] for line in lines if line["name"] == "producer_send_success"]

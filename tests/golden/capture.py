@@ -96,7 +96,7 @@ def with_confluent(port: int, codec: str) -> None:
     )
     for timestamp, key, value, headers in RECORDS:
         producer.produce(TOPIC, value, key, 0, timestamp=timestamp, headers=headers)
-    producer.flush(10)
+    producer.flush(60)
 
 
 def with_kafka_python(port: int, codec: str) -> None:
@@ -109,7 +109,7 @@ def with_kafka_python(port: int, codec: str) -> None:
     )
     for timestamp, key, value, headers in RECORDS:
         producer.send(TOPIC, value, key, headers, 0, timestamp)
-    producer.flush(10)
+    producer.flush(60)
     producer.close(5)
 
 

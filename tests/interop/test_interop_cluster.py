@@ -88,7 +88,7 @@ def test_two_of_three_nodes_gone_and_back(cluster: ApacheKafka) -> None:
     with Admin(servers) as admin, Producer({**servers, **quick}) as producer:
         load = Load(cluster, "majority", producer, admin)
         load.send(90)
-        producer.flush(30)
+        producer.flush(60)
         for node in cluster.nodes[:2]:
             node.kill()
         load.send(90)
@@ -102,7 +102,7 @@ def test_two_of_three_nodes_gone_and_back(cluster: ApacheKafka) -> None:
         for node in cluster.nodes[:2]:
             node.wait_until_ready()
         load.check()
-        wait_until(lambda: is_whole(admin, "majority"), 30)
+        wait_until(lambda: is_whole(admin, "majority"), 200)
 
 
 @pytest.mark.behaviour("I26")
@@ -122,17 +122,17 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
 
         for end in (KafkaNode.stop, KafkaNode.kill):
             load.send(90)
-            wait_until(has_read_all, 30)
+            wait_until(has_read_all, 200)
             leader = admin.describe_topics(["followed"])["followed"].partitions[0].leader
             node = cluster.nodes[(leader or 0) - 1]
             end(node)
             load.send(90)
-            wait_until(has_read_all, 30)
+            wait_until(has_read_all, 200)
             # The same clients, their knowledge of the leader outdated: offsets, settings, a new topic.
             assert admin.describe_topics(["followed"])["followed"].partitions[0].leader != leader
             assert sum(consumer.end_offsets(places).values()) == len(load.futures)
             node.start()
-            wait_until(lambda: is_whole(admin, "followed"), 30)
+            wait_until(lambda: is_whole(admin, "followed"), 200)
         assert [seen[partition] for partition in seen] == [load.expected(partition) for partition in seen]
         load.check()
 
@@ -150,5 +150,5 @@ def test_thirty_ends_of_random_nodes(cluster: ApacheKafka) -> None:
             chance.choice([KafkaNode.stop, KafkaNode.kill])(node)
             load.send(2_000)
             node.start()
-            wait_until(lambda: is_whole(admin, "soaked"), 60)
+            wait_until(lambda: is_whole(admin, "soaked"), 200)
         load.check()

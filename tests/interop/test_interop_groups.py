@@ -22,7 +22,7 @@ from oncelog.dev.served import ServedBroker
 from oncelog.edge.broker import Broker
 
 PARTITIONS = 4
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_killed_while_producing(tmp_path: Path, writer: str) -> None:
 
         thread = threading.Thread(target=produce)
         thread.start()
-        acknowledged.reached.wait(60)
+        acknowledged.reached.wait(200)
         before = acknowledged.count
         broker.kill()
         broker.start()

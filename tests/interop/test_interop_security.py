@@ -58,12 +58,12 @@ def _confluent(config: dict[str, str]) -> list[bytes]:
     producer = Producer(config)
     errors: list[object] = []
     producer.produce("librdkafka", b"1", on_delivery=lambda error, _: errors.append(error))
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     assert errors == [None]
     consumer = Consumer({**config, "group.id": "librdkafka", "auto.offset.reset": "earliest"})
     consumer.subscribe(["librdkafka"])
     try:
-        found = consumer.consume(1, 30)
+        found = consumer.consume(1, 120)
         return [message.value() for message in found if not message.error()]
     finally:
         consumer.close()
@@ -268,11 +268,11 @@ def _use(config: dict[str, str]) -> None:
         offsets = []
         until = time.monotonic() + 3
         while time.monotonic() < until:
-            offsets.append(producer.send("secured", b"v").result(timeout=30).offset)
+            offsets.append(producer.send("secured", b"v").result(timeout=60).offset)
             time.sleep(0.02)
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         with pytest.raises(TopicAuthorizationFailed):
-            producer.send("elsewhere", b"v").result(timeout=30)
+            producer.send("elsewhere", b"v").result(timeout=60)
     at = oncelog.TopicPartition("secured", 0)
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([at])

@@ -74,7 +74,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._program.terminate()
-        self._program.wait(60)
+        self._program.wait(200)
 
     def _launch(self) -> None:
         self.starts += 1

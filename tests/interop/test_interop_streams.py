@@ -127,7 +127,7 @@ def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path
             broker.start()
             goes_on()
         wait_until(lambda: is_finished(servers, numbers.count), logs)
-        second.communicate(timeout=60)
+        second.communicate(timeout=200)
         assert second.returncode == 0
         check_exact(servers, numbers.count)
 

@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata as KafkaPythonOffset
 
 from oncelog.edge.broker import Broker
 
-SECONDS = 20
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")

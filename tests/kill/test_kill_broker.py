@@ -14,7 +14,7 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, wai
 
 from oncelog.wire.messages import MetadataRequest
 
-READY_SECONDS = 30
+READY_SECONDS = 120
 SERVE = (sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir")
 
 

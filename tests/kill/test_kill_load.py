@@ -81,7 +81,7 @@ def test_killed_at(
     rule = Rule(action="drop", direction=direction, api=api, nth=nth)
     with Proxy(servers, rules=[rule], on_event=strike) as proxy:
         loader = Loader(proxy.bootstrap_servers, topic, topic, files)
-        assert is_struck.wait(30)
+        assert is_struck.wait(200)
         loader.kill()
     report = finish(servers, topic, topic, files)
     assert before is None or report.records_before == before

@@ -63,7 +63,7 @@ def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
     finally:
         child.send_signal(signal.SIGKILL)
         rest = child.stdout.read()
-        child.wait(timeout=30)
+        child.wait(timeout=200)
         child.stdout.close()
     assert child.returncode == -signal.SIGKILL
     # The last line may be cut; it was not acknowledged then.

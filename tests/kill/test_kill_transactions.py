@@ -69,7 +69,7 @@ def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
                 broker.kill()
                 broker.start()
             stopped.set()
-            worker.join(60)
+            worker.join(120)
             assert not worker.is_alive()
         assert len(acknowledged) > KILLS
         assert whole(broker.bootstrap_servers, topic) == acknowledged

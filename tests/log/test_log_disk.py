@@ -116,7 +116,7 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
     thread = threading.Thread(target=sync)
     thread.start()
     file.close()
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert failures == []
 
@@ -351,7 +351,7 @@ print("stored", partition.size_bytes == 4 * size)
 def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
     helpers = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", FULL_FILE, str(tmp_path), helpers], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FULL_FILE, str(tmp_path), helpers], capture_output=True, text=True, timeout=240
     )
     assert done.stdout.strip() == "stored True", done.stderr[-2000:]
     partition = open_partition(RealDisk(tmp_path))

@@ -41,7 +41,7 @@ def test_flushes_run_beside_appends_rolls_and_deletions(tmp_path: Path) -> None:
         if number % 400 == 399:
             partition.delete_records(number - 200, NOW_MS)
     is_over.set()
-    thread.join(timeout=30)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert failures == []
     assert points == sorted(points)

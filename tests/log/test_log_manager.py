@@ -58,7 +58,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         "LogManager.open(RealDisk(sys.argv[1]), node_id=1, new_uuid=lambda: bytes(16), now_ms=0)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert refused.returncode == 1
     assert "StorageError" in refused.stderr and "in use by another process" in refused.stderr
     assert str(tmp_path) in refused.stderr

@@ -146,7 +146,7 @@ def test_out_of_files_says_what_to_do(tmp_path: Path) -> None:
     helpers = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_FILES, str(tmp_path), helpers],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert "the limit is 40; raise it (ulimit -n" in done.stdout, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "1", "what was open works on"
@@ -163,5 +163,5 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 
 
 def test_serving_takes_all_the_files_it_may() -> None:
-    done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "True", done.stderr[-2000:]

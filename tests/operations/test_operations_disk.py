@@ -80,14 +80,14 @@ def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
     """`oncelog serve` that is expected to end by itself."""
     command = [*prefix, sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(data_dir)]
     command += ["--listen", "127.0.0.1:0"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as disk:
         with ServedBroker(disk / "data", log_file=tmp_path / "broker.log"):
             pass
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=60)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=240)
         refused = serve(disk / "data")
     assert refused.returncode == 1
     assert f"{disk}/data" in refused.stderr and "Traceback" not in refused.stderr
@@ -123,7 +123,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         file.truncate(96 << 20)
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("no disk to break: there is no mkfs.ext4")
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=240)
     how = ("-o", "loop,errors=remount-ro", str(image))
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
@@ -144,9 +144,9 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         told = load.told()
         load.check(told=told)
         broker.kill()
-        subprocess.run(["umount", str(disk)], check=True, timeout=60)
+        subprocess.run(["umount", str(disk)], check=True, timeout=240)
         subprocess.run(["e2fsck", "-fy", str(image)], timeout=60, capture_output=True)
-        subprocess.run(["mount", *how, str(disk)], check=True, timeout=60)
+        subprocess.run(["mount", *how, str(disk)], check=True, timeout=240)
         broker.start()
         load.wait_for_progress()
         load.stop()
@@ -156,7 +156,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
 def trigger_error(disk: Path) -> None:
     """Have the kernel find an error in the ext4 that is mounted there."""
     found = subprocess.run(
-        ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=60
+        ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=240
     )
     trigger = Path("/sys/fs/ext4") / Path(found.stdout.strip()).name / "trigger_fs_error"
     if not trigger.exists():

@@ -150,9 +150,9 @@ def test_each_has_its_protocol_settings_and_principal(
     given = configs(broker, certificates, others)
     for name in ("SASL_SSL", "CERTIFIED"):
         with oncelog.Producer(given[name]) as producer:
-            producer.send("shared", name.encode()).result(timeout=30)
+            producer.send("shared", name.encode()).result(timeout=60)
     with oncelog.Producer(given["PLAINTEXT"]) as producer, pytest.raises(TopicAuthorizationFailed):
-        producer.send("shared", b"as ANONYMOUS").result(timeout=30)
+        producer.send("shared", b"as ANONYMOUS").result(timeout=60)
     with oncelog.Consumer({**given["SASL_SSL"], "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("shared", 0)])
         read: list[bytes | None] = []
@@ -182,11 +182,11 @@ def test_librdkafka_stays_on_the_listener_it_came_by(
         topic = f"librdkafka-{name}"
         producer = Producer(given[name])
         producer.produce(topic, b"1")
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         consumer = Consumer({**given[name], "group.id": topic, "auto.offset.reset": "earliest"})
         consumer.subscribe([topic])
         try:
-            assert [message.value() for message in consumer.consume(1, 30)] == [b"1"]
+            assert [message.value() for message in consumer.consume(1, 120)] == [b"1"]
             consumer.commit(asynchronous=False)
         finally:
             consumer.close()

@@ -41,7 +41,7 @@ def test_records_of_all_sizes_there_and_back(broker: Broker, certificates: Certi
         consumer.assign([oncelog.TopicPartition("sizes", 0)])
         read: list[bytes | None] = []
         while len(read) < len(values):
-            read += [record.value for record in consumer.poll(timeout=10)]
+            read += [record.value for record in consumer.poll(timeout=60)]
     assert read == values
 
 

@@ -49,8 +49,10 @@ def shared_broker() -> Iterator[oncelog.Broker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return str(request.node.name).translate(str.maketrans("[]", "--")).rstrip("-")
+    """A name that no other test uses, nor this one when it is run again."""
+    name = str(request.node.name).translate(str.maketrans("[]", "--")).rstrip("-")
+    run = request.node.execution_count
+    return name if run == 1 else f"{name}-{run}"
 
 
 @pytest.fixture

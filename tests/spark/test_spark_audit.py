@@ -255,7 +255,7 @@ def write_through_lost_acknowledgements(bootstrap: str, topic: str, idempotence:
         )
         for n in range(30):
             producer.produce(topic, key=f"order-{n}", value=json.dumps({"id": n}))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
 
 def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offsets(

@@ -154,7 +154,7 @@ def test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back(
     with Producer({"bootstrap.servers": servers, "transactional.id": f"oncelog-load-{topic}/0"}) as zombie:
         zombie.init_transactions()
         zombie.begin_transaction()
-        zombie.send(topic, b"a row of the file").result(10)
+        zombie.send(topic, b"a row of the file").result(60)
         refused = load(servers, topic, topic, bad, file, "--key", "k", "--spark")
         assert (refused.code, "b.jsonl, in the records from byte 0 on: " in refused.err) == (1, True)
         with pytest.raises(ProducerFenced):

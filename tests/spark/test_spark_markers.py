@@ -23,15 +23,15 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
         # An open one stays open, however slow the machine.
         producer = Producer(settings | {"transaction.timeout.ms": 600_000})
-        producer.init_transactions(30)
+        producer.init_transactions(120)
         producer.begin_transaction()
         for n in range(10):
             producer.produce(topic, key=f"{number}-{n}", value=outcome, partition=0)
-        producer.flush(30)
+        producer.flush(60)
         if outcome == "c":
-            producer.commit_transaction(30)
+            producer.commit_transaction(120)
         elif outcome == "a":
-            producer.abort_transaction(30)
+            producer.abort_transaction(120)
 
 
 @pytest.mark.timeout(240)

@@ -242,7 +242,7 @@ def _look_at_open_transaction(locked: Locked, number: int) -> None:
     config = locked.config("auditor")
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
-        consumer.poll(timeout=10)
+        consumer.poll(timeout=60)
     source = parse_options({**options(config), "subscribe": "enriched"})
     with Lookup(source) as lookup:
         lookup.available()

@@ -125,10 +125,10 @@ def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
-    create_topic(bootstrap, "rewound.in")
+    create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
-    fill(bootstrap, "rewound.in", 0, 60)
-    source = {"subscribe": "rewound.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 20}
+    fill(bootstrap, f"{topic}.in", 0, 60)
+    source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 20}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     first = noted(bootstrap, checkpoint, topic)

@@ -16,7 +16,7 @@ from typing import Self
 from oncelog.dev.process import end_process
 from oncelog.errors import OncelogError, TimedOut
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
 """Longest wait for the line `listening on HOST:PORT`; starting takes well under a second."""
 
 
