@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -221,6 +222,16 @@ def test_a_table_larger_than_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = arrow_to_batches(None, values, 7, max_batch_bytes=2_000)
     assert [r.value for batch, _ in batches for r in decode_records(batch)] == values.to_pylist()
     assert all(len(batch) <= 2_000 for batch, _ in batches)
+
+
+def test_batches_end_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = pa.array([b"%d" % n for n in range(50)])
+    for span_bytes in (1 << 20, 300):
+        monkeypatch.setattr("oncelog.wire.arrow_encoder._SPAN_BYTES", span_bytes)
+        batches = arrow_to_batches(None, values, 7, ends=[3, 4, 30, 50], max_batch_bytes=400)
+        ends = list(itertools.accumulate(count for _, count in batches))
+        assert {3, 4, 30, 50} < set(ends)
+        assert [r.value for batch, _ in batches for r in decode_records(batch)] == values.to_pylist()
 
 
 def test_columns_that_do_not_fit_together() -> None:

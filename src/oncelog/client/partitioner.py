@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from oncelog.wire.arrow_bytes import RowBytes, Words
 
 _SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 _CACHED_KEYS = 65_536
 
 KeyHash = Callable[[bytes], int]
+Partitions = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 def murmur2(data: bytes) -> int:
@@ -43,32 +46,20 @@ def positive_murmur2(key: bytes) -> int:
     return murmur2(key) & 0x7FFFFFFF
 
 
-def murmur2_many(keys: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """`positive_murmur2` of many keys at once; pays from some hundred keys on."""
-    sizes = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
-    hashes = np.empty(len(keys), dtype=np.uint32)
-    for size in np.unique(sizes).tolist():
-        (at,) = np.nonzero(sizes == size)
-        block = np.frombuffer(b"".join([keys[i] for i in at.tolist()]), dtype=np.uint8)
-        hashes[at] = _murmur2_block(block.reshape(len(at), size), size)
-    return hashes & np.uint32(0x7FFFFFFF)
-
-
-def _murmur2_block(rows: Any, size: int) -> Any:
-    m, whole = np.uint32(_M), size & ~3
-    h = np.full(len(rows), _SEED ^ size, dtype=np.uint32)
-    words = np.ascontiguousarray(rows[:, :whole]).view("<u4")
-    for column in range(whole // 4):
-        k = words[:, column] * m
+def positive_murmur2_of(keys: RowBytes) -> Words:
+    """`positive_murmur2` of all rows at once, in the order of `keys.rows`."""
+    m = np.uint32(_M)
+    h = keys.sizes.astype(np.uint32) ^ np.uint32(_SEED)
+    for word in keys.words():
+        k = word * m
         k ^= k >> np.uint32(24)
-        h = (h * m) ^ (k * m)
-    if size > whole:
-        for shift, column in enumerate(range(whole, size)):
-            h ^= rows[:, column].astype(np.uint32) << np.uint32(8 * shift)
-        h *= m
+        h[: len(k)] = h[: len(k)] * m ^ k * m
+    for place, (at, byte) in enumerate(keys.tails()):
+        h[at] ^= byte << np.uint32(8 * place)
+    h[keys.sizes & 3 > 0] *= m
     h ^= h >> np.uint32(13)
     h *= m
-    return h ^ (h >> np.uint32(15))
+    return (h ^ (h >> np.uint32(15))) & np.uint32(0x7FFFFFFF)
 
 
 class Partitioner:
@@ -95,12 +86,17 @@ class Partitioner:
             known = self._cache[key] = self._hash(key)
         return known % count
 
-    def for_keys(self, keys: Sequence[bytes], count: int) -> list[int]:
-        """`for_key` of many keys."""
-        if self._hash is positive_murmur2 and len(keys) > 200:
-            chosen: list[int] = (murmur2_many(keys) % np.uint32(count)).tolist()
-            return chosen
-        return [self.for_key(key, count) for key in keys]
+    def for_column(self, keys: Any, count: int, otherwise: Partitions | int) -> Partitions:
+        """`for_key` of a binary Arrow column; rows whose key is not hashed go `otherwise`."""
+        chosen: Partitions = np.full(len(keys), otherwise, np.int32)
+        if self._hash is positive_murmur2:
+            hashed = RowBytes(keys)
+            chosen[hashed.rows] = positive_murmur2_of(hashed) % np.uint32(count)
+        else:
+            for at, key in enumerate(keys.to_pylist()):
+                if key:
+                    chosen[at] = self.for_key(key, count)
+        return chosen
 
     def next_round_robin(self, count: int) -> int:
         """One after the other."""

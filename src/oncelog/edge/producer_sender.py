@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from oncelog.client.partitioner import Partitioner
+import numpy as np
+
+from oncelog.client.partitioner import Partitioner, Partitions
 from oncelog.client.producer_batch import Callback, Outcome, Row
 from oncelog.client.producer_partition import PartitionQueue
 from oncelog.edge import machine
@@ -43,8 +46,8 @@ class Sender:
             return self.driver.machine.chance.randrange(count)
         return self._stick(topic, partitioner, count, size_bytes)
 
-    def choose_many(self, topic: str, keys: list[bytes | None] | None, rows: int) -> list[int] | int:
-        """`choose` for the rows of a table (`keys` None: no row has one); a number: all go there.
+    def choose_many(self, topic: str, keys: Any, rows: int) -> Partitions | int:
+        """`choose` for the rows of a table, `keys` a binary Arrow column or None; a number: all go there.
 
         Rows without a key stay together.
         """
@@ -52,19 +55,10 @@ class Sender:
         with self.driver.lock:
             partitioner = self._partitioner(topic)
             if partitioner.is_round_robin:
-                return [partitioner.next_round_robin(count) for _ in range(rows)]
+                return np.array([partitioner.next_round_robin(count) for _ in range(rows)], np.int32)
             alone = partitioner.any_other(count, self._sticky.get(topic))
             self._sticky[topic] = alone
-            if keys is None:
-                return alone
-            hashed = [key for key in keys if key is not None and (key or partitioner.hashes_empty_keys)]
-            if len(hashed) == len(keys):
-                return partitioner.for_keys(hashed, count)
-            chosen = iter(partitioner.for_keys(hashed, count))
-            return [
-                next(chosen) if key is not None and (key or partitioner.hashes_empty_keys) else alone
-                for key in keys
-            ]
+            return alone if keys is None else partitioner.for_column(keys, count, alone)
 
     def _partitioner(self, topic: str) -> Partitioner:
         partitioner = self._partitioners.get(topic)

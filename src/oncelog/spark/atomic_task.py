@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from oncelog.client.partitioner import Partitioner
+from oncelog.client.partitioner import Partitioner, Partitions
 from oncelog.config import PRODUCER
 from oncelog.edge.admin import Admin
 from oncelog.edge.producer import Delivery, Producer
@@ -20,7 +20,7 @@ from oncelog.rules.lane import Claim, RowRefused, SinkError, may_claim
 from oncelog.spark.lane import Sink, send_part
 from oncelog.spark.remedies import failure_text
 from oncelog.spark.sink_options import SinkSettings
-from oncelog.spark.sink_rows import LaneRows, row_sizes
+from oncelog.spark.sink_rows import SinkRows, row_sizes
 from oncelog.types import TransactionShare
 
 REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint"
@@ -34,7 +34,7 @@ def place_rows(
     batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
     """The same rows with topic and partition filled in. `counts`: partitions of the topics known so far."""
-    rows = LaneRows(settings.topic, settings.max_row_bytes)
+    rows = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
     for batch in batches:
         for part in rows.parts(rows.take(batch)):
@@ -63,18 +63,12 @@ def _count(settings: SinkSettings, topic: str) -> int:
         return len(admin.describe_topics([topic])[topic].partitions)
 
 
-def _choose(
-    rows: pa.RecordBatch, partitioner: Partitioner, count: int
-) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Partitions:
     """By key as the producer does it; rows without one are dealt out evenly."""
-    size = rows.num_rows
-    dealt = (np.arange(size) + random.randrange(count)) % count
+    dealt: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
     if "key" not in rows.schema.names or partitioner.is_round_robin:
-        return dealt.astype(np.int32)
-    keys = rows.column("key").cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()
-    hashed = [at for at, key in enumerate(keys) if key is not None and (key or partitioner.hashes_empty_keys)]
-    dealt[hashed] = partitioner.for_keys([keys[at] for at in hashed], count)
-    return dealt.astype(np.int32)
+        return dealt
+    return partitioner.for_column(rows.column("key").cast(pa.binary()), count, dealt)
 
 
 def write_share(
@@ -87,7 +81,7 @@ def write_share(
         return
     task = TaskContext.get()
     claim = Claiming(sink, task.partitionId() if task else 0, batch_id, share)
-    rows = LaneRows(None, sink.settings.max_row_bytes)
+    rows = SinkRows(None, sink.settings.max_row_bytes)
     try:
         claim.take()
         written = _write(sink, share, rows, (each for part in ((first,), filled) for each in part))
@@ -105,7 +99,7 @@ def write_share(
 
 
 def _write(
-    sink: Sink, share: TransactionShare, rows: LaneRows, batches: Iterable[pa.RecordBatch]
+    sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
 ) -> dict[tuple[str, int], list[int]]:
     """Topic and partition -> rows and bytes."""
     written: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])

@@ -47,12 +47,12 @@ class Part(NamedTuple):
     first_row: int
 
 
-class LaneRows:
-    """Checks, counts and hashes the rows of one lane as they come; rows count from 0."""
+class SinkRows:
+    """Checks and counts the rows of one task as they come; rows count from 0."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         self._topic, self._max_row_bytes = topic, max_row_bytes
-        self.sum = RowSum()
+        self.count = 0
         self.size_bytes = 0
         """Of keys and values."""
         self.largest = (0, 0)
@@ -60,7 +60,7 @@ class LaneRows:
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are written. Raises RowRefused that names the row."""
-        first = self.sum.rows
+        first = self.count
         names = [name for name in KINDS if name in batch.schema.names]
         if self._topic is not None:
             names = [name for name in names if name != "topic"]
@@ -68,12 +68,12 @@ class LaneRows:
         if self._topic is None:
             self._refuse_null_topics(rows.column("topic"), first)
         self._refuse_large(rows, first)
-        self.sum = self.sum.plus(rows.num_rows, hash_rows(*rows.columns))
+        self.count += rows.num_rows
         return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
         """What `take` gave, by topic and partition, in row order within each."""
-        first = self.sum.rows - rows.num_rows
+        first = self.count - rows.num_rows
         names = rows.schema.names
         written = [name for name in ("key", "value", "headers") if name in names]
         plain = rows.select(written)
@@ -105,6 +105,19 @@ class LaneRows:
             )
 
 
+class LaneRows(SinkRows):
+    """The rows of a lane, whose marker says what they were: hashed as well."""
+
+    def __init__(self, topic: str | None, max_row_bytes: int) -> None:
+        super().__init__(topic, max_row_bytes)
+        self.sum = RowSum()
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = super().take(batch)
+        self.sum = self.sum.plus(rows.num_rows, hash_rows(*rows.columns))
+        return rows
+
+
 def _plain(column: Any) -> Any:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column.cast(pa.string())
@@ -134,9 +147,12 @@ def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tup
         # A negative one is no partition, and null is none chosen: they must not be confused.
         below = pc.if_else(pc.less(chosen, 0), pc.subtract(chosen, 1), chosen)
         partitions = pc.fill_null(below, -1).to_numpy(zero_copy_only=False)
-    both = np.stack([codes, partitions])
-    for code, partition in np.unique(both, axis=1).T.tolist():
-        at = np.flatnonzero((codes == code) & (partitions == partition))
+    lowest = int(partitions.min())
+    width = int(partitions.max()) - lowest + 1
+    both = codes * width + (partitions - lowest)
+    for each in np.unique(both).tolist():
+        at = np.flatnonzero(both == each)
+        code, partition = each // width, each % width + lowest
         if partition < -1:
             raise RowRefused(
                 f"row {first + int(at[0])} for topic {topics[code]!r} asks for partition {partition + 1}: "
