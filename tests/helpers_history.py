@@ -10,15 +10,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from helpers_broker import wait_until
 from helpers_history_clients import PATIENCE_S, Client, Copier, Reader, Writer
 from helpers_producer import new_topic
 
 from oncelog import Consumer, TopicPartition
 from oncelog.faults import Rule
-from oncelog.rules.history import Operation
+from oncelog.rules.history import Kind, Operation, Outcome
 
 _runs = itertools.count(time.time_ns())
 
@@ -68,7 +70,8 @@ class Load:
         self.inward, self.outward = new_topic(direct, self.writers), new_topic(direct, self.copiers)
 
     def work(self, disturb: Callable[[float], None], seconds: float) -> None:
-        """All clients at once, disturbed for so long; then the copiers catch up."""
+        """All clients at once, disturbed for so long, or until it says something on a slow machine; then the
+        copiers catch up."""
         self.clients = [
             *(Writer(self, f"w{number}", number) for number in range(self.writers)),
             *(Copier(self, f"c{number}", number) for number in range(self.copiers)),
@@ -78,10 +81,15 @@ class Load:
             client.start()
         try:
             disturb(seconds)
+            wait_until(lambda: says_something(self.noted()), PATIENCE_S)
             self.stopped.set()
             self._wait_for("w")
         finally:
             self.stopped.set()
+
+    def noted(self) -> list[Operation]:
+        """What all clients noted so far."""
+        return [each for client in self.clients for each in list(client.noted)]
 
     def finish(self, direct: str) -> list[Operation]:
         """Undisturbed: until everything is copied. What all noted, and what a last reader reads."""
@@ -95,7 +103,7 @@ class Load:
         failed = [client.error for client in self.clients if client.error is not None]
         if failed:
             raise failed[0]
-        return [each for client in [*self.clients, last] for each in client.noted]
+        return [*self.noted(), *last.noted]
 
     def _wait_for(self, kinds: str) -> None:
         for client in self.clients:
@@ -116,6 +124,12 @@ class Load:
                     return
                 assert time.monotonic() < deadline, f"the copiers are at {at} of {ends}"
                 time.sleep(0.1)
+
+
+def says_something(history: list[Operation]) -> bool:
+    """Whether enough was committed and aborted for a history without anomalies to mean something."""
+    ended = Counter((each.kind, each.outcome) for each in history)
+    return ended[Kind.COMMIT, Outcome.OK] > 3 and ended[Kind.ABORT, Outcome.OK] > 0
 
 
 def _nothing_between(consumer: Consumer, at: TopicPartition, start: int, end: int) -> bool:

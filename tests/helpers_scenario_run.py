@@ -46,6 +46,8 @@ NOT_SERVED = {
     error.code for error in (UnknownTopicOrPartition, NotLeaderOrFollower, UnknownTopicId, UnknownLeaderEpoch)
 }
 
+NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
+
 _topic_numbers = itertools.count()
 
 
@@ -278,9 +280,15 @@ class Run(ConsumerGroupSteps):
         data = {"name": topic, "topic_id": topic_id, "partition_data": [part]}
         body = {"transactional_id": None, "acks": acks, "timeout_ms": 10_000, "topic_data": [data]}
         api = API_BY_NAME["Produce"]
-        answer = self.client.ask(build(api.request, body), self.version_of(api))
-        result = answer.responses[0].partition_responses[0]
-        error = ERROR_NAMES[result.error_code]
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = self.client.ask(build(api.request, body), self.version_of(api))
+            result = answer.responses[0].partition_responses[0]
+            error = ERROR_NAMES[result.error_code]
+            # Nothing was stored, and a slow broker is perhaps only being elected once more.
+            if error != NOT_LEADER or NOT_LEADER in rest[arrow:] or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
         self._expect_word(rest[arrow + 1 :], result.base_offset if error == "NONE" else error)
 
     def fetch(self, place: str, *rest: str) -> None:

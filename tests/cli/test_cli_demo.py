@@ -276,7 +276,7 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.behaviour("I25", "P1", "P2")
 def test_demo_command_end_to_end(tmp_path: Path) -> None:
     report = tmp_path / "report.html"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import oncelog
+from oncelog.spark.session import SHORT_LIVED
 
 # The planner and the tasks run in Python workers, which must be this interpreter.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -29,6 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")

@@ -61,7 +61,7 @@ def run(job: Job) -> None:
     from oncelog.spark.session import local_session
 
     # Four attempts for a task, as on a cluster: Spark's own sink needs them on such a network.
-    with local_session("oncelog demo: enriching", "local[2, 4]") as spark:
+    with local_session("oncelog demo: enriching", "local[2, 4]", is_short=True) as spark:
         if job.sink_format == "kafka":
             add_connector(spark)
         records = (

@@ -57,6 +57,9 @@ def fault_rules() -> list[Rule]:
         # Overtaken by a later request: where disorder comes from.
         Rule(action=Action.HOLD, api="Produce", probability=0.01, release_after=1, delay_ms=100),
         Rule(action=Action.DELAY, direction=Direction.RESPONSE, api="Produce", probability=0.02, delay_ms=15),
+        # Once each whatever chance does: a slow machine sends few requests, full ones.
+        Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=12),
+        Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=20),
         # Once, the connection falls silent instead of ending.
         Rule(action=Action.DROP, direction=Direction.REQUEST, api="Produce", nth=40),
     ]

@@ -185,7 +185,7 @@ def _work_on_spark(
 ) -> None:
     with ExitStack() as stack:
         with steps.step("start Spark"):
-            spark = stack.enter_context(local_session("oncelog demo", "local[2]"))
+            spark = stack.enter_context(local_session("oncelog demo", "local[2]", is_short=True))
         with steps.step("aggregate on Spark", len(flights)) as advance_to:
             result.pipeline = pipeline.run_delay_pipeline(
                 spark, bootstrap_servers, OURS.topic, work_dir, on_progress=advance_to

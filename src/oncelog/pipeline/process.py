@@ -98,13 +98,17 @@ class ChildProcess:
             self.kill()
             self._process.wait()
         # The JVM notices by itself that it is alone and clears up; the next run must not meet it.
-        deadline = time.monotonic() + _LEFT_BEHIND_S
-        while self._group_lives() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        self._await_group()
         self.kill()
+        self._await_group()
         if self._process.stdin is not None:
             self._process.stdin.close()
         os.close(self._reports)
+
+    def _await_group(self) -> None:
+        deadline = time.monotonic() + _LEFT_BEHIND_S
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _group_lives(self) -> bool:
         try:
