@@ -36,7 +36,7 @@ _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
 """Of a session's lifetime, after which the client says again who it is."""
 _API_VERSIONS_KEY = 18
-_CLIENT_SOFTWARE_NAME, _CLIENT_SOFTWARE_VERSION = "oncelog", "0.4.0"
+_CLIENT_SOFTWARE_NAME, _CLIENT_SOFTWARE_VERSION = "oncelog", "0.4.1"
 
 
 class Completed(NamedTuple):
