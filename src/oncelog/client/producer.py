@@ -38,6 +38,7 @@ from oncelog.errors import (
 from oncelog.rules.reactions import Action, Mark, reaction_to
 from oncelog.rules.sending import Identity, OutOfOrder, next_epoch
 from oncelog.types import TopicPartition
+from oncelog.wire.primitives import WritableBuffer
 
 
 class ProducerCore:
@@ -92,7 +93,7 @@ class ProducerCore:
         return batch.outcome, index, wake
 
     def append_sealed(
-        self, tp: TopicPartition, data: bytearray, count: int, times: Any, now_ms: float
+        self, tp: TopicPartition, data: WritableBuffer, count: int, times: Any, now_ms: float
     ) -> Outcome:
         """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
         if self.fatal is not None:

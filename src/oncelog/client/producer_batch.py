@@ -16,6 +16,7 @@ from oncelog.rules.sending import NumberedBatch
 from oncelog.types import Compression, Header, RecordMetadata, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.header import HEADER_BYTES, assign_producer
+from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import NewRecord, decode_records
 
 Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
@@ -181,7 +182,7 @@ class ProducerBatch(NumberedBatch):
         self.retry_at_ms = 0.0
         self.sent_ms: float | None = None
         self.last_error: OncelogError | None = None
-        self.data: bytearray | None = None
+        self.data: WritableBuffer | None = None
         self.encoded_identity: Any = None
         self.parent: ProducerBatch | None = None
         self.unsettled_pieces = 0
@@ -195,7 +196,7 @@ class ProducerBatch(NumberedBatch):
 
     def encode(
         self, compression: Compression, level: int | None, is_transactional: bool = False
-    ) -> bytearray:
+    ) -> WritableBuffer:
         """The batch's bytes with its present numbers; made once, then only renumbered in place."""
         numbers = (self.identity, self.base_sequence)
         if self.data is None:

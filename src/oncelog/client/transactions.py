@@ -23,6 +23,7 @@ from oncelog.errors import BrokerError, OncelogError, TransactionAborted
 from oncelog.rules.sending import Identity, OutOfOrder
 from oncelog.rules.txn_session import Call, Session, State
 from oncelog.types import TopicPartition
+from oncelog.wire.primitives import WritableBuffer
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
 LAST_CLASSIC_PRODUCE_VERSION = 11
@@ -103,7 +104,7 @@ class TransactionalCore(ProducerCore):
         return super().append(tp, row, size, now_ms, callback)
 
     def append_sealed(
-        self, tp: TopicPartition, data: bytearray, count: int, times: Any, now_ms: float
+        self, tp: TopicPartition, data: WritableBuffer, count: int, times: Any, now_ms: float
     ) -> Outcome:
         self.session.check(Call.SEND)
         return super().append_sealed(tp, data, count, times, now_ms)

@@ -15,6 +15,7 @@ from oncelog.client.producer_options import ProducerOptions
 from oncelog.edge import machine
 from oncelog.errors import MisuseError
 from oncelog.wire.columns import arrow_to_batches
+from oncelog.wire.primitives import WritableBuffer
 
 _COLUMNS = {"key", "value", "timestamp", "headers"}
 _BATCH_BYTES = 512 * 1024
@@ -30,7 +31,7 @@ class EncodedBatch(NamedTuple):
     """
 
     partition: int
-    data: bytearray
+    data: WritableBuffer
     record_count: int
     times: Sequence[int] | int
 

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from oncelog.errors import MisuseError
 from oncelog.types import Compression
-from oncelog.wire.batch import seal
+from oncelog.wire.batch import seal, seal_in_place
 from oncelog.wire.header import HEADER_BYTES
+from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import encode_headers
 
 _SPAN_BYTES = 4 << 20
@@ -36,8 +37,10 @@ def arrow_to_batches(
     max_batch_bytes: int,
     compression: Compression = Compression.NONE,
     level: int | None = None,
-) -> list[tuple[bytearray, int]]:
+) -> list[tuple[WritableBuffer, int]]:
     """Sealed batches without producer or sequence, and how many records each has, in row order.
+
+    Batches that are not compressed lie side by side in the memory they were joined in: none is copied.
 
     A batch is closed before its uncompressed size could pass `max_batch_bytes`; a record larger than
     that gets a batch of its own. `ends`: after how many rows one is closed in any case, ascending. Keys and
@@ -45,7 +48,7 @@ def arrow_to_batches(
     one number for all. Raises MisuseError for a null timestamp or columns of different lengths.
     """
     rows = _Rows(keys, values, timestamps_ms, headers)
-    batches: list[tuple[bytearray, int]] = []
+    batches: list[tuple[WritableBuffer, int]] = []
     for first, last in _spans(rows.sizes, _SPAN_BYTES):
         within = [end - first for end in ends if first < end < last]
         batches += _encode_span(rows.slice(first, last), within, max_batch_bytes, compression, level)
@@ -132,32 +135,28 @@ def _spans(sizes: _Ints, limit: int, ends: Sequence[int] = ()) -> list[tuple[int
 
 def _encode_span(
     rows: _Rows, ends: Sequence[int], max_batch_bytes: int, compression: Compression, level: int | None
-) -> list[tuple[bytearray, int]]:
+) -> list[tuple[WritableBuffer, int]]:
     spans = _spans(rows.sizes, max_batch_bytes - HEADER_BYTES, ends)
     firsts = np.array([first for first, _ in spans])
     counts = np.array([last - first for first, last in spans])
     joined = _join_records(rows, firsts, counts)
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset :]
-    data = memoryview(joined.buffers()[2] or b"")
+    data = memoryview(joined.buffers()[2]).cast("B")
     base, largest = rows.timestamps[firsts].tolist(), np.maximum.reduceat(rows.timestamps, firsts).tolist()
-    return [
-        (
-            seal(
-                [data[offsets[first] : offsets[last]]],
-                last - first,
-                base[index],
-                largest[index],
-                compression=compression,
-                level=level,
-            ),
-            last - first,
-        )
-        for index, (first, last) in enumerate(spans)
-    ]
+    batches: list[tuple[WritableBuffer, int]] = []
+    for (first, last), *times in zip(spans, base, largest, strict=True):
+        batch: WritableBuffer = data[offsets[first] : offsets[last]]
+        if compression:
+            batch = seal([batch[HEADER_BYTES:]], last - first, *times, compression=compression, level=level)
+        else:
+            seal_in_place(batch, last - first, *times)
+        batches.append((batch, last - first))
+    return batches
 
 
 def _join_records(rows: _Rows, firsts: _Ints, counts: _Ints) -> Any:
-    """One binary array with every record's bytes."""
+    """One binary array with every record's bytes, and room for a header before the first of a batch."""
+    room = _room_for_headers(len(rows.values), firsts)
     time_delta = rows.timestamps - np.repeat(rows.timestamps[firsts], counts)
     offset_delta = np.arange(len(rows.values)) - np.repeat(firsts, counts)
     value_size, value_varint = _sizes_of(rows.values)
@@ -172,12 +171,20 @@ def _join_records(rows: _Rows, firsts: _Ints, counts: _Ints) -> Any:
     if rows.keys is None:
         no_key = _Varints.fixed(zero + 1)
         head = _lay_out(_Varints(length + 1), attributes, times, offsets, no_key, value_varint)
-        return pc.binary_join_element_wise(head, values, tail, end)
+        return pc.binary_join_element_wise(room, head, values, tail, end)
     key_size, key_varint = _sizes_of(rows.keys)
     length += key_varint.size + key_size
     head = _lay_out(_Varints(length), attributes, times, offsets, key_varint)
     keys = _filled(rows.keys)
-    return pc.binary_join_element_wise(head, keys, _lay_out(value_varint), values, tail, end)
+    return pc.binary_join_element_wise(room, head, keys, _lay_out(value_varint), values, tail, end)
+
+
+def _room_for_headers(count: int, firsts: _Ints) -> Any:
+    ends = np.zeros(count + 1, np.int32)
+    ends[firsts + 1] = HEADER_BYTES
+    offsets = pa.py_buffer(np.cumsum(ends, dtype=np.int32))
+    room = pa.py_buffer(bytes(HEADER_BYTES * len(firsts)))
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets, room])
 
 
 class _Varints:

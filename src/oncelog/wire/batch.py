@@ -26,7 +26,7 @@ from oncelog.wire.header import (
     verify_crc,
     write_crc,
 )
-from oncelog.wire.primitives import Buffer
+from oncelog.wire.primitives import Buffer, WritableBuffer
 from oncelog.wire.records import DecodedRecord, NewRecord, encode_records
 
 __all__ = [
@@ -107,8 +107,35 @@ def seal(
         batch = bytearray(HEADER_BYTES) + payload
     else:
         batch = bytearray().join((bytes(HEADER_BYTES), *parts))
+    seal_in_place(
+        batch,
+        records_count,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        attributes=attributes | compression,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        last_offset_delta=last_offset_delta,
+    )
+    return batch
+
+
+def seal_in_place(
+    batch: WritableBuffer,
+    records_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    *,
+    attributes: int = 0,
+    producer_id: int | None = None,
+    producer_epoch: int | None = None,
+    base_sequence: int | None = None,
+    last_offset_delta: int | None = None,
+) -> None:
+    """The header of a batch whose encoded records stand behind the room for it; as `seal`."""
     HEADER.pack_into(
-        batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes | compression,
+        batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes,
         records_count - 1 if last_offset_delta is None else last_offset_delta,
         base_timestamp_ms, max_timestamp_ms,
         -1 if producer_id is None else producer_id,
@@ -117,7 +144,6 @@ def seal(
         records_count,
     )  # fmt: skip
     write_crc(batch, 0, len(batch))
-    return batch
 
 
 def rewrite_batch(

@@ -23,7 +23,7 @@ import crc32c
 
 from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.types import Compression, TimestampType
-from oncelog.wire.primitives import Buffer
+from oncelog.wire.primitives import Buffer, WritableBuffer
 
 HEADER_BYTES = 61
 LOG_OVERHEAD_BYTES = 12
@@ -167,22 +167,20 @@ def verify_crc(buffer: Buffer, position: int, size_bytes: int) -> bool:
     return bool(crc32c.crc32c(view) == expected)
 
 
-def write_crc(buffer: bytearray | memoryview, position: int, size_bytes: int) -> None:
+def write_crc(buffer: WritableBuffer, position: int, size_bytes: int) -> None:
     """Set the checksum of a batch whose bytes have changed."""
     view = memoryview(buffer)[position + CRC_START : position + size_bytes]
     _CRC.pack_into(buffer, position + CRC_POSITION, crc32c.crc32c(view))
 
 
-def stamp(
-    buffer: bytearray | memoryview, position: int, base_offset: int, partition_leader_epoch: int
-) -> None:
+def stamp(buffer: WritableBuffer, position: int, base_offset: int, partition_leader_epoch: int) -> None:
     """Give a batch its place in the log, in place; the checksum does not cover either field."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + 12, partition_leader_epoch)
 
 
 def restamp_time(
-    buffer: bytearray | memoryview, position: int, timestamp_type: TimestampType, max_timestamp_ms: int
+    buffer: WritableBuffer, position: int, timestamp_type: TimestampType, max_timestamp_ms: int
 ) -> None:
     """Set timestamp type and largest timestamp in place, with a new checksum."""
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + 21)
@@ -195,7 +193,7 @@ def restamp_time(
 
 
 def assign_producer(
-    batch: bytearray,
+    batch: WritableBuffer,
     producer_id: int,
     producer_epoch: int,
     base_sequence: int | None,

@@ -11,6 +11,7 @@ from typing import NoReturn
 from oncelog.errors import PeerError
 
 Buffer = bytes | bytearray | memoryview
+WritableBuffer = bytearray | memoryview
 
 UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
 """Encoded unsigned numbers 0..127."""
