@@ -311,6 +311,25 @@ def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path
     node.log_manager.release()
 
 
+def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp_path: Path) -> None:
+    """Seed 6982: its flush failed, the broker was killed and the next one's markers outlived it."""
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    who = place.begin()
+    flush_all(place.node)
+    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    place.crash()
+    assert place.state() is S.PREPARE_COMMIT
+    assert place.log(PARTITIONS[0]) == ["value"], "power may go now, and the decision with it"
+    again = place.node.transactions.end("x", who, True, 0, NOW_MS)
+    answered: list[BrokerError | None] = []
+    when_durable(place.node, again.written, answered.append)
+    assert answered == []
+    flush_all(place.node)
+    assert answered == [None]
+    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
+    place.node.log_manager.release()
+
+
 def produce(node: Node, who: Identity, value: bytes) -> Answer:
     """Produce 12, which makes t/0 part of the transaction, with the first batch there."""
     data = build_batch(

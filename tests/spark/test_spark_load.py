@@ -190,10 +190,13 @@ class Loading:
             assert time.monotonic() < deadline
             time.sleep(0.25)
 
-    def kill(self) -> None:
-        """SIGKILL to the driver and its JVM; in local mode the tasks are children of that."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+    def kill(self) -> bool:
+        """SIGKILL to the driver and its JVM, of which local tasks are children. False: it was over."""
+        is_over = self.process.poll() is not None
+        if not is_over:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=PATIENCE_S)
+        return not is_over
 
 
 def done_of(servers: str, topic: str, load_id: str) -> int:
@@ -225,7 +228,7 @@ def test_the_driver_is_killed_in_mid_load(
     with Proxy(servers, rules=[rule], on_event=strike) as proxy:
         loading = Loading(proxy.bootstrap_servers, "local[2]", *arguments)
         loading.wait_for(is_struck.is_set)
-        loading.kill()
+        assert loading.kill()
     records, before = row(oncelog(*arguments, "-o", "json", servers=servers))
     assert records + before == FILES * ROWS and records and before >= 9 * 20
     assert sorted_content(servers, topic) == sorted_expected(FILES * ROWS)
@@ -251,7 +254,7 @@ def test_killed_again_and_again_on_a_cluster(
         broker = request.getfixturevalue("apache_kafka")
     servers, chance = broker.bootstrap_servers, random.Random(6)
     topic = new_topic(servers, PARTITIONS)
-    rows = 20_000
+    rows, killed = 60_000, 0
     files = [write_csv(tmp_path / f"{n}.csv", n * rows, rows) for n in range(FILES)]
     arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "50", *QUICK)
     for number in range(KILLS + 1):
@@ -265,8 +268,9 @@ def test_killed_again_and_again_on_a_cluster(
             worker.start()
             cluster.wait_until_formed()
         if number < KILLS:
-            loading.kill()
+            killed += loading.kill()
     _, errors = loading.process.communicate(timeout=PATIENCE_S)
     assert loading.process.returncode == 0, errors
+    assert killed > KILLS // 2, "the others were over before"
     assert sorted_content(servers, topic) == sorted_expected(FILES * rows)
-    print(f"{KILLS} drivers and {KILLS // 2} workers killed, {FILES * rows} records, each once")
+    print(f"{killed} drivers and {KILLS // 2} workers killed, {FILES * rows} records, each once")

@@ -150,7 +150,7 @@ class TransactionCoordinator:
             raise verdict.error(verdict.reason)
         if isinstance(verdict, Unchanged):
             assert entry is not None
-            return Done(entry, (self.topic.newest(self.topic.partition_of(transactional_id)),))
+            return Done(entry, (self._newest(transactional_id),))
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
 
     def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:
@@ -184,7 +184,7 @@ class TransactionCoordinator:
         assert not isinstance(verdict, NeedsProducerId)
         if isinstance(verdict, Unchanged):
             assert entry is not None
-            return Done(entry, ())
+            return Done(entry, (self._newest(transactional_id),))
         return Done(verdict.entry, (self._end(verdict.entry, now_ms),))
 
     def _new_producer_id(self) -> int:
@@ -214,10 +214,9 @@ class TransactionCoordinator:
             raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
 
     def resume(self, now_ms: int) -> None:
-        """Finish what was decided before the last stop or crash."""
+        """Finish what was decided before the last stop or crash, and may not be durable yet."""
         for entry in [entry for entry in self._entries.values() if entry.state.is_prepared]:
-            self._unfinished[entry.transactional_id] = set(entry.partitions)
-            self._write_markers(entry.transactional_id, now_ms)
+            self._follow(entry, self._newest(entry.transactional_id), now_ms)
 
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
@@ -250,6 +249,10 @@ class TransactionCoordinator:
         written = self.topic.append(self.topic.partition_of(key), [record], now_ms)
         self._entries[key] = entry
         return written
+
+    def _newest(self, transactional_id: str) -> Written:
+        """What was decided of an id before stands no later than this."""
+        return self.topic.newest(self.topic.partition_of(transactional_id))
 
     def _end(self, prepared: TransactionEntry, now_ms: int) -> Written:
         """Write the decision; when it is durable, its markers."""

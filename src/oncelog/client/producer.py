@@ -98,10 +98,9 @@ class ProducerCore:
         """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
         if self.fatal is not None:
             raise self.fatal
-        if len(data) > self.options.max_request_bytes:
-            raise MessageTooLarge(
-                f"a batch of {len(data)} bytes is above max.request.size={self.options.max_request_bytes}"
-            )
+        most = self.options.max_request_bytes
+        if len(data) > most:
+            raise MessageTooLarge(f"a batch of {len(data)} bytes is above max.request.size={most}")
         part = self.partition(tp)
         part.close_open()
         batch = self._new_batch(tp, now_ms)

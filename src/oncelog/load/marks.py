@@ -83,12 +83,16 @@ def _ensure_topic(admin: Admin) -> None:
     if isinstance(found.error, UnknownTopicOrPartition):
         try:
             admin.create_topics([NewTopic(MARKS_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})])
+            return
         except TopicAlreadyExists:
             pass  # another load was quicker
     elif found.error is not None:
         raise found.error
     resource = ConfigResource("topic", MARKS_TOPIC)
-    policy = admin.describe_configs([resource])[resource].entries["cleanup.policy"].value
+    try:
+        policy = admin.describe_configs([resource])[resource].entries["cleanup.policy"].value
+    except UnknownTopicOrPartition:
+        return  # another load makes it just now, and not every broker has heard of it
     if policy != "compact":
         raise MisuseError(
             f"topic {MARKS_TOPIC} has cleanup.policy={policy}, which loses the marks of loads; "
