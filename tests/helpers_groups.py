@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Consumer, TopicPartition
+from oncelog.errors import IllegalGeneration, UnknownMemberId
 
 SECONDS = 60.0
 
@@ -103,6 +105,37 @@ def transform_thirty(servers: str, consumer: Consumer) -> None:
                 producer.commit_transaction()
                 done += len(records)
     assert sorted(int(value or b"") for value in values(servers, target)) == [n * 10 for n in range(30)]
+
+
+def idle_member_is_left_behind(servers: str, member_with: Callable[..., Consumer]) -> None:
+    """It does not poll: as who it was it commits nothing, not in a transaction either, and begins anew."""
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 4, 2)
+    lost: list[int] = []
+    with (
+        producer_of(servers, transactional_id=f"left-{topic}") as producer,
+        member_with(max_poll_interval_ms=400, enable_auto_commit=False) as consumer,
+    ):
+        producer.init_transactions()
+        consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
+        take(consumer, 4)
+
+        def is_refused() -> bool:
+            producer.begin_transaction()
+            try:
+                producer.send_offsets_to_transaction({TopicPartition(topic, 0): 2}, consumer.group_metadata())
+            except (UnknownMemberId, IllegalGeneration):
+                return True
+            finally:
+                producer.abort_transaction()
+            return False
+
+        wait_for(is_refused)
+        with pytest.raises((UnknownMemberId, IllegalGeneration)):
+            consumer.commit()
+        assert sorted(take(consumer, 4)) == [0, 1, 2, 3], "it joins again and reads from the last commit"
+        assert lost == [2]
+        consumer.commit()
 
 
 def static_member_comes_back(servers: str, member_named: Callable[[str], Consumer]) -> None:

@@ -11,6 +11,7 @@ from helpers_groups import (
     SECONDS,
     Reader,
     fill,
+    idle_member_is_left_behind,
     member,
     static_member_comes_back,
     take,
@@ -21,7 +22,7 @@ from helpers_producer import new_topic
 
 from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.errors import BrokerError, ConfigError, IllegalGeneration, MisuseError, UnknownMemberId
+from oncelog.errors import BrokerError, ConfigError, MisuseError
 
 
 def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: str) -> None:
@@ -105,19 +106,9 @@ def test_a_group_of_ours_and_of_librdkafka(servers: str, group: str) -> None:
     ours.stop()
 
 
+@pytest.mark.behaviour("T7")
 def test_a_member_that_does_not_poll_is_left_behind(servers: str, group: str) -> None:
-    topic = new_topic(servers, 2)
-    fill(servers, topic, 0, 4, 2)
-    lost: list[int] = []
-    with member(servers, group, max_poll_interval_ms=400, enable_auto_commit=False) as consumer:
-        consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
-        take(consumer, 4)
-        time.sleep(0.8)
-        with pytest.raises((UnknownMemberId, IllegalGeneration)):
-            consumer.commit()
-        assert sorted(take(consumer, 4)) == [0, 1, 2, 3], "it joins again and reads from the last commit"
-        assert lost == [2]
-        consumer.commit()
+    idle_member_is_left_behind(servers, lambda **settings: member(servers, group, **settings))
 
 
 @pytest.mark.behaviour("T7")

@@ -7,14 +7,22 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-from helpers_groups import Reader, fill, static_member_comes_back, take, transform_thirty, wait_for
+from helpers_groups import (
+    Reader,
+    fill,
+    idle_member_is_left_behind,
+    static_member_comes_back,
+    take,
+    transform_thirty,
+    wait_for,
+)
 from helpers_groups import member as any_member
 from helpers_producer import new_topic
 
 from oncelog import Admin, Broker, Consumer
 from oncelog.client.admin_types import NewTopic
 from oncelog.dev.served import ServedBroker
-from oncelog.errors import ConfigError, UnknownMemberId
+from oncelog.errors import ConfigError
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
 
@@ -90,19 +98,9 @@ def test_it_goes_on_from_its_commit(ours: str, group: str) -> None:
         assert sorted(take(successor, 4)) == [10, 11, 12, 13]
 
 
+@pytest.mark.behaviour("T7")
 def test_a_member_that_does_not_poll_is_left_behind(ours: str, group: str) -> None:
-    topic = new_topic(ours, 2)
-    fill(ours, topic, 0, 4, 2)
-    lost: list[int] = []
-    with member(ours, group, max_poll_interval_ms=400, enable_auto_commit=False) as consumer:
-        consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
-        take(consumer, 4)
-        wait_for(lambda: consumer.group_metadata().generation_id < 0)
-        with pytest.raises(UnknownMemberId):
-            consumer.commit()
-        assert sorted(take(consumer, 4)) == [0, 1, 2, 3], "it joins again and reads from the last commit"
-        assert lost == [2]
-        consumer.commit()
+    idle_member_is_left_behind(ours, lambda **settings: member(ours, group, **settings))
 
 
 def test_a_static_member_comes_back_to_what_it_had(ours: str, group: str) -> None:

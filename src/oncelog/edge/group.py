@@ -23,7 +23,7 @@ from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group_requests import GroupRequests
 from oncelog.errors import OncelogError, UnknownMemberId
 from oncelog.settings import Settings
-from oncelog.types import OffsetAndMetadata, TopicPartition
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
 class Change(Enum):
@@ -53,6 +53,7 @@ class GroupSession(GroupRequests, ABC):
         self._wake = wake
         self._owned: list[TopicPartition] = []
         self._is_lost = False
+        self._last_member = self.member
         self._beating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._polled_ms = self._committed_ms = cluster.now_ms()
@@ -66,6 +67,21 @@ class GroupSession(GroupRequests, ABC):
         """Belong to the group and read these topics' partitions, or all that match, as it shares them out."""
         self.topics, self._pattern = frozenset(topics), pattern
         self._resubscribe()
+
+    @property
+    def metadata(self) -> ConsumerGroupMetadata:
+        """As whom the application got what it holds: the member, or the last one, whom the group refuses.
+
+        As nobody in particular the group would take its positions, over the heads of its members.
+        """
+        is_out = self.is_subscribed and self.member.generation_id < 0
+        return self._last_member if is_out else self.member
+
+    def _end_membership(self, member_id: str = "") -> None:
+        """No member from now on. `member_id`: what the group still knows it by."""
+        if self.member.generation_id >= 0:
+            self._last_member = self.member
+        self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
 
     # What the protocol makes of it
 

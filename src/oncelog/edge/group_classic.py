@@ -156,7 +156,7 @@ class ClassicSession(GroupSession):
                     self._lose(following)
                     return None
                 if following is Next.RESET:
-                    self.member = ConsumerGroupMetadata(self.group_id)
+                    self._end_membership()
                 if following is Next.FIND:
                     self._coordinator_id = None
                 if following is not Next.JOIN:
@@ -211,8 +211,7 @@ class ClassicSession(GroupSession):
 
     def _lose(self, why: Next) -> None:
         """A member that the group knows keeps its id."""
-        member_id = self.member.member_id if why is Next.BEHIND else ""
-        self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
+        self._end_membership(self.member.member_id if why is Next.BEHIND else "")
         self._must_join = self._is_lost = True
         self._wake()
 

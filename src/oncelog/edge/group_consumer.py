@@ -196,7 +196,7 @@ class ConsumerProtocolSession(GroupSession):
 
     def _lose(self, why: Next) -> None:
         self._heartbeats.fenced()
-        self.member = ConsumerGroupMetadata(self.group_id, member_id=self._heartbeats.member_id)
+        self._end_membership(self._heartbeats.member_id)
         self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()
         self._stop_finding()
         self._tell()

@@ -119,7 +119,9 @@ class AsyncSubscribing:
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this consumer is in its group, for `Producer.send_offsets_to_transaction`."""
-        return self._group.member if self._group else ConsumerGroupMetadata(self._settings["group.id"] or "")
+        if self._group is None:
+            return ConsumerGroupMetadata(self._settings["group.id"] or "")
+        return self._group.metadata
 
     async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit positions for the group: `offsets` (the next to read), or those of all that was handed out.
