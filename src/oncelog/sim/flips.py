@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.errors import OncelogError
+from oncelog.errors import DisconnectedError, NotConnectedError, OncelogError
 from oncelog.log.checkpoint import RECOVERY_POINTS, read_offsets
 from oncelog.log.partition import Partition
 from oncelog.sim.checks import batches_of
@@ -107,6 +107,8 @@ class DamageReader(Application):
             while (position := await consumer.position(self.what.at)) < self.end_offset:
                 try:
                     self.found += await consumer.poll(2.0)
+                except (DisconnectedError, NotConnectedError):
+                    pass  # the network's doing
                 except OncelogError as error:
                     if await consumer.position(self.what.at) == position:
                         self.errors.append(error)
