@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers_broker import wait_until
 from helpers_producer import new_topic, read
 
 from oncelog import Producer
