@@ -320,13 +320,16 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     place.crash()
     assert place.state() is S.PREPARE_COMMIT
     assert place.log(PARTITIONS[0]) == ["value"], "power may go now, and the decision with it"
+    flush_all(place.node)
+    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
+    flush_all(place.node)
+    assert place.state() is S.COMPLETE_COMMIT
     again = place.node.transactions.end("x", who, True, 0, NOW_MS)
     answered: list[BrokerError | None] = []
     when_durable(place.node, again.written, answered.append)
-    assert answered == []
+    assert answered == [], "what is told again waits as well"
     flush_all(place.node)
     assert answered == [None]
-    assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
     place.node.log_manager.release()
 
 
