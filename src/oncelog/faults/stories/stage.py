@@ -15,6 +15,7 @@ from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.faults.proxy import Proxy
 from oncelog.faults.rules import Rule
 from oncelog.faults.stories.scene import Scene
+from oncelog.types import TopicPartition
 
 READY_SECONDS = 20.0
 
@@ -82,7 +83,7 @@ class Stage:
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> None:
-    """Create a topic and wait until every partition has a leader. Raises OncelogError."""
+    """Create a topic and wait until every partition has a leader that answers. Raises OncelogError."""
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
@@ -94,6 +95,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
             if time.monotonic() > deadline:
                 raise TimedOut(f"topic {topic} has no leader after {READY_SECONDS:g} s")
             time.sleep(0.05)
+        # Repeated until each leader serves it, which on Apache Kafka is a moment after it was told of.
+        admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
 
 
 def _try_to_create(admin: Admin, topic: str, partitions: int) -> OncelogError | None:
