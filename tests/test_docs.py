@@ -16,6 +16,8 @@ DUE_ROWS = [
     f"{kind}{number}" for kind, last in (("I", 26), ("T", 14), ("P", 5)) for number in range(1, last + 1)
 ]
 
+FINDINGS = ROOT / "docs" / "internals" / "findings.md"
+
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -50,6 +52,16 @@ def test_links_lead_to_files(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
     local = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
     assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+def test_guards_of_findings_exist() -> None:
+    guards = re.findall(r"`([\w/]+\.py)::(?:\w+::)?(\w+)`", FINDINGS.read_text())
+    missing = [
+        f"{file}::{name}"
+        for file, name in guards
+        if not (path := ROOT / "tests" / file).exists() or f"def {name}(" not in path.read_text()
+    ]
+    assert missing == []
 
 
 def test_collects_markers_of_modules_classes_and_parameters() -> None:
