@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_interop import READERS, WRITERS, Row, by_partition, make_topic, stored_batches
+from helpers_interop import READERS, TIMEOUT_S, WRITERS, Row, by_partition, make_topic, stored_batches
 
 PARTITIONS = 12
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -87,6 +87,56 @@ def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> Non
     WRITERS[writer](bootstrap, "keyed", [Row(None, key, b"") for key in keys], "none", lambda: None)
     placed = {row.key: row.partition for row in READERS["oncelog"](bootstrap, "keyed", PARTITIONS)}
     assert placed == {key: (murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in keys}
+
+
+@pytest.mark.behaviour("I21")
+def test_librdkafka_lists_all_topics(oncelog_broker: Any) -> None:
+    """Its Metadata request for all topics has three bytes behind its body (librdkafka 2.0 to 2.16)."""
+    from confluent_kafka.admin import AdminClient
+
+    bootstrap = oncelog_broker.bootstrap_servers
+    make_topic(bootstrap, "listed", 3)
+    listed = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=TIMEOUT_S)
+    assert len(listed.topics["listed"].partitions) == 3
+
+
+@pytest.mark.behaviour("I21")
+def test_librdkafka_subscribes_by_a_regex(oncelog_broker: Any) -> None:
+    from confluent_kafka import Consumer
+
+    bootstrap = oncelog_broker.bootstrap_servers
+    make_topic(bootstrap, "by-regex-1", 1)
+    write = WRITERS["oncelog"]
+    write(bootstrap, "by-regex-1", [Row(0, None, b"value")], "none", lambda: None)
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "by-regex", "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe(["^by-regex-.*"])
+        (message,) = consumer.consume(1, TIMEOUT_S)
+        assert (message.topic(), message.value()) == ("by-regex-1", b"value")
+    finally:
+        consumer.close()
+
+
+def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
+    """Its AlterUserScramCredentials request has one byte behind its body."""
+    from confluent_kafka.admin import (
+        AdminClient,
+        ScramCredentialInfo,
+        ScramMechanism,
+        UserScramCredentialDeletion,
+        UserScramCredentialUpsertion,
+    )
+
+    mechanism = ScramMechanism.SCRAM_SHA_256
+    admin = AdminClient({"bootstrap.servers": oncelog_broker.bootstrap_servers})
+    upsertion = UserScramCredentialUpsertion("carol", ScramCredentialInfo(mechanism, 4096), b"secret")
+    admin.alter_user_scram_credentials([upsertion])["carol"].result(TIMEOUT_S)
+    described = admin.describe_user_scram_credentials(["carol"])["carol"].result(TIMEOUT_S)
+    assert [info.mechanism for info in described.scram_credential_infos] == [mechanism]
+    deletion = UserScramCredentialDeletion("carol", mechanism)
+    admin.alter_user_scram_credentials([deletion])["carol"].result(TIMEOUT_S)
 
 
 @pytest.mark.behaviour("I21")

@@ -23,6 +23,7 @@ from oncelog.wire.messages import (
     ApiVersionsResponse,
     FetchResponse,
     MetadataRequest,
+    MetadataResponse,
     ProduceRequest,
 )
 from oncelog.wire.stubs import DATA_STUB_FILE, STUB_FILE, render, render_data
@@ -177,7 +178,7 @@ def test_what_cannot_be_written_is_the_callers_mistake() -> None:
 def test_malformed_messages_say_what_is_wrong() -> None:
     body = MetadataRequest(topics=[]).encode(1)
     with pytest.raises(PeerError, match="too many"):
-        MetadataRequest.decode(1, body + b"\0")
+        MetadataResponse.decode(1, MetadataResponse().encode(1) + b"\0")
     with pytest.raises(PeerError, match="cut short"):
         MetadataRequest.decode(1, body[:-1])
     with pytest.raises(PeerError, match="null is not allowed"):
@@ -190,6 +191,13 @@ def test_malformed_messages_say_what_is_wrong() -> None:
         MetadataRequest.decode(1, b"\0\0\0\1\0\1\xff")
     with pytest.raises(PeerError, match="not known"):
         MetadataRequest.decode(14, body)
+
+
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=lambda api: api.name)
+def test_bytes_behind_the_body_of_a_request_are_ignored(api: Api) -> None:
+    for version in range(api.first_version, api.last_version + 1):
+        body = api.request().encode(version)
+        assert api.request.decode(version, body + b"\1\0\0") == api.request.decode(version, body)
 
 
 def test_a_part_of_a_buffer_is_read_as_if_it_were_all() -> None:

@@ -116,7 +116,8 @@ def _has_tagged_header(api: Api, version: int) -> bool:
 def decode_request_header(frame: Buffer) -> RequestHeader:
     """The header of a request frame (without size prefix), also for APIs and versions we do not serve.
 
-    An unknown API's header is read without a tag block. Raises PeerError.
+    An unknown API's header is read without a tag block. A client id that is not UTF-8 gets replacement
+    characters, as Kafka does: it is a label, and the client may be served. Raises PeerError.
     """
     try:
         api_key, version, correlation_id, length = _REQUEST_HEAD.unpack_from(frame, 0)
@@ -128,19 +129,12 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
         raw = bytes(frame[position : position + length]) if length >= 0 else b""
         if len(raw) != length:
             raise PeerError(f"the client id claims {length} bytes of {len(frame) - position}")
-        client_id = _text(raw)
+        client_id = raw.decode(errors="replace")
         position += length
     api = API_BY_KEY.get(api_key)
     if api is not None and version >= api.flexible_from:
         position = _skip_tags(frame, position)
     return RequestHeader(api_key, version, correlation_id, client_id, position)
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise PeerError(f"the client id is not UTF-8: {error}") from error
 
 
 def _skip_tags(frame: Buffer, position: int) -> int:

@@ -64,6 +64,8 @@ class Message(Part):
 
     __slots__ = ()
     api: ClassVar[Api]
+    _ignores_rest: ClassVar[bool] = False
+    """True for requests: bytes behind the body are ignored, as Kafka does (see `decode`)."""
     _encoders: ClassVar[dict[int, Encoder]]
     _decoders: ClassVar[dict[int, Decoder]]
 
@@ -89,9 +91,12 @@ class Message(Part):
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, position: int = 0, end: int | None = None) -> Self:
-        """The message in buffer[position:end], all of it. `records` come out as views of the buffer.
+        """Return the message in buffer[position:end]. Its `records` are views of the buffer.
 
-        Raises PeerError when the bytes are not exactly one message of this version.
+        Bytes behind a request's body are ignored: librdkafka sends up to three of them (with Metadata
+        and AlterUserScramCredentials), and Apache Kafka's broker does not look at them. Bytes behind a
+        response or a stored value are an error, because then it was read at a wrong version.
+        Raises PeerError when the bytes are no message of this version.
         """
         decoder = cls._decoders.get(version) or _decoder(cls, version)
         view = memoryview(buffer)
@@ -104,7 +109,7 @@ class Message(Part):
             raise cls._malformed(version, f"is cut short at {end} bytes: {error}") from error
         except UnicodeDecodeError as error:
             raise cls._malformed(version, f"holds text that is not UTF-8: {error}") from error
-        if stop != end:
+        if stop != end and not cls._ignores_rest:
             raise cls._malformed(version, f"is followed by {end - stop} bytes too many")
         return message  # type: ignore[no-any-return]
 
@@ -193,6 +198,7 @@ def make_api(table: ApiTable, module: str) -> Api:
     for message in (request, response):
         message.api, message._encoders, message._decoders = api, {}, {}
         _publish(message, message)
+    request._ignores_rest = True
     return api
 
 
