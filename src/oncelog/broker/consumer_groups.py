@@ -1,24 +1,26 @@
 """Groups of the consumer protocol: carries out what `rules.consumer_group` decides, and keeps it.
 
-Regular expressions are Python's, not RE2J's: lookarounds and back references are taken here and refused by
-Kafka; what both know means the same. Kafka's own topics match none.
+Regular expressions (`broker.patterns`) match whole names; internal topics match none.
 Source: KIP-848; Kafka's GroupMetadataManager.
 """
 
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
+from oncelog.broker.patterns import TopicPatterns
 from oncelog.broker.state_topic import StateTopic, Written
 from oncelog.errors import GroupIdNotFound, NotCoordinator
 from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicInfo
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
+
+_MAX_CATALOGUES = 1000
+"""Remembered catalogues, each of one set of names and patterns."""
 
 
 class ConsumerGroups:
@@ -29,6 +31,11 @@ class ConsumerGroups:
         self._groups: dict[str, ConsumerGroup] = {}
         self._due: list[tuple[int, str]] = []
         self._scheduled_ms: dict[str, int] = {}
+        self.patterns = TopicPatterns(node.log_manager.chores)
+        self._max_patterns = 100
+        self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
+        self._catalogues_of = (-1, -1)
+        """Revisions of the topics and of the patterns that `_catalogues` were made of."""
 
     def get(self, group_id: str) -> ConsumerGroup | None:
         return self._groups.get(group_id)
@@ -45,6 +52,8 @@ class ConsumerGroups:
         if group is None and beat.epoch != 0:
             raise GroupIdNotFound(f"there is no consumer group {group_id!r}")
         group = group or self._open(group_id)
+        self.patterns.begin()
+        self._forget_patterns()
         answer = group.heartbeat(beat, self._catalogue, now_ms)
         return answer, self._settle(group, now_ms)
 
@@ -59,11 +68,30 @@ class ConsumerGroups:
         return group
 
     def _catalogue(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
-        topics = self._node.topics
-        found = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
-        for regex in map(re.compile, sorted(regexes)):
-            found += [each for each in topics.all() if not each.is_internal and regex.fullmatch(each.name)]
-        return {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
+        """Return the topics of these names or patterns; made once for every change of the topics."""
+        topics, patterns = self._node.topics, self.patterns
+        if self._catalogues_of != (topics.revision, patterns.revision):
+            patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
+            self._catalogues_of = (topics.revision, patterns.revision)
+            self._catalogues.clear()
+        key = names, regexes
+        if key not in self._catalogues:
+            wanted = set(names).union(*map(patterns.find, sorted(regexes)))
+            found = [topic for name in sorted(wanted) if (topic := topics.get(name)) is not None]
+            made = {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
+            if self._catalogues_of != (topics.revision, patterns.revision):
+                return made  # a pattern was resolved meanwhile, perhaps one that `find` was asked before
+            if len(self._catalogues) >= _MAX_CATALOGUES:
+                self._catalogues.clear()
+            self._catalogues[key] = made
+        return self._catalogues[key]
+
+    def _forget_patterns(self) -> None:
+        """Forget patterns that no member has any more, once there may be as many of them as of others."""
+        if len(self.patterns) > self._max_patterns:
+            members = (member for group in self._groups.values() for member in group.members.values())
+            self.patterns.keep({member.regex for member in members if member.regex})
+            self._max_patterns = 2 * len(self.patterns) + 100
 
     def _settle(self, group: ConsumerGroup, now_ms: int) -> list[Written]:
         """Store what changed, and be there at the group's next deadline. Raises NotCoordinator."""

@@ -220,6 +220,7 @@ class Node:
 
     def close(self, now_ms: int) -> None:
         """Snapshots, synced files and the clean-shutdown marker."""
+        self.groups.consumers.patterns.close()
         self.log_manager.close(now_ms)
 
 

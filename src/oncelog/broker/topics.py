@@ -85,6 +85,8 @@ class Topics:
         self._by_id: dict[bytes, Topic] = {}
         self.large_answers: dict[object, bytes] = {}
         """Encoded answers that describe topics; forgotten when any topic changes."""
+        self.revision = 0
+        """Raised when any topic changes."""
         self._load(now_ms)
 
     def __len__(self) -> int:
@@ -235,6 +237,7 @@ class Topics:
     def _save(self, counts: Mapping[str, int]) -> None:
         """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
         self.large_answers.clear()
+        self.revision += 1
         topics = [
             {
                 "name": topic.name,

@@ -6,14 +6,13 @@ assignor that is not there, 128 no regular expression; the rest is `rules.consum
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import by_topic_id, places_of
+from oncelog.broker.patterns import Pattern
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import (
     BrokerError,
-    InvalidRegularExpression,
     InvalidRequest,
     UnsupportedAssignor,
     UnsupportedVersion,
@@ -69,10 +68,8 @@ def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> 
         _check_first(message)
     if message.server_assignor is not None and message.server_assignor not in _assignors(node):
         raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
-    try:
-        re.compile(message.subscribed_topic_regex or "")
-    except re.error as error:
-        raise InvalidRegularExpression(f"{message.subscribed_topic_regex!r}: {error}") from error
+    if message.subscribed_topic_regex:
+        Pattern(message.subscribed_topic_regex)  # raises InvalidRegularExpression
 
 
 def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
