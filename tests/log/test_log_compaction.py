@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oncelog.errors import KafkaStorageError
 from oncelog.log import compaction
 from oncelog.log.chores import Chores, run
+from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
@@ -244,11 +245,12 @@ def test_more_keys_than_fit_take_several_rounds() -> None:
 
 
 class World:
-    """Random work on three keys by two producers, with transactions; compaction comes between."""
+    """Random work on a few keys by two producers, with transactions; compaction comes between."""
 
-    def __init__(self, draw: Random) -> None:
+    def __init__(self, draw: Random, log_config: LogConfig = COMPACTED, keys: int = 4) -> None:
         self.disk = MemoryDisk()
-        self.partition = opened(self.disk)
+        self.partition = open_partition(self.disk, log_config)
+        self.keys = keys
         self.draw = draw
         self.sequences = {1: 0, 2: 0}
         self.open: set[int] = set()
@@ -257,7 +259,7 @@ class World:
     def step(self) -> None:
         draw = self.draw
         pid = draw.choice((1, 2))
-        key, value = b"k%d" % draw.randrange(4), draw.choice((None, b"a", b"b" * 20))
+        key, value = b"k%d" % draw.randrange(self.keys), draw.choice((None, b"a", b"b" * 20))
         match draw.randrange(6):
             case 0:
                 self.open.add(pid)
@@ -297,6 +299,77 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
         restarted = opened(world.disk.after_kill(), recovery_point=point)
         assert committed(restarted) == committed(partition)
         assert restarted.describe_producers() == partition.describe_producers()
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    seed=st.integers(0, 10**9),
+    max_keys=st.integers(1, 30),
+    keys=st.integers(1, 60),
+    segment_bytes=st.sampled_from((400, 2_000, 20_000)),
+)
+def test_readers_see_the_same_however_few_keys_fit_the_map(
+    seed: int, max_keys: int, keys: int, segment_bytes: int
+) -> None:
+    """A round may end anywhere in a segment, also between an aborted record and its marker."""
+    log_config = config(**{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000)
+    world = World(Random(seed), log_config, keys)
+    partition = world.partition
+    with patch.object(compaction, "_MAX_KEYS", max_keys):
+        for _ in range(3):
+            for _ in range(60):
+                world.step()
+            partition._roll(world.now_ms)
+            before = set(committed(partition))
+            expected, is_dirty = newest(partition), True
+            while is_dirty:
+                is_dirty = compact(partition, world.now_ms)
+                assert newest(partition) == expected
+                assert set(committed(partition)) <= before
+                restarted = open_partition(
+                    world.disk.after_kill(), log_config, recovery_point=partition.recovery_point
+                )
+                assert committed(restarted) == committed(partition)
+
+
+def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
+    log_config = config(**{**SETTINGS, "segment_bytes": 20_000})
+    partition = open_partition(None, log_config)
+    write(partition, b"t", b"committed")
+    for key in range(30):
+        write(partition, b"k%d" % key, b"v")
+    transaction(partition, 1, 0, [b"aborted"], commit=False)
+    write(partition, b"end", b"v")
+    partition._roll(NOW_MS)
+    expected = newest(partition)
+    assert expected[b"t"] == b"committed"
+    with patch.object(compaction, "_MAX_KEYS", 20):
+        while compact(partition):
+            assert newest(partition) == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**9))
+def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(seed: int) -> None:
+    """Compaction up to 0.4.1 could lose any of them."""
+    draw = Random(seed)
+    world = World(draw)
+    for _ in range(3):
+        for _ in range(60):
+            world.step()
+        compact(world.partition, world.now_ms)
+    expected, end = committed(world.partition), world.partition.log_end_offset
+    world.partition.close(NOW_MS)
+    disk = world.disk.after_kill()
+    for name in disk.list("orders-0"):
+        if name.endswith(".txnindex") and draw.random() < 0.7:
+            disk.remove(f"orders-0/{name}")
+    for is_repeated in (False, True):
+        again = opened(disk, clean_shutdown=True)
+        again.restore_aborted_index(end)
+        assert committed(again) == expected
+        assert not (is_repeated and again.recovery_reports), "the first one wrote them down"
+        again.abandon()
 
 
 def prepared() -> tuple[MemoryDisk, Partition]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, put
@@ -15,6 +16,7 @@ from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
@@ -233,3 +235,37 @@ def test_an_offline_partition_is_no_clean_stop() -> None:
     manager = _open(disk)
     assert not manager.was_clean
     assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).recovery_point == 0
+
+
+def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
+    disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=400)
+    looks: list[int] = []
+
+    def opened(manager: LogManager) -> Partition:
+        return manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
+
+    def look(partition: Partition, cleaned_to: int) -> None:
+        looks.append(cleaned_to)
+
+    with patch.object(Partition, "restore_aborted_index", look):
+        manager = _open(disk)
+        partition = opened(manager)
+        for _ in range(30):
+            put(partition, batch())
+        partition.flush()
+        manager.write_checkpoints()
+        manager.compact(NOW_MS)
+        cleaned_to = partition.cleaned_to
+        assert cleaned_to > 20
+        manager.close(NOW_MS)
+        manager = _open(disk)
+        opened(manager)
+        assert looks == [], "this version keeps the entries"
+        manager.close(NOW_MS)
+        disk.remove("oncelog-txnindex-checkpoint")  # 0.4.1 writes none
+        for _ in range(2):
+            manager = _open(disk)
+            opened(manager)
+            manager.write_checkpoints()
+            manager.release()
+            assert looks == [cleaned_to]

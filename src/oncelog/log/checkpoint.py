@@ -18,6 +18,8 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
+INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
+"""Below it compaction has kept every entry of the indexes of aborted transactions, or they were restored."""
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 

@@ -6,6 +6,7 @@ What is done step by step is in `oncelog.log.compaction`.
 from __future__ import annotations
 
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
+from oncelog.log.aborted import restore_aborted
 from oncelog.log.chores import Chore
 from oncelog.log.compaction import Compaction
 from oncelog.log.index import AbortedTransaction
@@ -32,6 +33,18 @@ class CompactedStore(PartitionStore):
                 if entry.last_stable_offset >= upper_offset:
                     return found
         return found
+
+    def restore_aborted_index(self, cleaned_to: int) -> None:
+        """Give abort markers below `cleaned_to` the index entries that compaction up to 0.4.1 lost.
+
+        Reads the header of every batch there. Raises StorageError.
+        """
+        try:
+            restored = restore_aborted([each for each in self._segments if each.base_offset < cleaned_to])
+        except OSError as error:
+            raise StorageError(f"{self._disk.describe(self._directory)} cannot be read: {error}") from error
+        if restored:
+            self.recovery_reports.append(f".txnindex files lacked {restored} aborted transactions")
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
         """What compaction may look at now; None when that is nothing, or a batch in it cannot be read."""

@@ -16,7 +16,7 @@ import struct
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from oncelog.errors import StorageError
@@ -284,6 +284,12 @@ class TransactionIndex(_IndexFile):
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
         self.is_unsynced = True
+
+    def add_missing(self, entries: Iterable[AbortedTransaction]) -> None:
+        """Put entries among those that are there, and replace the file. Raises OSError."""
+        self._entries = sorted([*self._entries, *entries], key=lambda entry: entry.last_offset)
+        self._disk.replace(self._path, self._pack(0, len(self)))
+        self._written = len(self)
 
     def sync(self) -> None:
         """Make every entry survive a power loss; the file may be new in its directory. Raises OSError."""

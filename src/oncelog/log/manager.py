@@ -5,6 +5,7 @@
     .kafka_cleanshutdown                 exists only after a clean stop
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
+    oncelog-txnindex-checkpoint          up to where compaction kept the indexes of aborted transactions whole
     <topic>-<partition>/                 a partition; "...-delete" is one being removed
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 """
@@ -19,6 +20,7 @@ from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     HIGH_WATERMARKS,
+    INDEXED_OFFSETS,
     LOG_STARTS,
     RECOVERY_POINTS,
     encode_offsets,
@@ -59,12 +61,13 @@ class LogManager:
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
+        self._indexed = read_offsets(disk, INDEXED_OFFSETS)
         self._written_points = dict(self._recovery_points)
         self.chores = Chores()
         self._lock = lock
         self._new_uuid = new_uuid
         self._deletion_count = 0
-        self._is_noting_log_starts = False
+        self._is_noting_log_starts = self._is_indexed_dirty = False
         self._is_closing = self._is_compacting = False
 
     @classmethod
@@ -135,6 +138,11 @@ class LogManager:
         cleaned_to = self._cleaned.get(topic_partition, 0)
         if cleaned_to <= partition.log_end_offset:
             partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
+            # Only a version that writes the one checkpoint and not the other can have lost entries.
+            if cleaned_to > self._indexed.get(topic_partition, 0):
+                partition.restore_aborted_index(cleaned_to)
+                self._indexed[topic_partition] = cleaned_to
+                self._is_indexed_dirty = True
         self.partitions[topic_partition] = partition
         return partition
 
@@ -147,6 +155,7 @@ class LogManager:
             is_noted |= self._recovery_points.pop(at, None) is not None
             is_noted |= self._log_starts.pop(at, None) is not None
             is_noted |= self._cleaned.pop(at, None) is not None
+            is_noted |= self._indexed.pop(at, None) is not None
             self._written_points.pop(at, None)
             partition.abandon()
         try:
@@ -220,7 +229,8 @@ class LogManager:
                         failures.append(error)
                 yield None
             if has_cleaned and not self._is_closing:
-                yield from self._write_aside(CLEANED_OFFSETS)
+                for path in (INDEXED_OFFSETS, CLEANED_OFFSETS):
+                    yield from self._write_aside(path)
         finally:
             self._is_compacting = False
         if failures:
@@ -238,6 +248,9 @@ class LogManager:
                 yield None
             for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
                 yield from self._write_aside(path)
+            if self._is_indexed_dirty:
+                self._is_indexed_dirty = False
+                yield from self._write_aside(INDEXED_OFFSETS)
         except OSError as error:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
@@ -265,7 +278,8 @@ class LogManager:
     def _write_offsets(self) -> None:
         paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS]
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
-            paths.append(CLEANED_OFFSETS)
+            # In this order: a crash between them must not make the next start read every batch again.
+            paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
         for path in paths:
             self.disk.replace(path, self._encode_offsets(path))
 
@@ -277,6 +291,9 @@ class LogManager:
         if path == CLEANED_OFFSETS:
             self._cleaned |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
             return encode_offsets(self._cleaned)
+        if path == INDEXED_OFFSETS:
+            self._indexed |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
+            return encode_offsets(self._indexed)
         if path == LOG_STARTS:
             self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
             return encode_offsets(self._log_starts)

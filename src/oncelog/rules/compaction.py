@@ -21,7 +21,7 @@ Source: disk, section 5; Kafka's LogCleaner, CleanedTransactionMetadata, KIP-534
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -145,6 +145,33 @@ class SeenTransactions:
             _, entry = heapq.heappop(self._coming)
             if entry.last_offset >= offset:
                 self._aborting[entry.producer_id] = entry
+
+
+class UnindexedAborts:
+    """Aborted transactions that still have data, but no index entry, as a walk from the log start finds them.
+
+    Oncelog up to 0.4.1 lost such entries when a round of compaction ended before the marker.
+    """
+
+    def __init__(self, indexed_markers: Container[int]) -> None:
+        self._indexed_markers = indexed_markers
+        self._first_offsets: dict[int, int] = {}
+
+    def data(self, producer_id: int, base_offset: int) -> None:
+        """Take a transactional data batch into account."""
+        self._first_offsets.setdefault(producer_id, base_offset)
+
+    def gap(self) -> None:
+        """Forget the open transactions: a part of the log that cannot be read may hold their markers."""
+        self._first_offsets.clear()
+
+    def marker(self, producer_id: int, offset: int, *, is_abort: bool) -> Aborted | None:
+        """Take a marker into account; return the index entry that it lacks."""
+        first_offset = self._first_offsets.pop(producer_id, None)
+        if first_offset is None or not is_abort or offset in self._indexed_markers:
+            return None
+        # The last stable offset of then is unknown. It only ends a search early, so a lower bound is right.
+        return Aborted(producer_id, first_offset, offset, 0)
 
 
 class LastOfProducer(NamedTuple):

@@ -1,0 +1,78 @@
+"""Restore index entries of aborted transactions from the markers that are still in the log.
+
+Compaction up to 0.4.1 lost entries where its map of keys was full in the middle of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from oncelog.errors import BrokerError
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.producers import end_marker
+from oncelog.log.scan import HEADERS, HeaderBlock, scan_headers
+from oncelog.log.segment import Segment
+from oncelog.rules.compaction import Aborted, UnindexedAborts
+from oncelog.wire.batch import HEADER_BYTES, read_header
+from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT
+
+
+def restore_aborted(segments: Iterable[Segment]) -> int:
+    """Add the entries that are missing, and sync them; return how many. Raises OSError."""
+    walked = list(segments)
+    indexed = {entry.last_offset for segment in walked for entry in segment.transactions.entries}
+    aborts = UnindexedAborts(indexed)
+    count = 0
+    for segment in walked:
+        if missing := list(_missing(segment, aborts)):
+            segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
+            count += len(missing)
+        segment.file.rest()
+    return count
+
+
+def _missing(segment: Segment, aborts: UnindexedAborts) -> Iterator[Aborted]:
+    position = 0
+    for begin, end in segment.whole_parts(0):
+        if begin != position:
+            aborts.gap()
+        position = begin
+        for block in scan_headers(segment.file, begin, end):
+            position = block.end
+            yield from _missing_in_block(segment, block, aborts)
+        if position != end:
+            aborts.gap()
+        position = end
+    if position != segment.size_bytes:
+        aborts.gap()
+
+
+def _missing_in_block(segment: Segment, block: HeaderBlock, aborts: UnindexedAborts) -> Iterator[Aborted]:
+    rows = np.frombuffer(block.headers, HEADERS)
+    marked = np.flatnonzero(rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT))
+    if not len(marked):
+        return
+    sizes = rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES
+    positions = block.position + np.cumsum(sizes) - sizes
+    is_control = (rows["attributes"][marked] & CONTROL_BIT).tolist()
+    producer_ids, base_offsets = (rows[name][marked].tolist() for name in ("producer_id", "base_offset"))
+    for index, number in enumerate(marked.tolist()):
+        if not is_control[index]:
+            aborts.data(producer_ids[index], base_offsets[index])
+            continue
+        header = read_header(block.headers, number * HEADER_BYTES)
+        if header.producer_id is None:
+            continue
+        batch = segment.file.pread(header.size_bytes, int(positions[number]))
+        try:
+            marker = end_marker(header, memoryview(batch))
+        except BrokerError:
+            aborts.gap()
+            continue
+        if marker is None:
+            continue
+        entry = aborts.marker(header.producer_id, header.last_offset, is_abort=not marker.is_commit)
+        if entry is not None:
+            yield entry
