@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test soak fuzz model simulate bench lock behaviours clean
+.PHONY: setup demo example-bank test test-optimized soak fuzz model simulate bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -24,6 +24,9 @@ test: setup  ## style, types, and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-optimized: setup  ## the tests of rules, wire, log, broker and clients under python -OO, without docstrings and asserts
+	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client tests/faults
 
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600

@@ -99,8 +99,9 @@ class BrokerError(OncelogError):
 
     def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "kafka_name" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} must set kafka_name")
         cls.code = code
-        cls.kafka_name = (cls.__doc__ or "").strip()
         cls.retriable = retriable
         cls.hint = hint
         ERROR_BY_CODE[code] = cls
@@ -139,89 +140,89 @@ def raise_for_code(code: int, detail: str = "") -> None:
 
 
 class UnknownServerError(BrokerError, code=-1):
-    """UNKNOWN_SERVER_ERROR"""
+    kafka_name = "UNKNOWN_SERVER_ERROR"
 
 
 class OffsetOutOfRange(
     BrokerError, code=1, hint="the offset is below the log start or above the high watermark"
 ):
-    """OFFSET_OUT_OF_RANGE"""
+    kafka_name = "OFFSET_OUT_OF_RANGE"
 
 
 class CorruptMessage(
     BrokerError, code=2, retriable=True, hint="CRC-32C or framing of a record batch is wrong"
 ):
-    """CORRUPT_MESSAGE"""
+    kafka_name = "CORRUPT_MESSAGE"
 
 
 class UnknownTopicOrPartition(
     BrokerError, code=3, retriable=True, hint="the broker does not know this topic or partition"
 ):
-    """UNKNOWN_TOPIC_OR_PARTITION"""
+    kafka_name = "UNKNOWN_TOPIC_OR_PARTITION"
 
 
 class InvalidFetchSize(BrokerError, code=4):
-    """INVALID_FETCH_SIZE"""
+    kafka_name = "INVALID_FETCH_SIZE"
 
 
 class LeaderNotAvailable(BrokerError, code=5, retriable=True):
-    """LEADER_NOT_AVAILABLE"""
+    kafka_name = "LEADER_NOT_AVAILABLE"
 
 
 class NotLeaderOrFollower(
     BrokerError, code=6, retriable=True, hint="this broker does not lead the partition; refresh metadata"
 ):
-    """NOT_LEADER_OR_FOLLOWER"""
+    kafka_name = "NOT_LEADER_OR_FOLLOWER"
 
 
 class RequestTimedOut(BrokerError, code=7, retriable=True, hint="the request was not completed in its time"):
-    """REQUEST_TIMED_OUT"""
+    kafka_name = "REQUEST_TIMED_OUT"
 
 
 class BrokerNotAvailable(BrokerError, code=8):
-    """BROKER_NOT_AVAILABLE"""
+    kafka_name = "BROKER_NOT_AVAILABLE"
 
 
 class ReplicaNotAvailable(BrokerError, code=9, retriable=True):
-    """REPLICA_NOT_AVAILABLE"""
+    kafka_name = "REPLICA_NOT_AVAILABLE"
 
 
 class MessageTooLarge(BrokerError, code=10, hint="the batch is larger than max.message.bytes"):
-    """MESSAGE_TOO_LARGE"""
+    kafka_name = "MESSAGE_TOO_LARGE"
 
 
 class StaleControllerEpoch(BrokerError, code=11):
-    """STALE_CONTROLLER_EPOCH"""
+    kafka_name = "STALE_CONTROLLER_EPOCH"
 
 
 class OffsetMetadataTooLarge(BrokerError, code=12):
-    """OFFSET_METADATA_TOO_LARGE"""
+    kafka_name = "OFFSET_METADATA_TOO_LARGE"
 
 
 class NetworkException(BrokerError, code=13, retriable=True):
-    """NETWORK_EXCEPTION"""
+    kafka_name = "NETWORK_EXCEPTION"
 
 
 class CoordinatorLoadInProgress(BrokerError, code=14, retriable=True):
-    """COORDINATOR_LOAD_IN_PROGRESS"""
+    kafka_name = "COORDINATOR_LOAD_IN_PROGRESS"
 
 
 class CoordinatorNotAvailable(BrokerError, code=15, retriable=True):
-    """COORDINATOR_NOT_AVAILABLE"""
+    kafka_name = "COORDINATOR_NOT_AVAILABLE"
 
 
 class NotCoordinator(BrokerError, code=16, retriable=True):
-    """NOT_COORDINATOR"""
+    kafka_name = "NOT_COORDINATOR"
 
 
 class InvalidTopicException(
     BrokerError, code=17, hint="the topic name is not legal, or the topic is internal"
 ):
-    """INVALID_TOPIC_EXCEPTION"""
+    kafka_name = "INVALID_TOPIC_EXCEPTION"
 
 
 class RecordListTooLarge(BrokerError, code=18, hint="the batch is larger than a segment (segment.bytes)"):
-    """RECORD_LIST_TOO_LARGE"""
+    kafka_name = "RECORD_LIST_TOO_LARGE"
 
 
 class NotEnoughReplicas(
@@ -230,111 +231,111 @@ class NotEnoughReplicas(
     retriable=True,
     hint="fewer in-sync replicas than min.insync.replicas; nothing was stored",
 ):
-    """NOT_ENOUGH_REPLICAS"""
+    kafka_name = "NOT_ENOUGH_REPLICAS"
 
 
 class NotEnoughReplicasAfterAppend(
     BrokerError, code=20, retriable=True, hint="stored, but fewer in-sync replicas than min.insync.replicas"
 ):
-    """NOT_ENOUGH_REPLICAS_AFTER_APPEND"""
+    kafka_name = "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
 
 
 class InvalidRequiredAcks(BrokerError, code=21, hint="acks must be 0, 1 or -1"):
-    """INVALID_REQUIRED_ACKS"""
+    kafka_name = "INVALID_REQUIRED_ACKS"
 
 
 class IllegalGeneration(BrokerError, code=22):
-    """ILLEGAL_GENERATION"""
+    kafka_name = "ILLEGAL_GENERATION"
 
 
 class InconsistentGroupProtocol(BrokerError, code=23):
-    """INCONSISTENT_GROUP_PROTOCOL"""
+    kafka_name = "INCONSISTENT_GROUP_PROTOCOL"
 
 
 class InvalidGroupId(BrokerError, code=24):
-    """INVALID_GROUP_ID"""
+    kafka_name = "INVALID_GROUP_ID"
 
 
 class UnknownMemberId(BrokerError, code=25):
-    """UNKNOWN_MEMBER_ID"""
+    kafka_name = "UNKNOWN_MEMBER_ID"
 
 
 class InvalidSessionTimeout(BrokerError, code=26):
-    """INVALID_SESSION_TIMEOUT"""
+    kafka_name = "INVALID_SESSION_TIMEOUT"
 
 
 class RebalanceInProgress(BrokerError, code=27):
-    """REBALANCE_IN_PROGRESS"""
+    kafka_name = "REBALANCE_IN_PROGRESS"
 
 
 class InvalidCommitOffsetSize(BrokerError, code=28):
-    """INVALID_COMMIT_OFFSET_SIZE"""
+    kafka_name = "INVALID_COMMIT_OFFSET_SIZE"
 
 
 class TopicAuthorizationFailed(BrokerError, code=29):
-    """TOPIC_AUTHORIZATION_FAILED"""
+    kafka_name = "TOPIC_AUTHORIZATION_FAILED"
 
 
 class GroupAuthorizationFailed(BrokerError, code=30):
-    """GROUP_AUTHORIZATION_FAILED"""
+    kafka_name = "GROUP_AUTHORIZATION_FAILED"
 
 
 class ClusterAuthorizationFailed(BrokerError, code=31):
-    """CLUSTER_AUTHORIZATION_FAILED"""
+    kafka_name = "CLUSTER_AUTHORIZATION_FAILED"
 
 
 class InvalidTimestamp(BrokerError, code=32, hint="a record's timestamp is outside what the topic allows"):
-    """INVALID_TIMESTAMP"""
+    kafka_name = "INVALID_TIMESTAMP"
 
 
 class UnsupportedSaslMechanism(BrokerError, code=33):
-    """UNSUPPORTED_SASL_MECHANISM"""
+    kafka_name = "UNSUPPORTED_SASL_MECHANISM"
 
 
 class IllegalSaslState(BrokerError, code=34):
-    """ILLEGAL_SASL_STATE"""
+    kafka_name = "ILLEGAL_SASL_STATE"
 
 
 class UnsupportedVersion(BrokerError, code=35, hint="the broker does not serve this version of the API"):
-    """UNSUPPORTED_VERSION"""
+    kafka_name = "UNSUPPORTED_VERSION"
 
 
 class TopicAlreadyExists(BrokerError, code=36, hint="the topic is already there"):
-    """TOPIC_ALREADY_EXISTS"""
+    kafka_name = "TOPIC_ALREADY_EXISTS"
 
 
 class InvalidPartitions(BrokerError, code=37, hint="the number of partitions is not legal"):
-    """INVALID_PARTITIONS"""
+    kafka_name = "INVALID_PARTITIONS"
 
 
 class InvalidReplicationFactor(
     BrokerError, code=38, hint="the replication factor cannot be given by these brokers"
 ):
-    """INVALID_REPLICATION_FACTOR"""
+    kafka_name = "INVALID_REPLICATION_FACTOR"
 
 
 class InvalidReplicaAssignment(BrokerError, code=39):
-    """INVALID_REPLICA_ASSIGNMENT"""
+    kafka_name = "INVALID_REPLICA_ASSIGNMENT"
 
 
 class InvalidConfig(BrokerError, code=40):
-    """INVALID_CONFIG"""
+    kafka_name = "INVALID_CONFIG"
 
 
 class NotController(BrokerError, code=41, retriable=True):
-    """NOT_CONTROLLER"""
+    kafka_name = "NOT_CONTROLLER"
 
 
 class InvalidRequest(BrokerError, code=42, hint="the request contradicts itself"):
-    """INVALID_REQUEST"""
+    kafka_name = "INVALID_REQUEST"
 
 
 class UnsupportedForMessageFormat(BrokerError, code=43):
-    """UNSUPPORTED_FOR_MESSAGE_FORMAT"""
+    kafka_name = "UNSUPPORTED_FOR_MESSAGE_FORMAT"
 
 
 class PolicyViolation(BrokerError, code=44):
-    """POLICY_VIOLATION"""
+    kafka_name = "POLICY_VIOLATION"
 
 
 class OutOfOrderSequenceNumber(
@@ -342,27 +343,27 @@ class OutOfOrderSequenceNumber(
     code=45,
     hint="the base sequence is not the one after the last stored; a batch is missing or out of order",
 ):
-    """OUT_OF_ORDER_SEQUENCE_NUMBER"""
+    kafka_name = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 class DuplicateSequenceNumber(BrokerError, code=46, hint="the batch is stored already"):
-    """DUPLICATE_SEQUENCE_NUMBER"""
+    kafka_name = "DUPLICATE_SEQUENCE_NUMBER"
 
 
 class InvalidProducerEpoch(
     BrokerError, code=47, hint="a newer epoch of this producer id has written here; this producer is fenced"
 ):
-    """INVALID_PRODUCER_EPOCH"""
+    kafka_name = "INVALID_PRODUCER_EPOCH"
 
 
 class InvalidTxnState(BrokerError, code=48, hint="the call does not fit the transaction's state"):
-    """INVALID_TXN_STATE"""
+    kafka_name = "INVALID_TXN_STATE"
 
 
 class InvalidProducerIdMapping(
     BrokerError, code=49, hint="the producer id is not the one of this transactional id"
 ):
-    """INVALID_PRODUCER_ID_MAPPING"""
+    kafka_name = "INVALID_PRODUCER_ID_MAPPING"
 
 
 class InvalidTransactionTimeout(
@@ -370,169 +371,169 @@ class InvalidTransactionTimeout(
     code=50,
     hint="transaction.timeout.ms is above the broker's transaction.max.timeout.ms, or not above 0",
 ):
-    """INVALID_TRANSACTION_TIMEOUT"""
+    kafka_name = "INVALID_TRANSACTION_TIMEOUT"
 
 
 class ConcurrentTransactions(
     BrokerError, code=51, retriable=True, hint="another operation of this transaction is under way"
 ):
-    """CONCURRENT_TRANSACTIONS"""
+    kafka_name = "CONCURRENT_TRANSACTIONS"
 
 
 class TransactionCoordinatorFenced(BrokerError, code=52):
-    """TRANSACTION_COORDINATOR_FENCED"""
+    kafka_name = "TRANSACTION_COORDINATOR_FENCED"
 
 
 class TransactionalIdAuthorizationFailed(
     BrokerError, code=53, hint="not allowed to use this transactional id"
 ):
-    """TRANSACTIONAL_ID_AUTHORIZATION_FAILED"""
+    kafka_name = "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
 
 
 class SecurityDisabled(BrokerError, code=54):
-    """SECURITY_DISABLED"""
+    kafka_name = "SECURITY_DISABLED"
 
 
 class OperationNotAttempted(BrokerError, code=55):
-    """OPERATION_NOT_ATTEMPTED"""
+    kafka_name = "OPERATION_NOT_ATTEMPTED"
 
 
 class KafkaStorageError(
     BrokerError, code=56, retriable=True, hint="the broker could not write to or read from its disk"
 ):
-    """KAFKA_STORAGE_ERROR"""
+    kafka_name = "KAFKA_STORAGE_ERROR"
 
 
 class LogDirNotFound(BrokerError, code=57):
-    """LOG_DIR_NOT_FOUND"""
+    kafka_name = "LOG_DIR_NOT_FOUND"
 
 
 class SaslAuthenticationFailed(BrokerError, code=58):
-    """SASL_AUTHENTICATION_FAILED"""
+    kafka_name = "SASL_AUTHENTICATION_FAILED"
 
 
 class UnknownProducerId(BrokerError, code=59, hint="the broker has forgotten this producer id"):
-    """UNKNOWN_PRODUCER_ID"""
+    kafka_name = "UNKNOWN_PRODUCER_ID"
 
 
 class ReassignmentInProgress(BrokerError, code=60):
-    """REASSIGNMENT_IN_PROGRESS"""
+    kafka_name = "REASSIGNMENT_IN_PROGRESS"
 
 
 class DelegationTokenAuthDisabled(BrokerError, code=61):
-    """DELEGATION_TOKEN_AUTH_DISABLED"""
+    kafka_name = "DELEGATION_TOKEN_AUTH_DISABLED"
 
 
 class DelegationTokenNotFound(BrokerError, code=62):
-    """DELEGATION_TOKEN_NOT_FOUND"""
+    kafka_name = "DELEGATION_TOKEN_NOT_FOUND"
 
 
 class DelegationTokenOwnerMismatch(BrokerError, code=63):
-    """DELEGATION_TOKEN_OWNER_MISMATCH"""
+    kafka_name = "DELEGATION_TOKEN_OWNER_MISMATCH"
 
 
 class DelegationTokenRequestNotAllowed(BrokerError, code=64):
-    """DELEGATION_TOKEN_REQUEST_NOT_ALLOWED"""
+    kafka_name = "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED"
 
 
 class DelegationTokenAuthorizationFailed(BrokerError, code=65):
-    """DELEGATION_TOKEN_AUTHORIZATION_FAILED"""
+    kafka_name = "DELEGATION_TOKEN_AUTHORIZATION_FAILED"
 
 
 class DelegationTokenExpired(BrokerError, code=66):
-    """DELEGATION_TOKEN_EXPIRED"""
+    kafka_name = "DELEGATION_TOKEN_EXPIRED"
 
 
 class InvalidPrincipalType(BrokerError, code=67):
-    """INVALID_PRINCIPAL_TYPE"""
+    kafka_name = "INVALID_PRINCIPAL_TYPE"
 
 
 class NonEmptyGroup(BrokerError, code=68):
-    """NON_EMPTY_GROUP"""
+    kafka_name = "NON_EMPTY_GROUP"
 
 
 class GroupIdNotFound(BrokerError, code=69):
-    """GROUP_ID_NOT_FOUND"""
+    kafka_name = "GROUP_ID_NOT_FOUND"
 
 
 class FetchSessionIdNotFound(BrokerError, code=70, retriable=True):
-    """FETCH_SESSION_ID_NOT_FOUND"""
+    kafka_name = "FETCH_SESSION_ID_NOT_FOUND"
 
 
 class InvalidFetchSessionEpoch(BrokerError, code=71, retriable=True):
-    """INVALID_FETCH_SESSION_EPOCH"""
+    kafka_name = "INVALID_FETCH_SESSION_EPOCH"
 
 
 class ListenerNotFound(BrokerError, code=72, retriable=True):
-    """LISTENER_NOT_FOUND"""
+    kafka_name = "LISTENER_NOT_FOUND"
 
 
 class TopicDeletionDisabled(BrokerError, code=73):
-    """TOPIC_DELETION_DISABLED"""
+    kafka_name = "TOPIC_DELETION_DISABLED"
 
 
 class FencedLeaderEpoch(BrokerError, code=74, retriable=True):
-    """FENCED_LEADER_EPOCH"""
+    kafka_name = "FENCED_LEADER_EPOCH"
 
 
 class UnknownLeaderEpoch(BrokerError, code=75, retriable=True):
-    """UNKNOWN_LEADER_EPOCH"""
+    kafka_name = "UNKNOWN_LEADER_EPOCH"
 
 
 class UnsupportedCompressionType(BrokerError, code=76, hint="the codec is not served at this version"):
-    """UNSUPPORTED_COMPRESSION_TYPE"""
+    kafka_name = "UNSUPPORTED_COMPRESSION_TYPE"
 
 
 class StaleBrokerEpoch(BrokerError, code=77):
-    """STALE_BROKER_EPOCH"""
+    kafka_name = "STALE_BROKER_EPOCH"
 
 
 class OffsetNotAvailable(BrokerError, code=78, retriable=True):
-    """OFFSET_NOT_AVAILABLE"""
+    kafka_name = "OFFSET_NOT_AVAILABLE"
 
 
 class MemberIdRequired(BrokerError, code=79):
-    """MEMBER_ID_REQUIRED"""
+    kafka_name = "MEMBER_ID_REQUIRED"
 
 
 class PreferredLeaderNotAvailable(BrokerError, code=80, retriable=True):
-    """PREFERRED_LEADER_NOT_AVAILABLE"""
+    kafka_name = "PREFERRED_LEADER_NOT_AVAILABLE"
 
 
 class GroupMaxSizeReached(BrokerError, code=81):
-    """GROUP_MAX_SIZE_REACHED"""
+    kafka_name = "GROUP_MAX_SIZE_REACHED"
 
 
 class FencedInstanceId(BrokerError, code=82):
-    """FENCED_INSTANCE_ID"""
+    kafka_name = "FENCED_INSTANCE_ID"
 
 
 class EligibleLeadersNotAvailable(BrokerError, code=83, retriable=True):
-    """ELIGIBLE_LEADERS_NOT_AVAILABLE"""
+    kafka_name = "ELIGIBLE_LEADERS_NOT_AVAILABLE"
 
 
-class ElectionNotNeeded(BrokerError, code=84):
-    """ELECTION_NOT_NEEDED"""
+class ElectionNotNeeded(BrokerError, code=84, retriable=True):
+    kafka_name = "ELECTION_NOT_NEEDED"
 
 
 class NoReassignmentInProgress(BrokerError, code=85):
-    """NO_REASSIGNMENT_IN_PROGRESS"""
+    kafka_name = "NO_REASSIGNMENT_IN_PROGRESS"
 
 
 class GroupSubscribedToTopic(BrokerError, code=86):
-    """GROUP_SUBSCRIBED_TO_TOPIC"""
+    kafka_name = "GROUP_SUBSCRIBED_TO_TOPIC"
 
 
 class InvalidRecord(BrokerError, code=87, hint="the record or batch is not legal"):
-    """INVALID_RECORD"""
+    kafka_name = "INVALID_RECORD"
 
 
 class UnstableOffsetCommit(BrokerError, code=88, retriable=True):
-    """UNSTABLE_OFFSET_COMMIT"""
+    kafka_name = "UNSTABLE_OFFSET_COMMIT"
 
 
 class ThrottlingQuotaExceeded(BrokerError, code=89, retriable=True):
-    """THROTTLING_QUOTA_EXCEEDED"""
+    kafka_name = "THROTTLING_QUOTA_EXCEEDED"
 
 
 class ProducerFenced(
@@ -540,152 +541,176 @@ class ProducerFenced(
     code=90,
     hint="a newer producer with this transactional id has taken over; this one must close",
 ):
-    """PRODUCER_FENCED"""
+    kafka_name = "PRODUCER_FENCED"
 
 
 class ResourceNotFound(BrokerError, code=91):
-    """RESOURCE_NOT_FOUND"""
+    kafka_name = "RESOURCE_NOT_FOUND"
 
 
 class DuplicateResource(BrokerError, code=92):
-    """DUPLICATE_RESOURCE"""
+    kafka_name = "DUPLICATE_RESOURCE"
 
 
 class UnacceptableCredential(BrokerError, code=93):
-    """UNACCEPTABLE_CREDENTIAL"""
+    kafka_name = "UNACCEPTABLE_CREDENTIAL"
 
 
 class InconsistentVoterSet(BrokerError, code=94):
-    """INCONSISTENT_VOTER_SET"""
+    kafka_name = "INCONSISTENT_VOTER_SET"
 
 
 class InvalidUpdateVersion(BrokerError, code=95):
-    """INVALID_UPDATE_VERSION"""
+    kafka_name = "INVALID_UPDATE_VERSION"
 
 
 class FeatureUpdateFailed(BrokerError, code=96):
-    """FEATURE_UPDATE_FAILED"""
+    kafka_name = "FEATURE_UPDATE_FAILED"
 
 
 class PrincipalDeserializationFailure(BrokerError, code=97):
-    """PRINCIPAL_DESERIALIZATION_FAILURE"""
+    kafka_name = "PRINCIPAL_DESERIALIZATION_FAILURE"
 
 
 class SnapshotNotFound(BrokerError, code=98):
-    """SNAPSHOT_NOT_FOUND"""
+    kafka_name = "SNAPSHOT_NOT_FOUND"
+
+
+class PositionOutOfRange(BrokerError, code=99):
+    kafka_name = "POSITION_OUT_OF_RANGE"
 
 
 class UnknownTopicId(BrokerError, code=100, retriable=True):
-    """UNKNOWN_TOPIC_ID"""
+    kafka_name = "UNKNOWN_TOPIC_ID"
 
 
 class DuplicateBrokerRegistration(BrokerError, code=101):
-    """DUPLICATE_BROKER_REGISTRATION"""
+    kafka_name = "DUPLICATE_BROKER_REGISTRATION"
 
 
 class BrokerIdNotRegistered(BrokerError, code=102):
-    """BROKER_ID_NOT_REGISTERED"""
+    kafka_name = "BROKER_ID_NOT_REGISTERED"
 
 
 class InconsistentTopicId(BrokerError, code=103, retriable=True):
-    """INCONSISTENT_TOPIC_ID"""
+    kafka_name = "INCONSISTENT_TOPIC_ID"
 
 
 class InconsistentClusterId(BrokerError, code=104):
-    """INCONSISTENT_CLUSTER_ID"""
+    kafka_name = "INCONSISTENT_CLUSTER_ID"
 
 
 class TransactionalIdNotFound(BrokerError, code=105):
-    """TRANSACTIONAL_ID_NOT_FOUND"""
+    kafka_name = "TRANSACTIONAL_ID_NOT_FOUND"
 
 
 class FetchSessionTopicIdError(BrokerError, code=106, retriable=True):
-    """FETCH_SESSION_TOPIC_ID_ERROR"""
+    kafka_name = "FETCH_SESSION_TOPIC_ID_ERROR"
 
 
 class IneligibleReplica(BrokerError, code=107):
-    """INELIGIBLE_REPLICA"""
+    kafka_name = "INELIGIBLE_REPLICA"
 
 
 class NewLeaderElected(BrokerError, code=108):
-    """NEW_LEADER_ELECTED"""
+    kafka_name = "NEW_LEADER_ELECTED"
 
 
 class OffsetMovedToTieredStorage(BrokerError, code=109):
-    """OFFSET_MOVED_TO_TIERED_STORAGE"""
+    kafka_name = "OFFSET_MOVED_TO_TIERED_STORAGE"
 
 
 class FencedMemberEpoch(BrokerError, code=110):
-    """FENCED_MEMBER_EPOCH"""
+    kafka_name = "FENCED_MEMBER_EPOCH"
 
 
 class UnreleasedInstanceId(BrokerError, code=111):
-    """UNRELEASED_INSTANCE_ID"""
+    kafka_name = "UNRELEASED_INSTANCE_ID"
 
 
 class UnsupportedAssignor(BrokerError, code=112):
-    """UNSUPPORTED_ASSIGNOR"""
+    kafka_name = "UNSUPPORTED_ASSIGNOR"
 
 
 class StaleMemberEpoch(BrokerError, code=113):
-    """STALE_MEMBER_EPOCH"""
+    kafka_name = "STALE_MEMBER_EPOCH"
 
 
 class MismatchedEndpointType(BrokerError, code=114):
-    """MISMATCHED_ENDPOINT_TYPE"""
+    kafka_name = "MISMATCHED_ENDPOINT_TYPE"
 
 
 class UnsupportedEndpointType(BrokerError, code=115):
-    """UNSUPPORTED_ENDPOINT_TYPE"""
+    kafka_name = "UNSUPPORTED_ENDPOINT_TYPE"
 
 
 class UnknownControllerId(BrokerError, code=116):
-    """UNKNOWN_CONTROLLER_ID"""
+    kafka_name = "UNKNOWN_CONTROLLER_ID"
 
 
 class UnknownSubscriptionId(BrokerError, code=117):
-    """UNKNOWN_SUBSCRIPTION_ID"""
+    kafka_name = "UNKNOWN_SUBSCRIPTION_ID"
 
 
 class TelemetryTooLarge(BrokerError, code=118):
-    """TELEMETRY_TOO_LARGE"""
+    kafka_name = "TELEMETRY_TOO_LARGE"
 
 
 class InvalidRegistration(BrokerError, code=119):
-    """INVALID_REGISTRATION"""
+    kafka_name = "INVALID_REGISTRATION"
 
 
 class TransactionAbortable(BrokerError, code=120, hint="the transaction must be aborted; then go on"):
-    """TRANSACTION_ABORTABLE"""
+    kafka_name = "TRANSACTION_ABORTABLE"
 
 
 class InvalidRecordState(BrokerError, code=121):
-    """INVALID_RECORD_STATE"""
+    kafka_name = "INVALID_RECORD_STATE"
 
 
 class ShareSessionNotFound(BrokerError, code=122, retriable=True):
-    """SHARE_SESSION_NOT_FOUND"""
+    kafka_name = "SHARE_SESSION_NOT_FOUND"
 
 
 class InvalidShareSessionEpoch(BrokerError, code=123, retriable=True):
-    """INVALID_SHARE_SESSION_EPOCH"""
+    kafka_name = "INVALID_SHARE_SESSION_EPOCH"
 
 
 class FencedStateEpoch(BrokerError, code=124):
-    """FENCED_STATE_EPOCH"""
+    kafka_name = "FENCED_STATE_EPOCH"
 
 
 class InvalidVoterKey(BrokerError, code=125):
-    """INVALID_VOTER_KEY"""
+    kafka_name = "INVALID_VOTER_KEY"
 
 
 class DuplicateVoter(BrokerError, code=126):
-    """DUPLICATE_VOTER"""
+    kafka_name = "DUPLICATE_VOTER"
 
 
 class VoterNotFound(BrokerError, code=127):
-    """VOTER_NOT_FOUND"""
+    kafka_name = "VOTER_NOT_FOUND"
 
 
 class InvalidRegularExpression(BrokerError, code=128):
-    """INVALID_REGULAR_EXPRESSION"""
+    kafka_name = "INVALID_REGULAR_EXPRESSION"
+
+
+class RebootstrapRequired(BrokerError, code=129):
+    kafka_name = "REBOOTSTRAP_REQUIRED"
+
+
+class StreamsInvalidTopology(BrokerError, code=130):
+    kafka_name = "STREAMS_INVALID_TOPOLOGY"
+
+
+class StreamsInvalidTopologyEpoch(BrokerError, code=131):
+    kafka_name = "STREAMS_INVALID_TOPOLOGY_EPOCH"
+
+
+class StreamsTopologyFenced(BrokerError, code=132):
+    kafka_name = "STREAMS_TOPOLOGY_FENCED"
+
+
+class ShareSessionLimitReached(BrokerError, code=133, retriable=True):
+    kafka_name = "SHARE_SESSION_LIMIT_REACHED"

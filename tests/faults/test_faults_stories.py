@@ -50,7 +50,7 @@ def test_every_story_is_listed_and_told() -> None:
     assert len(STORIES) == 15
     for story in STORIES.values():
         assert story.title
-        assert story.told.endswith(".")
+        assert story.text.endswith(".")
 
 
 @pytest.mark.behaviour("I1")

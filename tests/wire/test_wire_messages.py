@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def parts_of(part: Any) -> Any:
 NOT_IN_KAFKA_PYTHON = {68, 69}  # the consumer protocol
 
 
+@pytest.mark.skipif(sys.flags.optimize > 0, reason="kafka-python itself cannot decode under python -O")
 @pytest.mark.parametrize(
     ("api", "version", "kind"), [case for case in CASES if case.values[0].key not in NOT_IN_KAFKA_PYTHON]
 )

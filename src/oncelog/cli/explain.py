@@ -76,7 +76,7 @@ def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[s
     return {
         "story": story.name,
         "title": story.title,
-        "told": story.told,
+        "told": story.text,
         "as_told": is_as_told,
         "scenes": [
             {
@@ -95,7 +95,7 @@ def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
     from oncelog.faults.diagram import hidden_apis, plan
     from oncelog.faults.text import draw_text
 
-    parts = [story.title, "═" * len(story.title), *textwrap.wrap(story.told, 96), ""]
+    parts = [story.title, "═" * len(story.title), *textwrap.wrap(story.text, 96), ""]
     for scene in scenes:
         parts += [scene.heading, "─" * len(scene.heading), ""]
         if scene.is_drawn:

@@ -8,6 +8,7 @@ from oncelog.faults.rules import Action, Rule
 from oncelog.faults.stories.flows import NOT_IDEMPOTENT, numbers
 from oncelog.faults.stories.scene import PATIENCE_SECONDS, RECORDS_PER_BATCH, Scene
 from oncelog.faults.stories.stage import Stage
+from oncelog.faults.stories.story import story
 
 BATCHES = 60
 GROUP = 5 * RECORDS_PER_BATCH
@@ -25,12 +26,15 @@ def faults() -> list[Rule]:
     ]
 
 
+@story(
+    name="delivery",
+    title="At most once, at least once, exactly once",
+    text=(
+        "Sixty batches through a network that loses requests and acknowledgements by chance (one seed for "
+        "all), under three configurations."
+    ),
+)
 def delivery(stage: Stage) -> None:
-    """At most once, at least once, exactly once.
-
-    Sixty batches through a network that loses requests and acknowledgements by chance (one seed for
-    all), under three configurations.
-    """
     most = _run(stage, "At most once: acks=0, no retries", _AT_MOST_ONCE)
     most.check("records are lost", most.counts.lost > 0)
     most.check("none is doubled", most.counts.doubled == 0)

@@ -16,20 +16,24 @@ from oncelog.faults.stories.scene import (
     requests_at_broker,
 )
 from oncelog.faults.stories.stage import Stage, create_topic, delete_topic
+from oncelog.faults.stories.story import story
 from oncelog.types import TopicPartition
 
 REMEMBERED_BATCHES = 5
 """How many batches a broker remembers of a producer and partition."""
 
 
+@story(
+    name="cache-miss",
+    title="Six in flight: the cache miss",
+    text=(
+        "A broker remembers five batches of a producer. With six in flight and the first acknowledgement "
+        "lost, the retry of the first is no longer remembered and is refused as out of order; a producer "
+        "that then raises its epoch stores everything twice. That is why idempotence allows five in "
+        "flight at most."
+    ),
+)
 def cache_miss(stage: Stage) -> None:
-    """Six in flight: the cache miss.
-
-    A broker remembers five batches of a producer. With six in flight and the first acknowledgement
-    lost, the retry of the first is no longer remembered and is refused as out of order; a producer
-    that then raises its epoch stores everything twice. That is why idempotence allows five in flight
-    at most.
-    """
     _six_in_flight(stage)
     _five_in_flight(stage)
 
@@ -88,12 +92,16 @@ def _names_both(text: str) -> bool:
     return "enable.idempotence" in text and "max.in.flight.requests.per.connection" in text
 
 
+@story(
+    name="stale-epoch",
+    title="A late message of an older epoch",
+    text=(
+        "A batch is delayed until its records have failed to the caller (delivery.timeout.ms). Its "
+        "outcome is unknown, so the producer raises its epoch. When the batch arrives after all, it is "
+        "refused."
+    ),
+)
 def stale_epoch(stage: Stage) -> None:
-    """A late message of an older epoch.
-
-    A batch is delayed until its records have failed to the caller (delivery.timeout.ms). Its outcome
-    is unknown, so the producer raises its epoch. When the batch arrives after all, it is refused.
-    """
     rules = [
         Rule(action=Action.HOLD, api="Produce", direction="request", match=_is_second_batch, nth=1),
         Rule(
@@ -142,12 +150,15 @@ def _producers(scene: Scene) -> list[tuple[int, int, int | None]]:
     return [(each.producer_id, each.producer_epoch, each.last_sequence) for each in described.producers]
 
 
+@story(
+    name="unknown-producer",
+    title="A producer the broker does not know",
+    text=(
+        "A topic that is deleted and created again forgets its producers. The first batch of an unknown "
+        "producer is accepted whatever its sequence; from there on sequences are checked again."
+    ),
+)
 def unknown_producer(stage: Stage) -> None:
-    """A producer the broker does not know.
-
-    A topic that is deleted and created again forgets its producers. The first batch of an unknown
-    producer is accepted whatever its sequence; from there on sequences are checked again.
-    """
     with stage.scene("The topic is deleted and created again while a producer goes on") as scene:
         with scene.producer() as producer:
             _send_batch(scene, producer, 1)
@@ -168,12 +179,15 @@ def _recreate_topic(scene: Scene) -> None:
     create_topic(scene.upstream, scene.topic)
 
 
+@story(
+    name="two-sessions",
+    title="What idempotence does not cover",
+    text=(
+        "Producer ids live as long as a producer object, and sequences count per partition: the same "
+        "records sent by a new session, or to another partition, are new records."
+    ),
+)
 def two_sessions(stage: Stage) -> None:
-    """What idempotence does not cover.
-
-    Producer ids live as long as a producer object, and sequences count per partition: the same
-    records sent by a new session, or to another partition, are new records.
-    """
     _second_session(stage)
     _second_partition(stage)
 

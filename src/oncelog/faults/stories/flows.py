@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from oncelog.faults.rules import Action, Rule
 from oncelog.faults.stories.scene import PATIENCE_SECONDS, RECORDS_PER_BATCH, Scene
 from oncelog.faults.stories.stage import Stage
+from oncelog.faults.stories.story import story
 from oncelog.types import RecordMetadata
 
 NOT_IDEMPOTENT: dict[str, object] = {"enable.idempotence": "false", "acks": "all"}
@@ -40,11 +41,12 @@ def send_and_wait(scene: Scene, batches: int, settings: dict[str, object] | None
         return offsets_told(futures)
 
 
+@story(
+    name="all-acked",
+    title="Every batch acknowledged",
+    text="Several batches are in flight at once. Their sequence numbers count records: 0, 3, 6, 9, 12.",
+)
 def all_acked(stage: Stage) -> None:
-    """Every batch acknowledged.
-
-    Several batches are in flight at once. Their sequence numbers count records: 0, 3, 6, 9, 12.
-    """
     with stage.scene("Five batches, five acknowledgements", [in_flight_together(3)]) as scene:
         told = send_and_wait(scene, 5)
         scene.check(
@@ -54,13 +56,16 @@ def all_acked(stage: Stage) -> None:
     _exactly_once(scene)
 
 
+@story(
+    name="lost-ack",
+    title="The lost acknowledgement",
+    text=(
+        "The broker stores a batch and its acknowledgement is lost. The producer cannot know, so it sends "
+        "the batch again under the same producer id, epoch and sequences. The broker remembers those and "
+        "answers with the original offset instead of storing it twice."
+    ),
+)
 def lost_ack(stage: Stage) -> None:
-    """The lost acknowledgement.
-
-    The broker stores a batch and its acknowledgement is lost. The producer cannot know, so it sends
-    the batch again under the same producer id, epoch and sequences. The broker remembers those and
-    answers with the original offset instead of storing it twice.
-    """
     rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=1)
     with stage.scene("The acknowledgement is lost, idempotence on", [rule]) as scene:
         told = send_and_wait(scene, 1)
@@ -71,11 +76,12 @@ def lost_ack(stage: Stage) -> None:
     _exactly_once(scene)
 
 
+@story(
+    name="lost-ack-without-idempotence",
+    title="The lost acknowledgement without idempotence",
+    text="The same loss, and nothing in the batch by which the broker could recognise the retry.",
+)
 def lost_ack_without_idempotence(stage: Stage) -> None:
-    """The lost acknowledgement without idempotence.
-
-    The same loss, and nothing in the batch by which the broker could recognise the retry.
-    """
     rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=1)
     with stage.scene("The acknowledgement is lost, idempotence off", [rule]) as scene:
         told = send_and_wait(scene, 1, NOT_IDEMPOTENT)
@@ -88,11 +94,12 @@ def lost_ack_without_idempotence(stage: Stage) -> None:
     scene.check("nothing is lost", scene.counts.lost == 0)
 
 
+@story(
+    name="lost-acks",
+    title="The acknowledgements of the last two of five batches lost",
+    text="Five batches are stored, three are acknowledged. The other two are sent again and recognised.",
+)
 def lost_acks(stage: Stage) -> None:
-    """The acknowledgements of the last two of five batches lost.
-
-    Five batches are stored, three are acknowledged. The other two are sent again and recognised.
-    """
     cut = Rule(action=Action.CUT, api="Produce", direction="response", nth=4)
     heading = "Five batches, the acknowledgements of the fourth and fifth lost"
     with stage.scene(heading, [in_flight_together(3), cut]) as scene:
@@ -106,12 +113,16 @@ def lost_acks(stage: Stage) -> None:
     _exactly_once(scene)
 
 
+@story(
+    name="lost-batch",
+    title="The third of five batches lost",
+    text=(
+        "The fourth and fifth arrive and leave a gap, so the broker refuses them. After "
+        "request.timeout.ms the producer sends the third, fourth and fifth again with the sequences they "
+        "had."
+    ),
+)
 def lost_batch(stage: Stage) -> None:
-    """The third of five batches lost.
-
-    The fourth and fifth arrive and leave a gap, so the broker refuses them. After request.timeout.ms
-    the producer sends the third, fourth and fifth again with the sequences they had.
-    """
     rules = [
         Rule(action=Action.DROP, api="Produce", direction="request", nth=3),
         in_flight_together(2),
@@ -128,12 +139,15 @@ def lost_batch(stage: Stage) -> None:
     _exactly_once(scene)
 
 
+@story(
+    name="reorder",
+    title="A batch overtakes another",
+    text=(
+        "Records 1-3, 7-9, 4-6 arrive in this order. 7-9 is refused while 4-6 is missing; the producer "
+        "puts it back in its queue in sequence order, and the partition ends as 1 to 9."
+    ),
+)
 def reorder(stage: Stage) -> None:
-    """A batch overtakes another.
-
-    Records 1-3, 7-9, 4-6 arrive in this order. 7-9 is refused while 4-6 is missing; the producer
-    puts it back in its queue in sequence order, and the partition ends as 1 to 9.
-    """
     rule = Rule(action=Action.HOLD, api="Produce", direction="request", nth=2, release_after=1)
     with stage.scene("The third batch overtakes the second", [rule]) as scene:
         told = send_and_wait(scene, 3)

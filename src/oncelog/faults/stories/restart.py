@@ -12,14 +12,18 @@ from oncelog.faults.rules import Action, Rule
 from oncelog.faults.stories.flows import numbers, offsets_told
 from oncelog.faults.stories.scene import PATIENCE_SECONDS, Scene, fate_seen
 from oncelog.faults.stories.stage import Stage
+from oncelog.faults.stories.story import story
 
 
+@story(
+    name="restart",
+    title="kill -9 between store and acknowledgement",
+    text=(
+        "The broker is killed after it stored a batch and before its acknowledgement arrived. It rebuilds "
+        "what it knows of producers from its log, so the retry is recognised after the restart."
+    ),
+)
 def restart(stage: Stage) -> None:
-    """kill -9 between store and acknowledgement.
-
-    The broker is killed after it stored a batch and before its acknowledgement arrived. It rebuilds
-    what it knows of producers from its log, so the retry is recognised after the restart.
-    """
     if not stage.is_own_broker:
         raise MisuseError(
             "this story kills its broker, so it runs on its own only: leave --bootstrap-server out"

@@ -13,6 +13,7 @@ from oncelog.errors import BrokerError, OncelogError
 from oncelog.faults.rules import Action, Rule
 from oncelog.faults.stories.scene import PATIENCE_SECONDS, Scene
 from oncelog.faults.stories.stage import Stage
+from oncelog.faults.stories.story import story
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.control import decode_control
@@ -26,15 +27,18 @@ _STATES = {
 }  # fmt: skip
 
 
+@story(
+    name="transaction",
+    title="A transaction, step by step",
+    text=(
+        "Records to two partitions and the offsets of a group, all or nothing. The coordinator is found "
+        "and gives a producer id; partitions are added to the transaction (by the broker itself at the "
+        "first batch, since transaction version 2; by a request of their own before); EndTxn makes the "
+        "decision durable (PrepareCommit), markers go to every partition and to __consumer_offsets, and "
+        "it is complete (CompleteCommit). What was written is read back from the logs afterwards."
+    ),
+)
 def transaction(stage: Stage) -> None:
-    """A transaction, step by step.
-
-    Records to two partitions and the offsets of a group, all or nothing. The coordinator is found and
-    gives a producer id; partitions are added to the transaction (by the broker itself at the first
-    batch, since transaction version 2; by a request of their own before); EndTxn makes the decision
-    durable (PrepareCommit), markers go to every partition and to __consumer_offsets, and it is complete
-    (CompleteCommit). What was written is read back from the logs afterwards.
-    """
     with stage.scene("Committed, as the cluster does it", partitions=2) as scene:
         _commit(scene)
     with (
@@ -76,13 +80,16 @@ def _abort(scene: Scene) -> None:
     scene.check("the group's offset is not committed", _committed(scene, group) is None)
 
 
+@story(
+    name="fenced",
+    title="Two instances of one application: the older is fenced",
+    text=(
+        "A second producer starts with the same transactional id, as when an application is taken for "
+        "dead and started again elsewhere. The coordinator aborts what the first left open and raises the "
+        "epoch; from then on every call of the first is refused, and nothing of it is seen."
+    ),
+)
 def fenced(stage: Stage) -> None:
-    """Two instances of one application: the older is fenced.
-
-    A second producer starts with the same transactional id, as when an application is taken for dead
-    and started again elsewhere. The coordinator aborts what the first left open and raises the epoch;
-    from then on every call of the first is refused, and nothing of it is seen.
-    """
     name, _ = _names()
     with stage.scene("A second instance starts while the first is in the middle", partitions=2) as scene:
         with _producer(scene, name) as first:
@@ -102,12 +109,15 @@ def fenced(stage: Stage) -> None:
     scene.check("the records of the second are seen, once, and none of the first", scene.counts.stored == 6)
 
 
+@story(
+    name="lost-commit",
+    title="The answer to a commit is lost",
+    text=(
+        "Was it committed? The producer cannot know, and must not abort: it asks the same again, and is "
+        "told so as often as it asks."
+    ),
+)
 def lost_commit(stage: Stage) -> None:
-    """The answer to a commit is lost.
-
-    Was it committed? The producer cannot know, and must not abort: it asks the same again, and is told
-    so as often as it asks.
-    """
     rule = Rule(action=Action.CUT, api="EndTxn", direction="response", nth=1)
     name, _ = _names()
     with stage.scene("EndTxn is carried out, its answer lost", [rule], partitions=2) as scene:
