@@ -11,6 +11,7 @@
     leave A G -> NONE                  LeaveGroup; id=, instance=
     commit A G T/0=5 -> NONE           OffsetCommit by the member; `commit - G T/0=5`: by nobody in particular
     group G -> Stable                  DescribeGroups: the state
+    shares G -> Stable x nothing       the state and each member's assignment, or `nothing`
     forget G -> NONE                   DeleteGroups
 
 JoinGroup is version 3 unless `Versions:` names it: later ones first give out a member id.
@@ -171,10 +172,20 @@ class GroupSteps(TransactionSteps):
 
         self._until(words, ask, reads=True)
 
+    def shares(self, name: str, *rest: str) -> None:
+        _, words = self._split(rest)
+
+        def ask() -> tuple[str, Any]:
+            (described,) = self._tell("DescribeGroups", groups=[self._group(name)]).groups
+            assignments = sorted(each.member_assignment.decode() or "nothing" for each in described.members)
+            return " ".join([described.group_state, *assignments]), described
+
+        self._until(words, ask, reads=True)
+
     def forget(self, name: str, *rest: str) -> None:
         _, words = self._split(rest)
         (result,) = self._tell("DeleteGroups", groups_names=[self._group(name)]).results
         self._expect_word(words, ERROR_NAMES[result.error_code])
 
 
-STEPS = ("join", "joined", "sync", "synced", "heartbeat", "leave", "commit", "group", "forget")
+STEPS = ("join", "joined", "sync", "synced", "heartbeat", "leave", "commit", "group", "shares", "forget")

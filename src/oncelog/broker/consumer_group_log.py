@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from oncelog.errors import InvalidRequest, MisuseError
 from oncelog.rules.consumer_group import (
     CURRENT,
     EPOCH,
@@ -52,14 +53,20 @@ def group_entries(group: ConsumerGroup) -> list[Entry]:
 
 
 def encode_entry(group: ConsumerGroup, entry: Entry, *, is_gone: bool = False) -> tuple[bytes, bytes | None]:
-    """Key and value of a part of the group as it is now; no value when it is gone."""
+    """Return key and value of a part of the group as it is now; no value when it is gone.
+
+    Raises InvalidRequest for a text that is too long for its field.
+    """
     kind, member_id = entry
-    if kind in _GROUP_KEYS:
-        key = _GROUP_KEYS[kind](group_id=group.group_id).to_bytes(kind)
-    else:
-        key = _MEMBER_KEYS[kind](group_id=group.group_id, member_id=member_id).to_bytes(kind)
     is_gone = is_gone or (kind in _MEMBER_KEYS and member_id not in group.members)
-    return key, None if is_gone else _value(group, kind, member_id)
+    try:
+        if kind in _GROUP_KEYS:
+            key = _GROUP_KEYS[kind](group_id=group.group_id).to_bytes(kind)
+        else:
+            key = _MEMBER_KEYS[kind](group_id=group.group_id, member_id=member_id).to_bytes(kind)
+        return key, None if is_gone else _value(group, kind, member_id)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
 
 
 def _value(group: ConsumerGroup, kind: int, member_id: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
 from oncelog.broker.patterns import TopicPatterns
 from oncelog.broker.state_topic import StateTopic, Written
-from oncelog.errors import GroupIdNotFound, NotCoordinator
+from oncelog.errors import BrokerError, GroupIdNotFound
 from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicInfo
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_CATALOGUES = 1000
 """Remembered catalogues, each of one set of names and patterns."""
+RETRY_MS = 1000
+"""How long after its records could not be stored a group's deadlines are looked at again."""
 
 
 class ConsumerGroups:
@@ -46,26 +48,26 @@ class ConsumerGroups:
     def heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
         """The answer, and what must be durable before it is given.
 
-        Raises GroupIdNotFound, NotCoordinator and as ConsumerGroup.heartbeat.
+        Raises GroupIdNotFound, NotCoordinator, InvalidRequest, MessageTooLarge; and as
+        ConsumerGroup.heartbeat.
         """
         group = self._groups.get(group_id)
         if group is None and beat.epoch != 0:
             raise GroupIdNotFound(f"there is no consumer group {group_id!r}")
-        group = group or self._open(group_id)
+        draft = self._new(group_id) if group is None else group.draft()
         self.patterns.begin()
         self._forget_patterns()
-        answer = group.heartbeat(beat, self._catalogue, now_ms)
-        return answer, self._settle(group, now_ms)
+        answer = draft.heartbeat(beat, self._catalogue, now_ms)
+        return answer, self._replace(draft, now_ms)
 
-    def _open(self, group_id: str) -> ConsumerGroup:
+    def _new(self, group_id: str) -> ConsumerGroup:
         settings = self._node.settings
-        group = self._groups[group_id] = ConsumerGroup(
+        return ConsumerGroup(
             group_id,
             session_timeout_ms=settings["group.consumer.session.timeout.ms"],
             max_size=settings["group.consumer.max.size"],
             assignor=settings["group.consumer.assignors"][0],
         )
-        return group
 
     def _catalogue(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         """Return the topics of these names or patterns; made once for every change of the topics."""
@@ -93,18 +95,26 @@ class ConsumerGroups:
             self.patterns.keep({member.regex for member in members if member.regex})
             self._max_patterns = 2 * len(self.patterns) + 100
 
-    def _settle(self, group: ConsumerGroup, now_ms: int) -> list[Written]:
-        """Store what changed, and be there at the group's next deadline. Raises NotCoordinator."""
-        due_ms, scheduled_ms = group.next_deadline_ms(), self._scheduled_ms.get(group.group_id)
+    def _replace(self, draft: ConsumerGroup, now_ms: int) -> list[Written]:
+        """Store what the draft changed, then let it take the group's place.
+
+        Memory moves only after the log: a change that cannot be stored has not happened.
+        Raises NotCoordinator; InvalidRequest, MessageTooLarge for what no record can hold.
+        """
+        written = []
+        if draft.unsaved:
+            records = [encode_entry(draft, entry) for entry in draft.unsaved]
+            written = [self._topic.append(self._topic.partition_of(draft.group_id), records, now_ms)]
+            draft.unsaved.clear()
+        self._groups[draft.group_id] = draft
+        self._schedule(draft.group_id, draft.next_deadline_ms())
+        return written
+
+    def _schedule(self, group_id: str, due_ms: int | None) -> None:
+        scheduled_ms = self._scheduled_ms.get(group_id)
         if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
-            self._scheduled_ms[group.group_id] = due_ms
-            heapq.heappush(self._due, (due_ms, group.group_id))
-        if not group.unsaved:
-            return []
-        records = [encode_entry(group, entry) for entry in group.unsaved]
-        written = self._topic.append(self._topic.partition_of(group.group_id), records, now_ms)
-        group.unsaved.clear()
-        return [written]
+            self._scheduled_ms[group_id] = due_ms
+            heapq.heappush(self._due, (due_ms, group_id))
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -117,18 +127,20 @@ class ConsumerGroups:
             _, group_id = heapq.heappop(self._due)
             self._scheduled_ms.pop(group_id, None)
             group = self._groups.get(group_id)
-            if group is not None:
-                group.tick(now_ms)
-                try:
-                    self._settle(group, now_ms)
-                except NotCoordinator:
-                    continue  # stays unsaved; goes with the next change
+            if group is None:
+                continue
+            draft = group.draft()
+            draft.tick(now_ms)
+            try:
+                self._replace(draft, now_ms)
+            except BrokerError:
+                # The group keeps its members for now. Other groups must not miss their turn because of it.
+                self._schedule(group_id, now_ms + RETRY_MS)
 
     def bury(self, group_id: str, now_ms: int) -> Written:
         """Forget a group without members. Raises NotCoordinator."""
         group = self._groups[group_id]
-        entries = [*group.unsaved, *group_entries(group)]
-        records = [encode_entry(group, entry, is_gone=True) for entry in dict.fromkeys(entries)]
+        records = [encode_entry(group, entry, is_gone=True) for entry in group_entries(group)]
         written = self._topic.append(self._topic.partition_of(group_id), records, now_ms)
         del self._groups[group_id]
         return written
@@ -140,7 +152,10 @@ class ConsumerGroups:
         group_id, entry = group_of(key)
         if group_id not in self._groups and value is None:
             return
-        group = self._groups.get(group_id) or self._open(group_id)
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = self._new(group_id)
+            group.epoch = 0  # its record says more; without one the group is gone
         replay_entry(group, entry, value)
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)
         if is_gone:
@@ -150,4 +165,4 @@ class ConsumerGroups:
         """After the last record: members' time begins."""
         for group in self._groups.values():
             group.resume(now_ms)
-            self._settle(group, now_ms)
+            self._schedule(group.group_id, group.next_deadline_ms())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from oncelog.errors import InvalidRequest, MessageTooLarge, MisuseError
 from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import GroupState, Member
+from oncelog.rules.group_member import GroupState, JoinRequest, Member
 from oncelog.wire.stored import GroupMetadataKey, GroupMetadataValue
 
 _KEY_VERSION, _VALUE_VERSION = 2, 3
@@ -15,7 +16,10 @@ def group_key(group_id: str) -> bytes:
 
 
 def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
-    """Key and value of the group as it is, with the assignment that its members are about to be told."""
+    """Return key and value of the group as it is, with the assignment that its members are about to get.
+
+    Raises InvalidRequest for a text that is too long for its field.
+    """
     value = GroupMetadataValue(
         protocol_type=group.protocol_type or "",
         generation=group.generation_id,
@@ -24,7 +28,34 @@ def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
         current_state_timestamp=group.state_since_ms,
         members=[_encode_member(member, group.protocol_name) for member in group.members.values()],
     )
-    return group_key(group.group_id), value.to_bytes(_VALUE_VERSION)
+    try:
+        return group_key(group.group_id), value.to_bytes(_VALUE_VERSION)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
+
+
+def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes: int) -> None:
+    """Check that a record can hold the group with this one member.
+
+    Raises InvalidRequest for a text that is too long for its field, MessageTooLarge for its metadata.
+    """
+    protocols = request.protocols or (("", b""),)
+    name = max((name for name, _ in protocols), key=len)
+    longest = max((data for _, data in protocols), key=len)
+    group = ClassicGroup(group_id, 0)
+    group.protocol_type, group.protocol_name, group.leader_id = request.protocol_type, name, member_id
+    group.members[member_id] = Member(
+        member_id,
+        request.group_instance_id,
+        request.client_id,
+        request.client_host,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        ((name, longest),),
+    )
+    key, value = encode_group(group)
+    if len(key) + len(value) > max_bytes:
+        raise MessageTooLarge(f"the member's record takes {len(value)} bytes; {max_bytes} are allowed")
 
 
 def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataValue.MemberMetadata:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
@@ -23,7 +22,6 @@ from oncelog.errors import (
     InconsistentGroupProtocol,
     InvalidGroupId,
     NonEmptyGroup,
-    NotCoordinator,
     PeerError,
     StaleMemberEpoch,
     StorageError,
@@ -41,6 +39,11 @@ if TYPE_CHECKING:
 GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
 FIRST_NOT_FOUND_COMMIT_VERSION = 9
+METADATA_RECORDS = 4
+"""How many times message.max.bytes the metadata of a classic group's members may take in memory.
+
+Its record holds that of one protocol. Members that move from one assignor to another bring two.
+"""
 
 
 class GroupCoordinator:
@@ -54,6 +57,7 @@ class GroupCoordinator:
             CONSUMER_OFFSETS,
             settings["offsets.topic.num.partitions"],
             {"segment.bytes": str(settings["offsets.topic.segment.bytes"])},
+            max_record_bytes=settings["message.max.bytes"],
         )
         self.offsets = Offsets(node, self.topic)
         self.consumers = ConsumerGroups(node, self.topic)
@@ -82,14 +86,18 @@ class GroupCoordinator:
                 raise InconsistentGroupProtocol(f"group {group_id!r} has members of the consumer protocol")
             if consumers is not None:
                 self.consumers.bury(group_id, now_ms)
-            settings = self._node.settings
-            group = self._groups[group_id] = ClassicGroup(
-                group_id,
-                now_ms,
-                initial_delay_ms=settings["group.initial.rebalance.delay.ms"],
-                max_size=settings["group.max.size"],
-            )
+            group = self._groups[group_id] = self._new(group_id, now_ms)
         return group
+
+    def _new(self, group_id: str, now_ms: int) -> ClassicGroup:
+        settings = self._node.settings
+        return ClassicGroup(
+            group_id,
+            now_ms,
+            initial_delay_ms=settings["group.initial.rebalance.delay.ms"],
+            max_size=settings["group.max.size"],
+            max_metadata_bytes=METADATA_RECORDS * settings["message.max.bytes"],
+        )
 
     def make_room_for_consumers(self, group_id: str, now_ms: int) -> None:
         """An empty classic group gives way. Raises GroupIdNotFound for one with members."""
@@ -148,7 +156,7 @@ class GroupCoordinator:
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
-                self.settle(group, now_ms)
+                self.settle(group, now_ms)  # what cannot be stored is answered there; nothing is raised
 
     def delete(self, group_id: str, now_ms: int) -> Written | None:
         """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator."""
@@ -194,7 +202,11 @@ class GroupCoordinator:
         if consumers is not None:
             try:
                 consumers.check_commit(
-                    member_id, generation_id, is_transactional=is_transactional, version=version
+                    member_id,
+                    group_instance_id,
+                    generation_id,
+                    is_transactional=is_transactional,
+                    version=version,
                 )
             except StaleMemberEpoch as stale:
                 raise (IllegalGeneration(str(stale)) if is_transactional else stale) from stale
@@ -204,6 +216,8 @@ class GroupCoordinator:
             if generation_id < 0:
                 return
             text = f"there is no group {group_id!r}"
+            if self.offsets.of(group_id) or self.offsets.pending_of(group_id):
+                raise UnknownMemberId(f"group {group_id!r} has no members")
             is_told = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
             raise GroupIdNotFound(text) if is_told else IllegalGeneration(text)
         error = group.refusal_of_commit(
@@ -212,19 +226,28 @@ class GroupCoordinator:
         if error is not None:
             raise error(f"group {group_id!r} is at generation {group.generation_id}: {group.state.value}")
 
-    def subscribed_topics(self, group_id: str) -> set[str]:
-        """Topics that the group's members read, as far as they told it in the consumers' own protocol."""
+    def has_members_of_another_type(self, group_id: str) -> bool:
+        """Return True for a group whose members speak another protocol than consumers, as Connect's do."""
+        group = self._groups.get(group_id)
+        return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
+
+    def subscribed_topics(self, group_id: str) -> set[str] | None:
+        """Return the topics that the group's members read; None where that cannot be told."""
         consumers = self.consumers.get(group_id)
         if consumers is not None:
             return set(consumers.subscribed())
         group = self._groups.get(group_id)
-        if group is None or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        if group is None or not group.members:
             return set()
+        if group.protocol_type != CONSUMER_PROTOCOL_TYPE or group.protocol_name is None:
+            return None
         topics = set()
-        for member in group.members.values():
-            with suppress(PeerError):
-                told = member.metadata(group.protocol_name or member.protocols[0][0])
-                topics.update(ConsumerProtocolSubscription.from_bytes(told).topics)
+        try:
+            for member in group.members.values():
+                subscription = member.metadata(group.protocol_name)
+                topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
+        except PeerError:
+            return None
         return topics
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
@@ -240,18 +263,19 @@ class GroupCoordinator:
             since_ms = (
                 group.state_since_ms if group is not None and is_empty and group.protocol_type else None
             )
-            if not is_empty and group is not None and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-                continue  # nobody can tell what its members read
+            subscribed = self.subscribed_topics(group_id)
+            if subscribed is None:
+                continue  # its members may read any of the topics
             try:
-                self.offsets.forget_expired(group_id, self.subscribed_topics(group_id), since_ms, now_ms)
-                if consumers is not None and not consumers.members and not self.offsets.of(group_id):
-                    self.consumers.bury(group_id, now_ms)
-                if group is None or not is_empty or self.offsets.of(group_id):
+                self.offsets.forget_expired(group_id, subscribed, since_ms, now_ms)
+                if self.offsets.of(group_id) or self.offsets.pending_of(group_id):
                     continue
-                if group.next_deadline_ms() is None:
+                if consumers is not None and not consumers.members:
+                    self.consumers.bury(group_id, now_ms)
+                if group is not None and is_empty and group.next_deadline_ms() is None:
                     self._bury(group, now_ms)
-            except NotCoordinator:
-                return  # it cannot be written; next time
+            except BrokerError:
+                continue  # it cannot be written now; the next check tries again
 
     # The start
 
@@ -278,4 +302,5 @@ class GroupCoordinator:
             group_id = GroupMetadataKey.from_bytes(key).group
             self._groups.pop(group_id, None)
             if record.value is not None:
-                decode_group(self.open(group_id, now_ms), record.value, now_ms)
+                self._groups[group_id] = group = self._new(group_id, now_ms)
+                decode_group(group, record.value, now_ms)

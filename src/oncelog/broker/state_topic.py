@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import BrokerError, KafkaStorageError, NotCoordinator, StorageError
+from oncelog.errors import BrokerError, KafkaStorageError, MessageTooLarge, NotCoordinator, StorageError
 from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
 from oncelog.types import Origin, TopicPartition
@@ -77,8 +77,15 @@ def partition_for(key: str, partition_count: int) -> int:
 class StateTopic:
     """One such topic; made when first needed, with `partition_count` partitions that never change."""
 
-    def __init__(self, node: Node, name: str, partition_count: int, overrides: dict[str, str]) -> None:
-        self.name = name
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        partition_count: int,
+        overrides: dict[str, str],
+        max_record_bytes: int | None = None,
+    ) -> None:
+        self.name, self._max_record_bytes = name, max_record_bytes
         self._node = node
         self._partition_count = partition_count
         self._overrides = {"cleanup.policy": "compact", "delete.retention.ms": _MARKERS_STAY_MS, **overrides}
@@ -109,7 +116,15 @@ class StateTopic:
         return partition_for(key, self.partition_count)
 
     def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
-        """Append (key, value or tombstone) as one batch. Raises NotCoordinator; nothing holds then."""
+        """Append (key, value or tombstone) as one batch.
+
+        Raises NotCoordinator, MessageTooLarge for a record above `max_record_bytes`; nothing holds then.
+        """
+        largest = max(len(key) + len(value or b"") for key, value in records)
+        if self._max_record_bytes is not None and largest > self._max_record_bytes:
+            raise MessageTooLarge(
+                f"a record of {self.name} may take {self._max_record_bytes} bytes, this one takes {largest}"
+            )
         made = [NewRecord(now_ms, key, value) for key, value in records]
         return self.append_batch(index, build_batch(made), now_ms)
 

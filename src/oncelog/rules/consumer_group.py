@@ -12,6 +12,7 @@ Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -139,9 +140,18 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """What most members ask for; the broker's own if none asks."""
+        """Return the assignor most members ask for (`uniform` in a tie), or the broker's if none asks."""
         wishes = [member.server_assignor for member in self.members.values() if member.server_assignor]
-        return max(sorted(set(wishes)), key=wishes.count, default=self._default_assignor)
+        ranked = sorted(set(wishes), key=list(SERVER_ASSIGNORS).index)
+        return max(ranked, key=wishes.count, default=self._default_assignor)
+
+    def draft(self) -> ConsumerGroup:
+        """Return a copy to apply a request to. This group stays as it is until the copy is stored."""
+        draft = copy.copy(self)
+        draft.members, draft.targets = dict(self.members), dict(self.targets)
+        draft.unsaved = dict(self.unsaved)
+        draft._silent_until_ms, draft._revoked_by_ms = dict(self._silent_until_ms), dict(self._revoked_by_ms)
+        return draft
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
         """The member of this instance."""
@@ -161,14 +171,17 @@ class ConsumerGroup:
             raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
         before = self._member_of(beat)
         member = self._updated(before, beat)
-        is_new = before.member_id not in self.members
-        is_changed = is_new or (before.topics, before.regex) != (member.topics, member.regex)
+        # A new member without topics changes nobody's assignment, so it raises no epoch, as in Kafka 4.3.
+        is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
             self._put(member, Entry(MEMBER, member.member_id))
         self._assign(catalogue, is_changed)
+        subscribed_ids = (
+            {each.topic_id for each in _subscribed(member, catalogue).values()} if is_changed else None
+        )
         after = reconcile(
             member, self.targets.get(member.member_id, NOTHING), self.assignment_epoch,
-            self._held_by_others(member), beat.owned,
+            self._held_by_others(member), beat.owned, subscribed_ids,
         )  # fmt: skip
         if after != member:
             self._put(after, Entry(CURRENT, after.member_id))
@@ -184,8 +197,10 @@ class ConsumerGroup:
                 raise UnreleasedInstanceId(f"instance {beat.instance_id!r} is member {static.member_id}")
             return self._replace_static(static, beat.member_id)
         member = self.members.get(beat.member_id)
-        if beat.epoch == 0 and member is None:
-            return ConsumerMember(beat.member_id)
+        if beat.epoch == 0:
+            # A known member may join again at any time: the answer to its last join may have been lost.
+            # It owns nothing then, so it goes on from what it is assigned. See the scenarios "joins again".
+            return member or ConsumerMember(beat.member_id)
         self._check_instance(beat, static)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
@@ -240,8 +255,9 @@ class ConsumerGroup:
         names = frozenset[str]().union(*(member.topics for member in self.members.values()))
         regexes = frozenset(member.regex for member in self.members.values() if member.regex)
         topics = catalogue(names, regexes)
-        is_loaded = self._topics is None and not is_changed and self.epoch == self.assignment_epoch
-        if is_changed or (topics != self._topics and not is_loaded) or (is_loaded and self._is_off(topics)):
+        is_other = self._is_off(topics) if self._topics is None else topics != self._topics
+        # An epoch that has no target yet needs no successor: its target is made of these topics below.
+        if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
         if self.epoch > self.assignment_epoch:
@@ -262,7 +278,7 @@ class ConsumerGroup:
             Subscriber(
                 member.member_id,
                 member.instance_id,
-                frozenset(catalogue(member.topics, frozenset(filter(None, [member.regex])))),
+                frozenset(_subscribed(member, catalogue)),
                 tuple(
                     TopicPartition(names[topic_id], partition)
                     for topic_id, partition in sorted(self.targets.get(member.member_id, ()))
@@ -277,6 +293,8 @@ class ConsumerGroup:
             if self.targets.get(member_id) != target:
                 self.targets[member_id] = target
                 self.unsaved[Entry(TARGET, member_id)] = None
+        if self.assignment_epoch == 0:
+            self.unsaved[Entry(EPOCH)] = None  # the first one, which no change has raised
         self.assignment_epoch = self.epoch
         self.unsaved[Entry(TARGET_EPOCH)] = None
 
@@ -339,9 +357,22 @@ class ConsumerGroup:
 
     # Offsets
 
-    def check_commit(self, member_id: str, epoch: int, *, is_transactional: bool, version: int) -> None:
-        """Raises why an offset commit is refused. By nobody in particular an empty group takes it."""
-        if epoch < 0 and not self.members:
+    def check_commit(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        epoch: int,
+        *,
+        is_transactional: bool,
+        version: int,
+    ) -> None:
+        """Raise why an offset commit is refused.
+
+        Without an epoch an empty group takes it from anybody. Within a transaction every group does from a
+        client that names no member either, because old clients name none.
+        """
+        is_anonymous = epoch < 0 and not member_id and instance_id is None
+        if (epoch < 0 and not self.members) or (is_anonymous and is_transactional):
             return
         member = self._known(member_id)
         if not is_transactional and version < FIRST_EPOCH_COMMIT_VERSION:
@@ -365,5 +396,12 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
     def subscribed(self) -> Iterable[str]:
-        """Topics that members read."""
+        """Return the topics that members read. Without members there are none, so all offsets may expire."""
+        if not self.members:
+            return frozenset()
         return self._topics or frozenset[str]().union(*(each.topics for each in self.members.values()))
+
+
+def _subscribed(member: ConsumerMember, catalogue: Catalogue) -> Mapping[str, TopicInfo]:
+    """Return the existing topics that a member's subscription names or matches."""
+    return catalogue(member.topics, frozenset(filter(None, [member.regex])))

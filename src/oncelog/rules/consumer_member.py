@@ -65,21 +65,22 @@ def reconcile(
     assignment_epoch: int,
     held_by_others: Set[Place],
     owned: Set[Place] | None,
+    subscribed_ids: Set[bytes] | None = None,
 ) -> ConsumerMember:
-    """The member one step nearer to its target. `owned`: what it says it reads; None: as before, unsaid."""
+    """Return the member one step nearer to its target.
+
+    `owned`: the partitions it says it reads; None: not said. `subscribed_ids`: the topics of its new
+    subscription; None: it did not change.
+    """
     if member.is_reconciled_to(assignment_epoch):
         return member
-    epoch = member.epoch
-    if member.state is MemberState.UNREVOKED:
-        if owned is None or owned & member.revoking:
-            return member
-        epoch += 1
+    if member.state is MemberState.UNREVOKED and (owned is None or owned & member.revoking):
+        return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
     kept = member.assigned & target
     revoking = member.assigned - target
     if revoking and (owned is None or owned & revoking):
         return replace(
             member,
-            epoch=epoch,
             previous_epoch=member.epoch,
             state=MemberState.UNREVOKED,
             assigned=kept,
@@ -94,3 +95,12 @@ def reconcile(
         assigned=frozenset(target - waiting),
         revoking=NOTHING,
     )
+
+
+def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) -> ConsumerMember:
+    """Move what the member no longer subscribes to from its assignment to what it must give up."""
+    kept = frozenset(tp for tp in member.assigned if tp[0] in subscribed_ids)
+    if kept == member.assigned:
+        return member
+    revoking = member.revoking | (member.assigned - kept)
+    return replace(member, previous_epoch=member.epoch, assigned=kept, revoking=revoking)

@@ -35,6 +35,7 @@ from oncelog.rules.group_member import (
     SyncAnswer,
     WhenJoined,
     WhenSynced,
+    metadata_bytes,
     select_protocol,
 )
 from oncelog.rules.group_roster import Roster
@@ -46,7 +47,13 @@ class ClassicGroup(Roster):
     """One group. Times are milliseconds since the epoch."""
 
     def __init__(
-        self, group_id: str, now_ms: int, *, initial_delay_ms: int = 0, max_size: int = 2**31
+        self,
+        group_id: str,
+        now_ms: int,
+        *,
+        initial_delay_ms: int = 0,
+        max_size: int = 2**31,
+        max_metadata_bytes: int = 2**31,
     ) -> None:
         super().__init__()
         self.group_id = group_id
@@ -56,6 +63,7 @@ class ClassicGroup(Roster):
         self.is_unsaved = False
         self._pending: dict[str, int] = {}
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
+        self._max_metadata_bytes = max_metadata_bytes
         self._is_initial = False
         self._deadline_ms: int | None = None
 
@@ -65,7 +73,7 @@ class ClassicGroup(Roster):
         """A member joins, again or as `fresh_id`; answered when all have, at once if nothing changes."""
         error = self._refusal_of_join(request)
         if error is not None:
-            answer(JoinAnswer(error.code, request.member_id))
+            answer(JoinAnswer(error.code, "" if error is GroupMaxSizeReached else request.member_id))
         elif request.member_id:
             self._join_known(request, now_ms, answer)
         elif request.group_instance_id in self.static_members:
@@ -79,7 +87,7 @@ class ClassicGroup(Roster):
     def _refusal_of_join(self, request: JoinRequest) -> type[BrokerError] | None:
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
-        if self._is_full_for(request):
+        if self._is_full_for(request) or self._is_too_large_with(request):
             return GroupMaxSizeReached
         if not self.supports(request):
             return InconsistentGroupProtocol
@@ -99,6 +107,11 @@ class ClassicGroup(Roster):
             return (known is None or known.join is None) and len(waiting) >= self._max_size
         is_known = request.member_id in self.members or request.group_instance_id in self.static_members
         return not is_known
+
+    def _is_too_large_with(self, request: JoinRequest) -> bool:
+        old_id = request.member_id or self.static_members.get(request.group_instance_id or "")
+        others = sum(each.metadata_bytes for each in self.members.values() if each.member_id != old_id)
+        return others + metadata_bytes(request.protocols) > self._max_metadata_bytes
 
     def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
         if request.member_id in self._pending:
@@ -135,7 +148,7 @@ class ClassicGroup(Roster):
         assert request.group_instance_id is not None
         old_id, old_leader = self.static_members[request.group_instance_id], self.leader_id
         old = self.members[old_id]
-        self.dismiss(old, FencedInstanceId)
+        self.dismiss(old, FencedInstanceId, old_id)
         member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
         self.members = {
             (fresh_id if each is old else member_id): (member if each is old else each)
@@ -167,10 +180,14 @@ class ClassicGroup(Roster):
                 for member in self.members.values():
                     member.assignment = b""
                     self.answer_sync(member, SyncAnswer(RebalanceInProgress.code))
-            self._is_initial = self.state is GroupState.EMPTY and self._initial_delay_ms > 0
+            self._is_initial = self.state is GroupState.EMPTY
             delay_ms = self._initial_delay_ms if self._is_initial else self.longest_rebalance_ms()
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
-        if not self._is_initial:
+        if self._is_initial and not self._initial_delay_ms:
+            # A group's first rebalance ends after the initial delay, whoever was only given a member id.
+            # Such a client may be dead. See the scenario "A member id that was given out holds up nobody".
+            self._complete(now_ms)
+        elif not self._is_initial:
             self._complete_if_all_joined(now_ms)
 
     def _complete_if_all_joined(self, now_ms: int) -> None:
@@ -363,16 +380,18 @@ class ClassicGroup(Roster):
     def refusal_of_commit(
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, is_transactional: bool
     ) -> type[BrokerError] | None:
-        """Why an offset commit is refused (row T7). Without member and generation: from outside the group,
-        which an empty one takes, and any one within a transaction, as old clients send no more.
+        """Return why an offset commit is refused (row T7); None: it is not.
+
+        Without a generation an empty group takes it from anybody. Within a transaction every group does from
+        a client that names no member either, because old clients name none.
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
         is_anonymous = generation_id < 0 and not member_id and group_instance_id is None
-        if is_anonymous and (is_transactional or not self.members):
+        if generation_id < 0 and self.state is GroupState.EMPTY:
             return None
         if is_anonymous:
-            return UnknownMemberId
+            return None if is_transactional else UnknownMemberId
         error = self._refusal_of(member_id, group_instance_id, generation_id)
         if error is None and not is_transactional and self.state is GroupState.COMPLETING_REBALANCE:
             return RebalanceInProgress

@@ -103,9 +103,19 @@ class Member:
         """What it said for this protocol; nothing if it does not support it."""
         return next((data for name, data in self.protocols if name == protocol_name), b"")
 
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes that its protocols' names and metadata take."""
+        return metadata_bytes(self.protocols)
+
     def touch(self, now_ms: int) -> None:
         """It was heard of."""
         self.deadline_ms = now_ms + self.session_timeout_ms
+
+
+def metadata_bytes(protocols: Collection[Protocol]) -> int:
+    """Return how many bytes names and metadata of protocols take."""
+    return sum(len(name) + len(data) for name, data in protocols)
 
 
 def common_protocols(members: Collection[Member]) -> set[str]:

@@ -75,16 +75,16 @@ class Roster:
 
     def forget(self, member: Member) -> None:
         """It is no member any more."""
-        self.dismiss(member, UnknownMemberId)
+        self.dismiss(member, UnknownMemberId, "")
         del self.members[member.member_id]
         if member.group_instance_id is not None:
             self.static_members.pop(member.group_instance_id, None)
         if self.leader_id == member.member_id:
             self.leader_id = next(iter(self.members), None)
 
-    def dismiss(self, member: Member, error: type[BrokerError]) -> None:
-        """Whatever it waits for ends with an error."""
+    def dismiss(self, member: Member, error: type[BrokerError], member_id: str) -> None:
+        """End whatever the member waits for with an error, for `member_id` as Kafka names it then."""
         waiting, member.join = member.join, None
         if waiting is not None:
-            waiting(JoinAnswer(error.code, member.member_id))
+            waiting(JoinAnswer(error.code, member_id))
         self.answer_sync(member, SyncAnswer(error.code))

@@ -76,8 +76,8 @@ def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDe
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
-        subscribed_topic_regex=member.regex,
-        assignment=_assignment(node, member.assigned),
+        subscribed_topic_regex=member.regex or "",
+        assignment=_assignment(node, member.held),
         target_assignment=_assignment(node, group.targets.get(member_id, NOTHING)),
         member_type=CONSUMER_MEMBER,
     )

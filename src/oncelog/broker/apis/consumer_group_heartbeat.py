@@ -1,7 +1,8 @@
 """ConsumerGroupHeartbeat (key 68), versions 0-1: a member of KIP-848's protocol joins, is there, or leaves.
 
-42 a request that says too little or too much, 69 no such group, or a classic one with members, 112 an
-assignor that is not there, 128 no regular expression; the rest is `rules.consumer_group`.
+INVALID_REQUEST (says too little or too much, or is too long to be stored), MESSAGE_TOO_LARGE (no record can
+hold the member), GROUP_ID_NOT_FOUND (also a classic group with members), UNSUPPORTED_ASSIGNOR,
+INVALID_REGULAR_EXPRESSION; the rest is `rules.consumer_group`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         for name in message.subscribed_topic_names or ():
             request.check(ResourceType.TOPIC, name)
         beat = _beat(node, message, request)
-        node.groups.make_room_for_consumers(message.group_id, now_ms)
+        if beat.epoch == 0:
+            node.groups.make_room_for_consumers(message.group_id, now_ms)
         answer, written = node.groups.consumers.heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
@@ -114,6 +116,8 @@ def _response(node: Node, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
     return ConsumerGroupHeartbeatResponse(
         member_id=answer.member_id,
         member_epoch=answer.epoch,
-        heartbeat_interval_ms=node.settings["group.consumer.heartbeat.interval.ms"],
+        heartbeat_interval_ms=0
+        if answer.epoch < 0
+        else node.settings["group.consumer.heartbeat.interval.ms"],
         assignment=assignment,
     )

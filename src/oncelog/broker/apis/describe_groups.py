@@ -68,7 +68,7 @@ def _members(group: ClassicGroup) -> list[DescribeGroupsResponse.DescribedGroupM
             client_id=member.client_id,
             client_host=member.client_host,
             member_metadata=member.metadata(group.protocol_name) if is_stable else b"",
-            member_assignment=member.assignment if is_stable else b"",
+            member_assignment=member.assignment,
         )
         for member in group.members.values()
     ]

@@ -1,13 +1,15 @@
 """JoinGroup (key 11), versions 0-9: a member joins its group, and is answered when the others have.
 
-24 no group id, 26 session timeout outside of the broker's bounds, 25 a member id of a group that is not
-there; the rest is `rules.group`. Before version 1 the rebalance timeout is the session timeout.
+INVALID_GROUP_ID (empty group id), INVALID_SESSION_TIMEOUT (outside of the broker's bounds), UNKNOWN_MEMBER_ID
+(a member id of a group that does not exist), INVALID_REQUEST and MESSAGE_TOO_LARGE (no record can hold the
+member); the rest is `rules.group`. Before version 1 the rebalance timeout is the session timeout.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncelog.broker.group_log import check_member
 from oncelog.broker.waiting import Deferred
 from oncelog.errors import BrokerError, InvalidSessionTimeout
 from oncelog.rules.authorization import ResourceType
@@ -34,6 +36,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     joining = _request(message, request)
     base = message.group_instance_id if message.group_instance_id is not None else joining.client_id
     fresh_id = f"{base}-{node.new_name()}"
+    try:
+        check_member(group_id, message.member_id or fresh_id, joining, node.settings["message.max.bytes"])
+    except BrokerError as error:
+        return _response(JoinAnswer(error.code, message.member_id), version)
     deferred = Deferred(holds_later_requests=True)
     group.join(joining, fresh_id, now_ms, lambda answer: deferred.resolve(_response(answer, version)))
     node.groups.settle(group, now_ms)

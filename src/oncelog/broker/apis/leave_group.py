@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.errors import BrokerError
+from oncelog.errors import BrokerError, UnknownMemberId
 from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
@@ -20,6 +20,10 @@ def handle(node: Node, request: Request, now_ms: int) -> LeaveGroupResponse:
     try:
         request.check(ResourceType.GROUP, message.group_id)
         group = node.groups.joined(message.group_id)
+    except UnknownMemberId as error:
+        if request.header.api_version < FIRST_BATCHED_VERSION:
+            return LeaveGroupResponse(error_code=error.code)
+        return LeaveGroupResponse(members=[_left(each, error.code) for each in message.members])
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
     if request.header.api_version < FIRST_BATCHED_VERSION:
@@ -27,13 +31,15 @@ def handle(node: Node, request: Request, now_ms: int) -> LeaveGroupResponse:
     else:
         answer = LeaveGroupResponse(
             members=[
-                LeaveGroupResponse.MemberResponse(
-                    member_id=each.member_id,
-                    group_instance_id=each.group_instance_id,
-                    error_code=group.leave(each.member_id, each.group_instance_id, now_ms),
-                )
+                _left(each, group.leave(each.member_id, each.group_instance_id, now_ms))
                 for each in message.members
             ]
         )
     node.groups.settle(group, now_ms)
     return answer
+
+
+def _left(member: LeaveGroupRequest.MemberIdentity, error_code: int) -> LeaveGroupResponse.MemberResponse:
+    return LeaveGroupResponse.MemberResponse(
+        member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=error_code
+    )

@@ -1,18 +1,21 @@
 """OffsetCommit (key 8), versions 2-9: a group's positions.
 
-Per partition: 3 unknown, 12 metadata too long. For the whole group what `GroupCoordinator.check_commit`
-refuses with. `retention_time_ms` (versions 2-4) takes the place of offsets.retention.minutes.
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE. For the whole group what
+`GroupCoordinator.check_commit` refuses with. `retention_time_ms` (versions 2-4) takes the place of
+offsets.retention.minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
+    InvalidCommitOffsetSize,
+    MessageTooLarge,
     OffsetMetadataTooLarge,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
@@ -51,7 +54,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     }
 
     def refusal(error: BrokerError) -> OffsetCommitResponse:
-        return _answer(message, {at: code or error.code for at, code in codes.items()})
+        return _answer(message, codes_of_refusal(codes, error))
 
     try:
         node.groups.check_commit(
@@ -62,6 +65,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             version=request.header.api_version,
         )
         written = [node.groups.offsets.commit(message.group_id, offsets, now_ms)] if offsets else []
+    except MessageTooLarge as error:
+        return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
     return answer_when_durable(node, written, _answer(message, codes), refusal)
@@ -77,6 +82,15 @@ def check_offset(node: Node, request: Request, at: TopicPartition, metadata: str
     if metadata is not None and len(metadata) > node.settings["offset.metadata.max.bytes"]:
         return OffsetMetadataTooLarge.code
     return 0
+
+
+def codes_of_refusal(codes: Mapping[TopicPartition, int], error: BrokerError) -> dict[TopicPartition, int]:
+    """Return each offset's error code where the group refuses: its error, except for topics not reached.
+
+    The group is asked before metadata is measured, so its refusal wins over OFFSET_METADATA_TOO_LARGE.
+    """
+    is_own = {tp: code not in (0, OffsetMetadataTooLarge.code) for tp, code in codes.items()}
+    return {tp: code if is_own[tp] else error.code for tp, code in codes.items()}
 
 
 def _asked(message: OffsetCommitRequest) -> Iterator[tuple[TopicPartition, _Asked]]:

@@ -1,4 +1,8 @@
-"""OffsetDelete (key 47), version 0: forget committed offsets. 69 no such group, 86 the topic is read."""
+"""OffsetDelete (key 47), version 0: forget committed offsets.
+
+GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of another protocol type than "consumer"). Per partition
+GROUP_SUBSCRIBED_TO_TOPIC, also where members' subscriptions cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
     GroupSubscribedToTopic,
+    NonEmptyGroup,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
@@ -35,6 +40,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         return refusal(GroupAuthorizationFailed())
     if message.group_id not in node.groups.group_ids():
         return refusal(GroupIdNotFound())
+    if node.groups.has_members_of_another_type(message.group_id):
+        return refusal(NonEmptyGroup())
     subscribed = node.groups.subscribed_topics(message.group_id)
     asked = [
         TopicPartition(topic.name, each.partition_index)
@@ -61,10 +68,11 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(node, [done] if done else [], answer, refusal)
 
 
-def _code(node: Node, request: Request, at: TopicPartition, subscribed: set[str]) -> int:
+def _code(node: Node, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:
     if not request.may(ResourceType.TOPIC, at.topic):
         return TopicAuthorizationFailed.code
     topic = node.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code
-    return GroupSubscribedToTopic.code if at.topic in subscribed else 0
+    is_subscribed = subscribed is None or at.topic in subscribed
+    return GroupSubscribedToTopic.code if is_subscribed else 0

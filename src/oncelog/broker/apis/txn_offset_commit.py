@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.admission import Admission, Dialect
-from oncelog.broker.apis.offset_commit import check_offset
+from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal
 from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import BrokerError, CoordinatorNotAvailable, NotEnoughReplicas
@@ -49,7 +49,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     }
 
     def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
-        return _answer(message, {at: code or error.code for at, code in codes.items()})
+        return _answer(message, codes_of_refusal(codes, error))
 
     for resource_type, name in (
         (ResourceType.TRANSACTIONAL_ID, message.transactional_id),

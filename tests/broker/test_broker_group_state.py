@@ -1,0 +1,390 @@
+"""Groups in memory and in the log: a start reads back what was; what cannot be stored never holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient, wait_until
+from helpers_group_node import GroupNode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog import errors
+from oncelog.broker.state_topic import StateTopic
+from oncelog.edge.broker import Broker
+from oncelog.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    CreateTopicsRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    SyncGroupRequest,
+)
+from oncelog.wire.stored import ConsumerProtocolSubscription
+
+TOPICS = ("t", "u")
+MINUTE_MS = 60_000
+
+
+def heartbeat(group: str, member: str, epoch: int = 0, **fields: Any) -> ConsumerGroupHeartbeatRequest:
+    first: dict[str, Any] = {
+        "rebalance_timeout_ms": 5_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
+    }
+    given_fields = (first if epoch == 0 else {}) | fields
+    return ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch, **given_fields)
+
+
+def join(group: str, member: str = "", **fields: Any) -> JoinGroupRequest:
+    subscription = ConsumerProtocolSubscription(topics=["t"]).to_bytes(0)
+    plain: dict[str, Any] = {
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 5_000,
+        "protocol_type": "consumer",
+        "protocols": [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)],
+    }
+    return JoinGroupRequest(group_id=group, member_id=member, **(plain | fields))
+
+
+def sync(group: str, member: str, generation: int, shares: dict[str, bytes]) -> SyncGroupRequest:
+    return SyncGroupRequest(
+        group_id=group,
+        generation_id=generation,
+        member_id=member,
+        assignments=[
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=share)
+            for each, share in shares.items()
+        ],
+    )
+
+
+def commit(group: str, offset: int, topic: str = "t", **fields: Any) -> OffsetCommitRequest:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(
+        partition_index=offset % 2, committed_offset=offset, committed_metadata="m"
+    )
+    asked = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])
+    return OffsetCommitRequest(group_id=group, topics=[asked], **fields)
+
+
+def create(name: str) -> CreateTopicsRequest:
+    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=2, replication_factor=1)
+    return CreateTopicsRequest(topics=[topic])
+
+
+class Players:
+    """Clients of both protocols that do what they are told, as well as they can."""
+
+    def __init__(self) -> None:
+        self.node = GroupNode(
+            offsets_retention_minutes=2,
+            offsets_retention_check_interval_ms=30_000,
+            group_consumer_session_timeout_ms=20_000,
+        )
+        for name in TOPICS:
+            self.node.ask(create(name), 5)
+        self.members: dict[tuple[str, int], str] = {}
+        self.joins: dict[tuple[str, int], list[Any]] = {}
+        self.epochs: dict[tuple[str, int], int] = {}
+
+    def classic(self, group: str, client: int, action: int) -> None:
+        """Join, sync as told, leave or commit."""
+        key = group, client
+        member = self.members.get(key, "")
+        instance = f"static-{client}" if client == 0 else None
+        joined = self.joins.get(key)
+        answer = joined[0] if joined else None
+        if answer is not None and answer.member_id:
+            self.members[key] = member = answer.member_id
+        is_in = answer is not None and not answer.error_code
+        if action <= 1 or (action <= 5 and not is_in):
+            names = ["range"] if action else ["sticky", "range"]
+            metadata = ConsumerProtocolSubscription(topics=["t"]).to_bytes(0)
+            protocols = [
+                JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata) for name in names
+            ]
+            request = join(group, member, group_instance_id=instance, protocols=protocols)
+            self.joins[key] = self.node.ask(request, 9, f"c{client}")
+        elif action <= 5 and answer is not None:
+            shares = {each.member_id: b"%d" % action for each in answer.members}
+            self.node.ask(sync(group, member, answer.generation_id, shares), 3)
+            who = {"generation_id_or_member_epoch": answer.generation_id, "member_id": member}
+            self.node.ask(commit(group, action, **who), 7)
+        elif action == 6:
+            leaving = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=instance)
+            self.node.ask(LeaveGroupRequest(group_id=group, members=[leaving]), 4)
+            self.members.pop(key, None)
+            self.joins.pop(key, None)
+
+    def consumer(self, group: str, client: int, action: int) -> None:
+        """Join (again), beat, leave or commit."""
+        key, member = (group, client), f"m{client}"
+        epoch = self.epochs.get(key, 0)
+        instance = f"static-{client}" if client == 0 else None
+        names = [["t"], ["t", "u"], ["u"], []][action % 4]
+        if action == 0 or epoch == 0:
+            request = heartbeat(group, member, subscribed_topic_names=names, instance_id=instance)
+        elif action <= 2:
+            request = heartbeat(group, member, epoch, subscribed_topic_names=names, instance_id=instance)
+        elif action <= 4:
+            request = heartbeat(group, member, epoch, instance_id=instance)
+        elif action == 5:
+            request = heartbeat(group, member, epoch, instance_id=instance, topic_partitions=[])
+        else:
+            request = heartbeat(group, member, -2 if instance else -1, instance_id=instance)
+        (answer,) = self.node.ask(request, 1)
+        self.epochs[key] = 0 if answer.error_code else max(answer.member_epoch, 0)
+        self.node.ask(
+            commit(group, action, generation_id_or_member_epoch=self.epochs[key], member_id=member), 9
+        )
+
+    def operator(self, group: str, topic: str, action: int) -> None:
+        """Commit from outside, delete offsets, groups or topics; let time go by; restart."""
+        if action <= 1:
+            self.node.ask(commit(group, action, topic), 7)
+        elif action == 2:
+            partition = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)
+            topics = [OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic, partitions=[partition])]
+            self.node.ask(OffsetDeleteRequest(group_id=group, topics=topics), 0)
+        elif action == 3:
+            self.node.ask(DeleteGroupsRequest(groups_names=[group]), 2)
+        elif action == 4:
+            self.node.ask(DeleteTopicsRequest(topic_names=[topic], timeout_ms=1000), 5)
+            self.node.ask(create(topic), 5)
+        elif action == 5:
+            self.node.pass_time(7_000)
+        else:
+            self.node.pass_time(MINUTE_MS)
+
+
+Steps = st.lists(
+    st.tuples(
+        st.sampled_from(["classic", "classic", "consumer", "consumer", "operator"]),
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.integers(0, 6),
+    ),
+    min_size=10,
+    max_size=70,
+)
+
+
+def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
+    """Both protocols have a group of their own, and share one."""
+    for kind, number, client, action in steps:
+        if kind == "classic":
+            players.classic(f"g{number}", client, action)
+        elif kind == "consumer":
+            players.consumer(f"g{number + 1}", client, action)
+        else:
+            players.operator(f"g{client}", TOPICS[number], action)
+        players.node.pass_time(100)
+
+
+@pytest.mark.behaviour("T15")
+@settings(deadline=None)
+@given(Steps)
+def test_what_a_coordinator_remembers_is_what_its_log_says(steps: list[tuple[str, int, int, int]]) -> None:
+    players = Players()
+    play(players, steps)
+    before, changing = players.node.state(), players.node.between_generations
+    players.node.restart()
+    after = players.node.state()
+    after["classic"] = {name: group for name, group in after["classic"].items() if name not in changing}
+    assert after == before
+
+
+# Expiry
+
+
+def test_a_group_that_everybody_left_is_forgotten_whatever_its_protocol() -> None:
+    node = GroupNode(offsets_retention_minutes=1, offsets_retention_check_interval_ms=5_000)
+    node.ask(create("t"), 5)
+    node.ask(heartbeat("consumer", "m"), 1)
+    node.ask(commit("consumer", 4, generation_id_or_member_epoch=2, member_id="m"), 9)
+    node.ask(heartbeat("consumer", "m", -1), 1)
+    (answer,) = node.ask(join("classic"), 3)
+    node.ask(sync("classic", answer.member_id, 1, {answer.member_id: b"x"}), 3)
+    node.ask(commit("classic", 4, generation_id_or_member_epoch=1, member_id=answer.member_id), 7)
+    node.ask(LeaveGroupRequest(group_id="classic", member_id=answer.member_id), 2)
+    node.pass_time(50_000)
+    assert set(node.node.groups.group_ids()) == {"classic", "consumer"}
+    node.pass_time(15_000)
+    assert set(node.node.groups.group_ids()) == set()
+    node.restart()
+    assert set(node.node.groups.group_ids()) == set()
+
+
+def test_offsets_of_what_members_read_do_not_expire() -> None:
+    node = GroupNode(offsets_retention_minutes=1, offsets_retention_check_interval_ms=5_000)
+    node.ask(create("t"), 5)
+    node.ask(create("u"), 5)
+    (first,) = node.ask(heartbeat("g", "m"), 1)
+    for topic in TOPICS:
+        node.ask(commit("g", 4, topic, generation_id_or_member_epoch=2, member_id="m"), 9)
+    for _ in range(4):
+        node.pass_time(30_000)
+        node.ask(heartbeat("g", "m", first.member_epoch), 1)
+    assert {tp.topic for tp in node.node.groups.offsets.of("g")} == {"t"}
+
+
+# What cannot be stored
+
+
+class Refusing:
+    """Makes appends of a group's records fail while `names` holds the group."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: set[bytes] = set()
+        append = StateTopic.append
+
+        def refuse(topic: StateTopic, index: int, records: Any, now_ms: int) -> Any:
+            if any(name in key for name in self.names for key, _ in records):
+                raise errors.NotCoordinator("the disk refuses")
+            return append(topic, index, records, now_ms)
+
+        monkeypatch.setattr(StateTopic, "append", refuse)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    return Refusing(monkeypatch)
+
+
+def test_a_heartbeat_that_cannot_be_stored_has_not_happened(refusing: Refusing) -> None:
+    node = GroupNode()
+    node.ask(create("t"), 5)
+    (joined,) = node.ask(heartbeat("g", "good"), 1)
+    before = node.state()
+    refusing.names = {b"g"}
+    assert node.ask(heartbeat("g", "other"), 1)[0].error_code == errors.NotCoordinator.code
+    assert node.ask(heartbeat("g", "good", -1), 1)[0].error_code == errors.NotCoordinator.code
+    assert node.state() == before
+    assert node.ask(heartbeat("g", "good", joined.member_epoch), 1)[0].error_code == 0
+
+
+def test_a_group_that_cannot_be_stored_does_not_cost_others_their_turn(refusing: Refusing) -> None:
+    node = GroupNode(group_consumer_session_timeout_ms=10_000)
+    node.ask(create("t"), 5)
+    for group in ("stuck", "other"):
+        node.ask(heartbeat(group, "m"), 1)
+    refusing.names = {b"stuck"}
+    node.pass_time(15_000)
+    members = {name: set(group.members) for name, group in node.node.groups.consumers._groups.items()}
+    assert members == {"stuck": {"m"}, "other": set()}
+    refusing.names = set()
+    node.pass_time(2_000)
+    assert not node.node.groups.consumers._groups["stuck"].members
+
+
+LONG = 40_000
+LARGE = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    config = {"group.min.session.timeout.ms": 100, "group.consumer.session.timeout.ms": 60_000}
+    with Broker(config=config) as running:
+        with RawClient(running.bootstrap_servers) as client:
+            client.create_topic("t", 2)
+        yield running
+
+
+def tried(broker: Broker, message: Any, version: int) -> Any:
+    """The answer on a connection of its own; None where the broker ended it."""
+    with RawClient(broker.bootstrap_servers) as client:
+        client.send(message, version)
+        frame = client.read_frame()
+        return frame
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param(heartbeat("kg", "x" * LONG), id="member id"),
+        pytest.param(
+            heartbeat("kg", "m", subscribed_topic_names=[f"{n:030000}" for n in range(50)]), id="many topics"
+        ),
+    ],
+)
+def test_one_heartbeat_that_cannot_be_stored_does_not_break_its_group(
+    own_broker: Broker, hostile: Any
+) -> None:
+    tried(own_broker, hostile, 1)
+    with RawClient(own_broker.bootstrap_servers) as client:
+        assert client.ask(heartbeat("kg", "good"), 1).error_code == 0
+        (described,) = client.ask(ConsumerGroupDescribeRequest(group_ids=["kg"]), 1).groups
+        assert [member.member_id for member in described.members] == ["good"]
+        assert client.ask(heartbeat("kg", "good", -1), 1).error_code == 0
+
+
+def protocol(name: str, metadata: bytes) -> JoinGroupRequest.JoinGroupRequestProtocol:
+    return JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param(join("cg", group_instance_id="x" * LONG), id="instance id"),
+        pytest.param(
+            join("cg", group_instance_id="x" * 32_760), id="instance id that leaves no room for a member id"
+        ),
+        pytest.param(join("cg", protocols=[protocol("x" * LONG, b"")]), id="protocol"),
+        pytest.param(join("cg", protocols=[protocol("range", b"z" * LARGE)]), id="metadata"),
+        pytest.param(
+            join("cg", protocols=[protocol(f"p{n}", b"z" * 1_000_000) for n in range(5)]), id="protocols"
+        ),
+    ],
+)
+def test_one_join_that_cannot_be_stored_does_not_break_its_group(own_broker: Broker, hostile: Any) -> None:
+    tried(own_broker, hostile, 6)
+    with RawClient(own_broker.bootstrap_servers) as client:
+        joined = client.ask(join("cg", session_timeout_ms=60_000), 3)
+        assert joined.error_code == 0
+        (described,) = client.ask(DescribeGroupsRequest(groups=["cg"]), 5).groups
+        assert [member.member_id for member in described.members] == [joined.member_id]
+        assert (
+            client.ask(
+                sync("cg", joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3
+            ).error_code
+            == 0
+        )
+        client.ask(LeaveGroupRequest(group_id="cg", member_id=joined.member_id), 2)
+
+
+def test_an_assignment_above_a_records_size_is_refused_and_the_group_goes_on(own_broker: Broker) -> None:
+    with RawClient(own_broker.bootstrap_servers) as client:
+        joined = client.ask(join("large", session_timeout_ms=60_000), 3)
+        shares = {joined.member_id: b"z" * LARGE}
+        refused = client.ask(sync("large", joined.member_id, joined.generation_id, shares), 3)
+        assert refused.error_code == errors.MessageTooLarge.code
+        again = client.ask(join("large", joined.member_id, session_timeout_ms=60_000), 3)
+        assert again.error_code == 0
+        shares = {joined.member_id: b"x"}
+        assert client.ask(sync("large", joined.member_id, again.generation_id, shares), 3).error_code == 0
+
+
+def test_the_metadata_of_a_groups_members_is_bounded(own_broker: Broker) -> None:
+    large = [protocol("range", b"z" * 1_000_000)]
+    with RawClient(own_broker.bootstrap_servers) as onlooker:
+        clients = [RawClient(own_broker.bootstrap_servers) for _ in range(5)]
+        first = clients[0].ask(join("many", protocols=large), 3)
+        assert first.error_code == 0
+        for number, client in enumerate(clients[1:4], 2):
+            client.send(join("many", protocols=large), 3)
+            wait_until(
+                lambda number=number: (
+                    len(onlooker.ask(DescribeGroupsRequest(groups=["many"]), 5).groups[0].members) == number
+                )
+            )
+        refused = clients[4].ask(join("many", protocols=large), 3)
+        assert (refused.error_code, refused.member_id) == (errors.GroupMaxSizeReached.code, "")
+        for client in clients:
+            client.socket.close()

@@ -1,0 +1,106 @@
+"""A group coordinator without sockets, in virtual time: requests in, answers out, and what it remembers."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from oncelog.broker.node import Node, Request
+from oncelog.broker.waiting import Deferred
+from oncelog.config import BROKER
+from oncelog.log.manager import LogManager
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.group_member import GroupState
+from oncelog.sim.disk import MemoryDisk
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.message import Message
+
+NOW_MS = 1_700_000_000_000
+_CALM = (GroupState.EMPTY, GroupState.STABLE)
+
+
+class GroupNode:
+    """A node whose clock stands still until `pass_time`."""
+
+    def __init__(self, **settings: Any) -> None:
+        small = {
+            "num.partitions": 2,
+            "offsets.topic.num.partitions": 2,
+            "transaction.state.log.num.partitions": 1,
+        }
+        given = {key.replace("_", "."): value for key, value in settings.items()}
+        self._settings = BROKER.parse({"node.id": 1, **small, **given})
+        self._disk, self._numbers, self.now_ms = MemoryDisk(), count(1), NOW_MS
+        self.node = self._open()
+
+    def _open(self) -> Node:
+        manager = LogManager.open(self._disk, node_id=1, new_uuid=self._uuid, now_ms=self.now_ms)
+        return Node(manager, self._settings, new_uuid=self._uuid, now_ms=self.now_ms)
+
+    def _uuid(self) -> bytes:
+        return next(self._numbers).to_bytes(16, "big")
+
+    def ask(self, message: Message, version: int, client_id: str = "client") -> list[Any]:
+        """Send a request. The list holds its answer, now or once the node has given it."""
+        header = RequestHeader(message.api.key, version, 1, client_id, 0)
+        answer = self.node.handle(Request(1, header, message, "/127.0.0.1"), self.now_ms)
+        answers: list[Any] = []
+        if isinstance(answer, Deferred):
+            answer.listen(answers.append)
+        else:
+            answers.append(answer)
+        return answers
+
+    def pass_time(self, ms: int) -> None:
+        """Let time go by, deadline by deadline."""
+        end_ms = self.now_ms + ms
+        while (due_ms := max(self.node.next_wakeup_ms(), self.now_ms)) <= end_ms:
+            self.now_ms = due_ms
+            self.node.tick(due_ms)
+        self.now_ms = end_ms
+
+    def restart(self) -> None:
+        """Stop in order and start again from what was written."""
+        self.node.close(self.now_ms)
+        self.node = self._open()
+
+    def state(self) -> dict[str, Any]:
+        """What the coordinator remembers and its topic must hold.
+
+        Classic groups between two generations are left out: their record is of the last one.
+        """
+        groups = self.node.groups
+        classic = {
+            group_id: _classic(group)
+            for group_id, group in groups._groups.items()
+            if group.state in _CALM and group.generation_id
+        }
+        consumers = {
+            group_id: (group.epoch, group.assignment_epoch, group.members, group.targets)
+            for group_id, group in groups.consumers._groups.items()
+        }
+        offsets = {group_id: dict(groups.offsets.of(group_id)) for group_id in groups.offsets.groups()}
+        return {"classic": classic, "consumers": consumers, "offsets": offsets}
+
+    @property
+    def between_generations(self) -> set[str]:
+        """Classic groups that `state` leaves out."""
+        return {name for name, group in self.node.groups._groups.items() if group.state not in _CALM}
+
+
+def _classic(group: ClassicGroup) -> tuple[Any, ...]:
+    """A group's record, field by field. Its time only matters without members, when offsets expire by it."""
+    members = [
+        (
+            member.member_id,
+            member.group_instance_id,
+            (member.client_id, member.client_host),
+            (member.session_timeout_ms, member.rebalance_timeout_ms),
+            member.metadata(group.protocol_name),
+            member.assignment,
+        )
+        for member in group.members.values()
+    ]
+    since_ms = None if members else group.state_since_ms
+    protocol = (group.protocol_type, group.protocol_name)
+    return group.generation_id, protocol, group.leader_id, group.static_members, since_ms, members
