@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from helpers_scenario_txn import PASSING, TransactionSteps
-from helpers_scenario_values import ERROR_NAMES, Mismatch, build, resolve
+from helpers_scenario_values import ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
 
 from oncelog.wire.messages import API_BY_NAME
 
@@ -38,7 +38,8 @@ class GroupSteps(TransactionSteps):
         api = API_BY_NAME[api_name]
         is_named = self.version is not None and api is self.scenario.api
         version = JOIN_VERSION if api_name == "JoinGroup" and not is_named else self._version_in(api)
-        self.client.send(build(api.request, resolve(body, self.variables)), version)
+        message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
+        self.client.send(message, version)
         self.variables[f"{member}_asked"] = (api, version)
 
     def _receive(self, member: str) -> Any:

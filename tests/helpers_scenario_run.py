@@ -19,6 +19,7 @@ from helpers_scenario_values import (
     Mismatch,
     Tagged,
     Variables,
+    add_topic_ids,
     build,
     match,
     read_yaml,
@@ -187,7 +188,7 @@ class Run(ConsumerGroupSteps):
             return
         api = API_BY_NAME[name]
         version = int(version_text) if version_text else self.version_of(api)
-        message = build(api.request, body)
+        message = add_topic_ids(build(api.request, body), self.variables)
         if arrow == ">>":
             self.repeated = version, message
         else:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers_broker import split_batches
-from helpers_scenario_values import ERROR_NAMES, Mismatch, Tagged, build, resolve
+from helpers_scenario_values import ERROR_NAMES, Mismatch, Tagged, add_topic_ids, build, resolve
 
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.types import Isolation
@@ -58,7 +58,7 @@ class TransactionSteps:
 
     def _tell(self, api_name: str, **body: Any) -> Any:
         api = API_BY_NAME[api_name]
-        message = build(api.request, resolve(body, self.variables))
+        message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
         return self.client.ask(message, self._version_in(api))
 
     def _until(

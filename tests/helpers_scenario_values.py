@@ -24,6 +24,7 @@ from oncelog.types import Compression
 from oncelog.wire.batch import BatchHeader, build_batch, read_header
 from oncelog.wire.header import HEADER, LOG_OVERHEAD_BYTES, write_crc
 from oncelog.wire.message import Part
+from oncelog.wire.messages import NO_ID
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
 ERROR_NAMES = {0: "NONE"} | {code: error.kafka_name for code, error in ERROR_BY_CODE.items()}
@@ -97,6 +98,22 @@ def build(cls: type[Any], body: dict[str, Any]) -> Any:
             value = [build(part, each) for each in value] if field.is_array else build(part, value)
         values[key] = value
     return cls(**values)
+
+
+UNKNOWN_ID = b"no topic's id..."
+_BY_ID = ("Produce", "OffsetCommit", "OffsetFetch")
+
+
+def add_topic_ids(message: Any, variables: Variables) -> Any:
+    """Give the topics that a request names their ids, for the versions that name them by id only."""
+    if message.api.name in _BY_ID:
+        ids = {variables[name[:-3]]: value for name, value in variables.items() if name.endswith(".id")}
+        groups = getattr(message, "groups", [])
+        for part in [message, *groups]:
+            for topic in getattr(part, "topic_data", None) or getattr(part, "topics", None) or ():
+                if getattr(topic, "topic_id", None) == NO_ID and topic.name:
+                    topic.topic_id = ids.get(topic.name, UNKNOWN_ID)
+    return message
 
 
 def batch_of(options: dict[str, Any], variables: Variables) -> bytes:

@@ -30,7 +30,7 @@ def log_in(client: RawClient, user: str, password: str, mechanism: str = "SCRAM-
 def requests(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
     """(name, request, version). None changes what later ones are answered. `with_id`: the topic's."""
     yield from _of_topics(with_id)
-    yield from _of_groups()
+    yield from _of_groups(with_id)
     yield from _of_transactions()
     yield from _of_the_cluster()
 
@@ -123,6 +123,14 @@ def _of_topics(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
     yield "Metadata by id", m.MetadataRequest(topics=[by_id]), 12
     asked = F.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=100)
     yield "Fetch by id", F(max_bytes=100, topics=[F.FetchTopic(topic_id=with_id, partitions=[asked])]), 13
+    for name, topic_id in (("by id", with_id), ("by unknown id", b"?" * 16)):
+        data = P.PartitionProduceData(index=0, records=batch(b"v"))
+        produced = P.TopicProduceData(topic_id=topic_id, partition_data=[data])
+        yield f"Produce {name}", P(acks=1, timeout_ms=5000, topic_data=[produced]), 13
+    Q = m.DescribeTopicPartitionsRequest
+    for topics in ([TOPIC], [MISSING], []):
+        named_topics = [Q.TopicRequest(name=topic) for topic in topics]
+        yield f"DescribeTopicPartitions {topics}", Q(topics=named_topics), 0
 
 
 def _of_settings(kind: int, name: str) -> Iterator[tuple[str, Message, int]]:
@@ -139,7 +147,7 @@ def _of_settings(kind: int, name: str) -> Iterator[tuple[str, Message, int]]:
         yield f"AlterConfigs {name}", A(resources=[old], validate_only=True), 2
 
 
-def _of_groups() -> Iterator[tuple[str, Message, int]]:
+def _of_groups(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
     C, O = m.OffsetCommitRequest, m.OffsetFetchRequest
     for topic in (TOPIC, MISSING):
         at = C.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
@@ -152,6 +160,13 @@ def _of_groups() -> Iterator[tuple[str, Message, int]]:
             O(group_id=GROUP, topics=[O.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])]),
             7,
         )
+    for name, topic_id in (("by id", with_id), ("by unknown id", b"?" * 16)):
+        at = C.OffsetCommitRequestPartition(partition_index=9, committed_offset=1)
+        committed = C.OffsetCommitRequestTopic(topic_id=topic_id, partitions=[at])
+        yield f"OffsetCommit {name}", C(group_id=GROUP, topics=[committed], member_id=""), 10
+        asked = O.OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0])
+        group = O.OffsetFetchRequestGroup(group_id=GROUP, topics=[asked])
+        yield f"OffsetFetch {name}", O(groups=[group]), 10
     group = O.OffsetFetchRequestGroup(group_id=GROUP, topics=None)
     yield "OffsetFetch all", O(groups=[group]), 8
     yield from (
@@ -242,10 +257,39 @@ def _of_transactions() -> Iterator[tuple[str, Message, int]]:
     yield "WriteTxnMarkers", W(markers=[marker]), 1
 
 
+def _of_the_controller() -> Iterator[tuple[str, Message, int]]:
+    E, R, L = m.ElectLeadersRequest, m.AlterPartitionReassignmentsRequest, m.AlterReplicaLogDirsRequest
+    Q, S = m.DescribeQuorumRequest, m.ListPartitionReassignmentsRequest
+    for topic in (TOPIC, MISSING):
+        yield f"ElectLeaders {topic}", E(topic_partitions=[E.TopicPartitions(topic=topic, partitions=[0])]), 2
+        stays = R.ReassignablePartition(partition_index=0, replicas=None)
+        reassigned = R.ReassignableTopic(name=topic, partitions=[stays])
+        yield f"AlterPartitionReassignments {topic}", R(topics=[reassigned]), 1
+        moved = L.AlterReplicaLogDir(
+            path="/nowhere", topics=[L.AlterReplicaLogDirTopic(name=topic, partitions=[0])]
+        )
+        yield f"AlterReplicaLogDirs {topic}", L(dirs=[moved]), 2
+        listed = S.ListPartitionReassignmentsTopics(name=topic, partition_indexes=[0])
+        yield f"ListPartitionReassignments {topic}", S(topics=[listed]), 0
+    yield "ElectLeaders all", E(topic_partitions=None, election_type=0), 2
+    for name in ("__cluster_metadata", TOPIC):
+        described = Q.TopicData(topic_name=name, partitions=[Q.PartitionData(partition_index=0)])
+        yield f"DescribeQuorum {name}", Q(topics=[described]), 0
+    U = m.UpdateFeaturesRequest
+    yield (
+        "UpdateFeatures",
+        U(feature_updates=[U.FeatureUpdateKey(feature="nobody's", max_version_level=1)]),
+        2,
+    )
+    yield "ListConfigResources", m.ListConfigResourcesRequest(resource_types=[16]), 1
+    yield "ListConfigResources old", m.ListConfigResourcesRequest(), 0
+
+
 def _of_the_cluster() -> Iterator[tuple[str, Message, int]]:
     yield from _of_settings(4, "1")
     yield "DescribeCluster", m.DescribeClusterRequest(include_cluster_authorized_operations=True), 0
     yield "DescribeLogDirs", m.DescribeLogDirsRequest(topics=[]), 3
+    yield from _of_the_controller()
     nobody = m.DescribeUserScramCredentialsRequest.UserName(name="nobody")
     yield "DescribeUsers", m.DescribeUserScramCredentialsRequest(users=[nobody]), 0
     deletion = m.AlterUserScramCredentialsRequest.ScramCredentialDeletion(name="nobody", mechanism=1)

@@ -70,6 +70,8 @@ def _random_primitive(rng: random.Random, field: Field, plain: bool) -> Any:
         return rng.choice([0, 1, 3, 45, 87])
     if plain and (field.name.endswith(("_ms", "timestamp", "timeout"))):
         return rng.randrange(_SMALL_TIME_MS // 1000) * 1000
+    if field.kind == "uint16":
+        return rng.choice([0, 1, 9092, 65535])
     bits = _BITS[field.kind]
     return rng.choice([0, -1, 1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), rng.getrandbits(bits - 1)])
 

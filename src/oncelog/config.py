@@ -162,6 +162,7 @@ BROKER = SettingsTable(
         ("oncelog.connection.max.pending.requests", "int", 1_000, "Unanswered requests at which a connection's next one is not begun. (Ours.)", 1),
         ("fetch.max.bytes", "int", 57_671_680, "Largest fetch response.", 1_024),
         ("max.incremental.fetch.session.cache.slots", "int", 1_000, "Fetch sessions remembered.", 0),
+        ("max.request.partition.size.limit", "int", 2_000, "Most partitions that one DescribeTopicPartitions answers.", 1, INT32_MAX),
         ("message.max.bytes", "int", 1_048_588, "Default of max.message.bytes.", 0, INT32_MAX),
         ("compression.type", "str", "producer", "Default of the topic setting.", None, None, ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
         ("min.insync.replicas", "int", 1, "Default of the topic setting.", 1, INT32_MAX),

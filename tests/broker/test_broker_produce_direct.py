@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from helpers_broker import batch, produce_request
 
-from oncelog.broker.apis.produce_direct import FIRST_VERSION, LAST_VERSION, answer
+from oncelog.broker.apis.produce_direct import FIRST_ID_VERSION, FIRST_VERSION, LAST_VERSION, answer
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.node import Node, Request
 from oncelog.config import BROKER
 from oncelog.edge.broker import open_node
 from oncelog.edge.clock import Clock
+from oncelog.errors import UnknownTopicId
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_request, encode_request, encode_response
-from oncelog.wire.messages import ProduceResponse
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
 from oncelog.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
@@ -39,9 +40,20 @@ def twin(tmp_path: Path) -> Iterator[Node]:
 
 def new_node(data_dir: Path) -> Iterator[Node]:
     opened = open_node(data_dir, BROKER.parse({}), Clock())
-    opened.topics.create("t", 3, {}, NOW_MS)
+    create(opened, "t", 3)
     yield opened
     opened.close(NOW_MS)
+
+
+def create(node: Node, name: str, partition_count: int, **settings: str) -> None:
+    """Create a topic whose id follows from its name, so that both brokers have the same."""
+    new_uuid, node.topics._new_uuid = node.topics._new_uuid, lambda: id_of(name)
+    node.topics.create(name, partition_count, settings, NOW_MS)
+    node.topics._new_uuid = new_uuid
+
+
+def id_of(name: str) -> bytes:
+    return name.encode().ljust(16, b"\1")
 
 
 def frame(
@@ -53,6 +65,12 @@ def frame(
     **fields: object,
 ) -> memoryview:
     request = produce_request(topic, records, **fields)  # type: ignore[arg-type]
+    return encoded(request, version, number)
+
+
+def encoded(request: ProduceRequest, version: int, number: int = 1) -> memoryview:
+    for each in request.topic_data:
+        each.topic_id = id_of(each.name)
     return memoryview(bytearray(encode_request(request, version, number, "client")))[4:]
 
 
@@ -108,7 +126,7 @@ def test_the_answer_is_what_the_general_way_gives(node: Node, twin: Node, versio
 @pytest.mark.parametrize("version", VERSIONS)
 def test_several_topics_and_partitions_in_one_request(node: Node, twin: Node, version: int) -> None:
     for each in (node, twin):
-        each.topics.create("another", 2, {"message.timestamp.type": "LogAppendTime"}, NOW_MS)
+        create(each, "another", 2, **{"message.timestamp.type": "LogAppendTime"})
     for sequence in (0, 2, 9):
         batches = [("t", 2, numbered(sequence)), ("t", 0, numbered(0)), ("another", 1, numbered(0, pid=8))]
         told = general(twin, several(batches, version))
@@ -126,7 +144,7 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
             request.topic_data[-1].partition_data += data.partition_data
         else:
             request.topic_data.append(data)
-    return memoryview(bytearray(encode_request(request, version, 1, "client")))[4:]
+    return encoded(request, version)
 
 
 def begun(node: Node) -> Identity:
@@ -179,6 +197,16 @@ def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node:
     after = end_offset(node)
     assert answer(node, transacted(who, 4), NOW_MS) is None
     assert end_offset(node) == after == 5
+
+
+@pytest.mark.parametrize("cut", [0, 1, 15])
+def test_an_unknown_topic_id_is_left_to_the_general_way(node: Node, cut: int) -> None:
+    unknown = frame(numbered(0), FIRST_ID_VERSION, topic="unknown")
+    assert answer(node, unknown[: len(unknown) - cut], NOW_MS) is None
+    (topic,) = general(node, unknown).responses
+    assert topic.topic_id == id_of("unknown")
+    assert topic.partition_responses[0].error_code == UnknownTopicId.code
+    assert end_offset(node) == 0
 
 
 @pytest.mark.parametrize("size", [0, 60, 120, 130, 16_000, 17_000, 300_000])

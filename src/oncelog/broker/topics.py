@@ -95,7 +95,7 @@ class Topics:
     def get(self, name: str) -> Topic | None:
         return self._by_name.get(name)
 
-    def by_id(self, topic_id: bytes) -> Topic | None:
+    def by_id(self, topic_id: bytes | memoryview) -> Topic | None:
         return self._by_id.get(bytes(topic_id))
 
     def all(self) -> Iterator[Topic]:

@@ -155,6 +155,7 @@ class FetchRequest(Message):
         log_start_offset: int
         partition_max_bytes: int
         replica_directory_id: bytes
+        high_watermark: int
         def __init__(
             self,
             *,
@@ -165,6 +166,7 @@ class FetchRequest(Message):
             log_start_offset: int = ...,
             partition_max_bytes: int = ...,
             replica_directory_id: bytes = ...,
+            high_watermark: int = ...,
         ) -> None: ...
 
     class ForgottenTopic(Part):
@@ -1675,6 +1677,7 @@ class DescribeLogDirsResponse(Message):
         topics: list[DescribeLogDirsResponse.DescribeLogDirsTopic]
         total_bytes: int
         usable_bytes: int
+        is_cordoned: bool
         def __init__(
             self,
             *,
@@ -1683,6 +1686,7 @@ class DescribeLogDirsResponse(Message):
             topics: list[DescribeLogDirsResponse.DescribeLogDirsTopic] = ...,
             total_bytes: int = ...,
             usable_bytes: int = ...,
+            is_cordoned: bool = ...,
         ) -> None: ...
 
     class DescribeLogDirsTopic(Part):
@@ -1718,6 +1722,534 @@ class DescribeLogDirsResponse(Message):
         throttle_time_ms: int = ...,
         error_code: int = ...,
         results: list[DescribeLogDirsResponse.DescribeLogDirsResult] = ...,
+    ) -> None: ...
+
+class AlterReplicaLogDirsRequest(Message):
+    class AlterReplicaLogDir(Part):
+        path: str
+        topics: list[AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic]
+        def __init__(
+            self,
+            *,
+            path: str = ...,
+            topics: list[AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic] = ...,
+        ) -> None: ...
+
+    class AlterReplicaLogDirTopic(Part):
+        name: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    dirs: list[AlterReplicaLogDirsRequest.AlterReplicaLogDir]
+    def __init__(
+        self,
+        *,
+        dirs: list[AlterReplicaLogDirsRequest.AlterReplicaLogDir] = ...,
+    ) -> None: ...
+
+class AlterReplicaLogDirsResponse(Message):
+    class AlterReplicaLogDirTopicResult(Part):
+        topic_name: str
+        partitions: list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]
+        def __init__(
+            self,
+            *,
+            topic_name: str = ...,
+            partitions: list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult] = ...,
+        ) -> None: ...
+
+    class AlterReplicaLogDirPartitionResult(Part):
+        partition_index: int
+        error_code: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    results: list[AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        results: list[AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesRequest(Message):
+    resource_types: list[int]
+    def __init__(
+        self,
+        *,
+        resource_types: list[int] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesResponse(Message):
+    class ConfigResource(Part):
+        resource_name: str
+        resource_type: int
+        def __init__(
+            self,
+            *,
+            resource_name: str = ...,
+            resource_type: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    config_resources: list[ListConfigResourcesResponse.ConfigResource]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        config_resources: list[ListConfigResourcesResponse.ConfigResource] = ...,
+    ) -> None: ...
+
+class DescribeTopicPartitionsRequest(Message):
+    class TopicRequest(Part):
+        name: str
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+        ) -> None: ...
+
+    class Cursor(Part):
+        topic_name: str
+        partition_index: int
+        def __init__(
+            self,
+            *,
+            topic_name: str = ...,
+            partition_index: int = ...,
+        ) -> None: ...
+
+    topics: list[DescribeTopicPartitionsRequest.TopicRequest]
+    response_partition_limit: int
+    cursor: DescribeTopicPartitionsRequest.Cursor | None
+    def __init__(
+        self,
+        *,
+        topics: list[DescribeTopicPartitionsRequest.TopicRequest] = ...,
+        response_partition_limit: int = ...,
+        cursor: DescribeTopicPartitionsRequest.Cursor | None = ...,
+    ) -> None: ...
+
+class DescribeTopicPartitionsResponse(Message):
+    class DescribeTopicPartitionsResponseTopic(Part):
+        error_code: int
+        name: str | None
+        topic_id: bytes
+        is_internal: bool
+        partitions: list[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition]
+        topic_authorized_operations: int
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            name: str | None = ...,
+            topic_id: bytes = ...,
+            is_internal: bool = ...,
+            partitions: list[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition] = ...,
+            topic_authorized_operations: int = ...,
+        ) -> None: ...
+
+    class DescribeTopicPartitionsResponsePartition(Part):
+        error_code: int
+        partition_index: int
+        leader_id: int
+        leader_epoch: int
+        replica_nodes: list[int]
+        isr_nodes: list[int]
+        eligible_leader_replicas: list[int] | None
+        last_known_elr: list[int] | None
+        offline_replicas: list[int]
+        def __init__(
+            self,
+            *,
+            error_code: int = ...,
+            partition_index: int = ...,
+            leader_id: int = ...,
+            leader_epoch: int = ...,
+            replica_nodes: list[int] = ...,
+            isr_nodes: list[int] = ...,
+            eligible_leader_replicas: list[int] | None = ...,
+            last_known_elr: list[int] | None = ...,
+            offline_replicas: list[int] = ...,
+        ) -> None: ...
+
+    class Cursor(Part):
+        topic_name: str
+        partition_index: int
+        def __init__(
+            self,
+            *,
+            topic_name: str = ...,
+            partition_index: int = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    topics: list[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic]
+    next_cursor: DescribeTopicPartitionsResponse.Cursor | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        topics: list[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic] = ...,
+        next_cursor: DescribeTopicPartitionsResponse.Cursor | None = ...,
+    ) -> None: ...
+
+class ElectLeadersRequest(Message):
+    class TopicPartitions(Part):
+        topic: str
+        partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic: str = ...,
+            partitions: list[int] = ...,
+        ) -> None: ...
+
+    election_type: int
+    topic_partitions: list[ElectLeadersRequest.TopicPartitions] | None
+    timeout_ms: int
+    def __init__(
+        self,
+        *,
+        election_type: int = ...,
+        topic_partitions: list[ElectLeadersRequest.TopicPartitions] | None = ...,
+        timeout_ms: int = ...,
+    ) -> None: ...
+
+class ElectLeadersResponse(Message):
+    class ReplicaElectionResult(Part):
+        topic: str
+        partition_result: list[ElectLeadersResponse.PartitionResult]
+        def __init__(
+            self,
+            *,
+            topic: str = ...,
+            partition_result: list[ElectLeadersResponse.PartitionResult] = ...,
+        ) -> None: ...
+
+    class PartitionResult(Part):
+        partition_id: int
+        error_code: int
+        error_message: str | None
+        def __init__(
+            self,
+            *,
+            partition_id: int = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    replica_election_results: list[ElectLeadersResponse.ReplicaElectionResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        replica_election_results: list[ElectLeadersResponse.ReplicaElectionResult] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsRequest(Message):
+    class ReassignableTopic(Part):
+        name: str
+        partitions: list[AlterPartitionReassignmentsRequest.ReassignablePartition]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[AlterPartitionReassignmentsRequest.ReassignablePartition] = ...,
+        ) -> None: ...
+
+    class ReassignablePartition(Part):
+        partition_index: int
+        replicas: list[int] | None
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            replicas: list[int] | None = ...,
+        ) -> None: ...
+
+    timeout_ms: int
+    allow_replication_factor_change: bool
+    topics: list[AlterPartitionReassignmentsRequest.ReassignableTopic]
+    def __init__(
+        self,
+        *,
+        timeout_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        topics: list[AlterPartitionReassignmentsRequest.ReassignableTopic] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsResponse(Message):
+    class ReassignableTopicResponse(Part):
+        name: str
+        partitions: list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse] = ...,
+        ) -> None: ...
+
+    class ReassignablePartitionResponse(Part):
+        partition_index: int
+        error_code: int
+        error_message: str | None
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    allow_replication_factor_change: bool
+    error_code: int
+    error_message: str | None
+    responses: list[AlterPartitionReassignmentsResponse.ReassignableTopicResponse]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        responses: list[AlterPartitionReassignmentsResponse.ReassignableTopicResponse] = ...,
+    ) -> None: ...
+
+class ListPartitionReassignmentsRequest(Message):
+    class ListPartitionReassignmentsTopics(Part):
+        name: str
+        partition_indexes: list[int]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partition_indexes: list[int] = ...,
+        ) -> None: ...
+
+    timeout_ms: int
+    topics: list[ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics] | None
+    def __init__(
+        self,
+        *,
+        timeout_ms: int = ...,
+        topics: list[ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics] | None = ...,
+    ) -> None: ...
+
+class ListPartitionReassignmentsResponse(Message):
+    class OngoingTopicReassignment(Part):
+        name: str
+        partitions: list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            partitions: list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment] = ...,
+        ) -> None: ...
+
+    class OngoingPartitionReassignment(Part):
+        partition_index: int
+        replicas: list[int]
+        adding_replicas: list[int]
+        removing_replicas: list[int]
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            replicas: list[int] = ...,
+            adding_replicas: list[int] = ...,
+            removing_replicas: list[int] = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    topics: list[ListPartitionReassignmentsResponse.OngoingTopicReassignment]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        topics: list[ListPartitionReassignmentsResponse.OngoingTopicReassignment] = ...,
+    ) -> None: ...
+
+class DescribeQuorumRequest(Message):
+    class TopicData(Part):
+        topic_name: str
+        partitions: list[DescribeQuorumRequest.PartitionData]
+        def __init__(
+            self,
+            *,
+            topic_name: str = ...,
+            partitions: list[DescribeQuorumRequest.PartitionData] = ...,
+        ) -> None: ...
+
+    class PartitionData(Part):
+        partition_index: int
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+        ) -> None: ...
+
+    topics: list[DescribeQuorumRequest.TopicData]
+    def __init__(
+        self,
+        *,
+        topics: list[DescribeQuorumRequest.TopicData] = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponse(Message):
+    class TopicData(Part):
+        topic_name: str
+        partitions: list[DescribeQuorumResponse.PartitionData]
+        def __init__(
+            self,
+            *,
+            topic_name: str = ...,
+            partitions: list[DescribeQuorumResponse.PartitionData] = ...,
+        ) -> None: ...
+
+    class PartitionData(Part):
+        partition_index: int
+        error_code: int
+        error_message: str | None
+        leader_id: int
+        leader_epoch: int
+        high_watermark: int
+        current_voters: list[DescribeQuorumResponse.ReplicaState]
+        observers: list[DescribeQuorumResponse.ReplicaState]
+        def __init__(
+            self,
+            *,
+            partition_index: int = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+            leader_id: int = ...,
+            leader_epoch: int = ...,
+            high_watermark: int = ...,
+            current_voters: list[DescribeQuorumResponse.ReplicaState] = ...,
+            observers: list[DescribeQuorumResponse.ReplicaState] = ...,
+        ) -> None: ...
+
+    class ReplicaState(Part):
+        replica_id: int
+        replica_directory_id: bytes
+        log_end_offset: int
+        last_fetch_timestamp: int
+        last_caught_up_timestamp: int
+        def __init__(
+            self,
+            *,
+            replica_id: int = ...,
+            replica_directory_id: bytes = ...,
+            log_end_offset: int = ...,
+            last_fetch_timestamp: int = ...,
+            last_caught_up_timestamp: int = ...,
+        ) -> None: ...
+
+    class Node(Part):
+        node_id: int
+        listeners: list[DescribeQuorumResponse.Listener]
+        def __init__(
+            self,
+            *,
+            node_id: int = ...,
+            listeners: list[DescribeQuorumResponse.Listener] = ...,
+        ) -> None: ...
+
+    class Listener(Part):
+        name: str
+        host: str
+        port: int
+        def __init__(
+            self,
+            *,
+            name: str = ...,
+            host: str = ...,
+            port: int = ...,
+        ) -> None: ...
+
+    error_code: int
+    error_message: str | None
+    topics: list[DescribeQuorumResponse.TopicData]
+    nodes: list[DescribeQuorumResponse.Node]
+    def __init__(
+        self,
+        *,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        topics: list[DescribeQuorumResponse.TopicData] = ...,
+        nodes: list[DescribeQuorumResponse.Node] = ...,
+    ) -> None: ...
+
+class UpdateFeaturesRequest(Message):
+    class FeatureUpdateKey(Part):
+        feature: str
+        max_version_level: int
+        allow_downgrade: bool
+        upgrade_type: int
+        def __init__(
+            self,
+            *,
+            feature: str = ...,
+            max_version_level: int = ...,
+            allow_downgrade: bool = ...,
+            upgrade_type: int = ...,
+        ) -> None: ...
+
+    timeout_ms: int
+    feature_updates: list[UpdateFeaturesRequest.FeatureUpdateKey]
+    validate_only: bool
+    def __init__(
+        self,
+        *,
+        timeout_ms: int = ...,
+        feature_updates: list[UpdateFeaturesRequest.FeatureUpdateKey] = ...,
+        validate_only: bool = ...,
+    ) -> None: ...
+
+class UpdateFeaturesResponse(Message):
+    class UpdatableFeatureResult(Part):
+        feature: str
+        error_code: int
+        error_message: str | None
+        def __init__(
+            self,
+            *,
+            feature: str = ...,
+            error_code: int = ...,
+            error_message: str | None = ...,
+        ) -> None: ...
+
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    results: list[UpdateFeaturesResponse.UpdatableFeatureResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        results: list[UpdateFeaturesResponse.UpdatableFeatureResult] = ...,
     ) -> None: ...
 
 class JoinGroupRequest(Message):
@@ -2033,11 +2565,13 @@ class DeleteGroupsResponse(Message):
 class OffsetCommitRequest(Message):
     class OffsetCommitRequestTopic(Part):
         name: str
+        topic_id: bytes
         partitions: list[OffsetCommitRequest.OffsetCommitRequestPartition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partitions: list[OffsetCommitRequest.OffsetCommitRequestPartition] = ...,
         ) -> None: ...
 
@@ -2075,11 +2609,13 @@ class OffsetCommitRequest(Message):
 class OffsetCommitResponse(Message):
     class OffsetCommitResponseTopic(Part):
         name: str
+        topic_id: bytes
         partitions: list[OffsetCommitResponse.OffsetCommitResponsePartition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partitions: list[OffsetCommitResponse.OffsetCommitResponsePartition] = ...,
         ) -> None: ...
 
@@ -2129,11 +2665,13 @@ class OffsetFetchRequest(Message):
 
     class OffsetFetchRequestTopics(Part):
         name: str
+        topic_id: bytes
         partition_indexes: list[int]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partition_indexes: list[int] = ...,
         ) -> None: ...
 
@@ -2191,11 +2729,13 @@ class OffsetFetchResponse(Message):
 
     class OffsetFetchResponseTopics(Part):
         name: str
+        topic_id: bytes
         partitions: list[OffsetFetchResponse.OffsetFetchResponsePartitions]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partitions: list[OffsetFetchResponse.OffsetFetchResponsePartitions] = ...,
         ) -> None: ...
 

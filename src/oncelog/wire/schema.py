@@ -11,8 +11,8 @@
 
 `data` is what stands in a record's key or value, after its version. `versions` is what the table
 describes, `offer` what our broker advertises, `flexible` the first version with compact encodings and tag
-blocks. TYPE is bool, int8, int16, int32, int64, float64, string, uuid, bytes, records (bytes that are not
-copied), a struct's name, or `[]` before one of them. `?` after it:
+blocks. TYPE is bool, int8, int16, uint16, int32, int64, float64, string, uuid, bytes, records (bytes that
+are not copied), a struct's name, or `[]` before one of them. `?` after it:
 null is allowed in every version the field is in; `?10+`: from version 10. `@` limits the versions:
 `@5+`, `@0-12`; without it the field is in all versions of its parent. `#` makes it a tagged field, left
 out while it has its default. DEFAULT is a number, true or null; without it 0, false, "", 16 zero bytes,
@@ -28,7 +28,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-FIXED = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float64": "d", "uuid": "16s"}
+FIXED = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
 """Types of fixed size, with their letter in a struct format."""
 
 PRIMITIVES = {*FIXED, "string", "bytes", "records"}

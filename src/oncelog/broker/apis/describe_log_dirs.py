@@ -1,4 +1,4 @@
-"""DescribeLogDirs (key 35), versions 1-4: the data directory and the size of each partition.
+"""DescribeLogDirs (key 35), versions 1-5: the data directory and the size of each partition.
 
 topics null = all. Unknown partitions are left out, as Kafka leaves them out. Sizes are bytes of
 segment files; v4 tells the size and free space of the volume.

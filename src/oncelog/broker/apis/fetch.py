@@ -1,4 +1,4 @@
-"""Fetch (key 1), versions 4-17: whole stored batches from an offset on, waiting for them if asked.
+"""Fetch (key 1), versions 4-18: whole stored batches from an offset on, waiting for them if asked.
 
 Sessions (v7+): see oncelog.broker.sessions. Topic ids from v13 on; an unknown one is 100.
 Partitions are filled in request order until max_bytes; the first that has data gives at least one

@@ -1,9 +1,10 @@
-"""ListOffsets (key 2), versions 1-10: the offset for a time.
+"""ListOffsets (key 2), versions 1-11: the offset for a time.
 
 Timestamps: -1 latest (last stable offset with isolation_level 1), -2 earliest, -3 the record with the
-largest timestamp (v7+), -4 earliest on local disk (v8+, here the log start), -5 latest tiered (v9+,
-none here); 0 and above: the first record not older, -1/-1 when there is none. Errors: 3 unknown,
-42 a partition named twice, 35 a special timestamp unknown at this version, 74 / 75 leader epoch.
+largest timestamp (v7+), -4 earliest on local disk (v8+, here the log start), -5 latest tiered (v9+, none
+here), -6 earliest that waits to be tiered (v11, none here); 0 and above: the first record not older, -1/-1
+when there is none. Errors: 3 unknown, 42 a partition named twice, 35 a special timestamp unknown at this
+version, 74 / 75 leader epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 2
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-FIRST_VERSION_OF = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
+FIRST_VERSION_OF = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 
 
 def handle(node: Node, request: Request, now_ms: int) -> ListOffsetsResponse:
@@ -84,7 +92,7 @@ def _look_up(partition: Partition, timestamp: int, is_committed_only: bool) -> t
         return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
-    if timestamp == LATEST_TIERED:
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return -1, -1
     if timestamp == MAX_TIMESTAMP:
         found = partition.max_timestamp_offset()

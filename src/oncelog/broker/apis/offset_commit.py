@@ -1,8 +1,8 @@
-"""OffsetCommit (key 8), versions 2-9: a group's positions.
+"""OffsetCommit (key 8), versions 2-10: a group's positions.
 
-Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE. For the whole group what
-`GroupCoordinator.check_commit` refuses with. `retention_time_ms` (versions 2-4) takes the place of
-offsets.retention.minutes.
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_ID (version 10 on). For
+the whole group what `GroupCoordinator.check_commit` refuses with. `retention_time_ms` (versions 2-4) takes
+the place of offsets.retention.minutes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from oncelog.errors import (
     MessageTooLarge,
     OffsetMetadataTooLarge,
     TopicAuthorizationFailed,
+    UnknownTopicId,
     UnknownTopicOrPartition,
 )
 from oncelog.rules.authorization import ResourceType
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 8
+FIRST_ID_VERSION = 10
 
 _Asked = OffsetCommitRequest.OffsetCommitRequestPartition
 _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
@@ -36,6 +38,8 @@ _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: OffsetCommitRequest = request.message
+    if request.header.api_version >= FIRST_ID_VERSION:
+        _name_topics(node, message)
     expire_ms = now_ms + message.retention_time_ms if message.retention_time_ms >= 0 else -1
     codes = {at: check_offset(node, request, at, asked.committed_metadata) for at, asked in _asked(message)}
     if not request.may(ResourceType.GROUP, message.group_id):
@@ -72,8 +76,17 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(node, written, _answer(message, codes), refusal)
 
 
+def _name_topics(node: Node, message: OffsetCommitRequest) -> None:
+    """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
+    for requested in message.topics:
+        topic = node.topics.by_id(requested.topic_id)
+        requested.name = "" if topic is None else topic.name
+
+
 def check_offset(node: Node, request: Request, at: TopicPartition, metadata: str | None) -> int:
-    """The error code of one offset by itself."""
+    """The error code of one offset by itself; the topic's name is empty if its id is unknown."""
+    if not at.topic and request.header.api_version >= FIRST_ID_VERSION:
+        return UnknownTopicId.code
     if not request.may(ResourceType.TOPIC, at.topic):
         return TopicAuthorizationFailed.code
     topic = node.topics.get(at.topic)
@@ -104,6 +117,7 @@ def _answer(message: OffsetCommitRequest, codes: dict[TopicPartition, int]) -> O
         topics=[
             OffsetCommitResponse.OffsetCommitResponseTopic(
                 name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=[
                     _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
                     for index in (partition.partition_index for partition in topic.partitions)

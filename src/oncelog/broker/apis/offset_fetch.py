@@ -1,7 +1,8 @@
-"""OffsetFetch (key 9), versions 1-9: what groups have committed.
+"""OffsetFetch (key 9), versions 1-10: what groups have committed.
 
 Null topics (version 2 on) mean all of them. A partition without a commit is -1 without an error. With
 require_stable (version 7 on) a partition that an open transaction may commit is 88, to be asked again.
+Version 10 names topics by id; an unknown id is 100.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
     TopicAuthorizationFailed,
+    UnknownTopicId,
     UnstableOffsetCommit,
 )
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import NO_OFFSET
 from oncelog.types import TopicPartition
-from oncelog.wire.messages import OffsetFetchRequest, OffsetFetchResponse
+from oncelog.wire.messages import NO_ID, OffsetFetchRequest, OffsetFetchResponse
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 KEY = 9
-FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION = 2, 8
+FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION, FIRST_ID_VERSION = 2, 8, 10
 
 
 def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
@@ -77,18 +79,49 @@ def _group(
             consumers.check_fetch(asked.member_id, asked.member_epoch)
     except BrokerError as error:
         return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
-    return OffsetFetchResponse.OffsetFetchResponseGroup(
-        group_id=asked.group_id,
-        topics=[
-            OffsetFetchResponse.OffsetFetchResponseTopics(
-                name=topic,
+    group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
+    has_ids = request.header.api_version >= FIRST_ID_VERSION
+    unknown = _name_topics(node, asked.topics or ()) if has_ids else []
+    known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
+    for name, told in _told(node, request, asked.group_id, known, is_stable):
+        topic = node.topics.get(name)
+        group.topics.append(
+            _TopicResult(
+                name=name,
+                topic_id=NO_ID if topic is None else topic.topic_id,
                 partitions=[OffsetFetchResponse.OffsetFetchResponsePartitions(**each) for each in told],
             )
-            for topic, told in _told(node, request, asked.group_id, asked.topics, is_stable)
-        ],
-    )
+        )
+    group.topics += unknown
+    return group
 
 
+def _name_topics(node: Node, topics: Iterable[_TopicRequest]) -> list[_TopicResult]:
+    """Fill in the names of topics that a request names by id; return the results for unknown ids."""
+    unknown = []
+    for requested in topics:
+        topic = node.topics.by_id(requested.topic_id)
+        requested.name = "" if topic is None else topic.name
+        if topic is None:
+            fields: dict[str, Any] = {
+                "committed_offset": NO_OFFSET,
+                "metadata": "",
+                "error_code": UnknownTopicId.code,
+            }
+            unknown.append(
+                _TopicResult(
+                    topic_id=bytes(requested.topic_id),
+                    partitions=[
+                        OffsetFetchResponse.OffsetFetchResponsePartitions(partition_index=index, **fields)
+                        for index in requested.partition_indexes
+                    ],
+                )
+            )
+    return unknown
+
+
+_TopicRequest = OffsetFetchRequest.OffsetFetchRequestTopics
+_TopicResult = OffsetFetchResponse.OffsetFetchResponseTopics
 _Topics = (
     Iterable[OffsetFetchRequest.OffsetFetchRequestTopic]
     | Iterable[OffsetFetchRequest.OffsetFetchRequestTopics]

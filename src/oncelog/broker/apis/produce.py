@@ -1,7 +1,7 @@
-"""Produce (key 0): advertised 0-12, served 3-12.
+"""Produce (key 0): advertised 0-13, served 3-13.
 
-0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Topic ids
-come with version 13, which is not offered.
+0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Version 13
+names topics by id; an unknown id is 100.
 
 Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly
 one batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, min.insync.replicas above
@@ -33,6 +33,7 @@ from oncelog.errors import (
     OutOfOrderSequenceNumber,
     RecordListTooLarge,
     TransactionalIdAuthorizationFailed,
+    UnknownTopicId,
     UnsupportedCompressionType,
 )
 from oncelog.log.partition import Appended, Partition
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 0
-FIRST_ZSTD_VERSION = 7
+FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 
 _SIZE = struct.Struct(">i")
 _LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
@@ -62,6 +63,8 @@ _PartitionResult = ProduceResponse.PartitionProduceResponse
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: ProduceRequest = request.message
+    if request.header.api_version >= FIRST_ID_VERSION:
+        _name_topics(node, message)
     work = _Produce(node, request, message, now_ms)
     is_transactional = any(
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
@@ -75,6 +78,13 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             _keep_records(message)
             return admission.later(lambda: handle(node, request, now_ms), work.refuse)
     return work.answer(lambda topic, part: work.partition(topic, part, lacks_id))
+
+
+def _name_topics(node: Node, message: ProduceRequest) -> None:
+    """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
+    for requested in message.topic_data:
+        topic = node.topics.by_id(requested.topic_id)
+        requested.name = "" if topic is None else topic.name
 
 
 def _keep_records(message: ProduceRequest) -> None:
@@ -111,6 +121,8 @@ class _Produce:
         return result
 
     def _append(self, at: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
+        if not at.topic and self.request.header.api_version >= FIRST_ID_VERSION:
+            raise UnknownTopicId()
         self.request.check(ResourceType.TOPIC, at.topic)
         topic, partition = self.node.topics.partition(at)
         batch = only_batch(records, self.request.header.api_version)
@@ -219,6 +231,7 @@ class _Produce:
             responses=[
                 ProduceResponse.TopicProduceResponse(
                     name=topic.name,
+                    topic_id=topic.topic_id,
                     partition_responses=[result_of(topic.name, part) for part in topic.partition_data],
                 )
                 for topic in self.message.topic_data

@@ -10,6 +10,7 @@ them where their producer's transaction is open already: what begins one asks th
     response  i32 size | i32 correlation id | tags | topics: name, partitions: (i32 index, i16 error,
               i64 base offset, i64 append time, i64 log start offset, errors, message, tags), tags
               | i32 throttle time | tags
+Version 13 has the 16 bytes of a topic's id in place of its name.
 Lengths and counts are unsigned varints of the number and one; a tag block without fields is a zero.
 """
 
@@ -26,13 +27,14 @@ from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.types import Origin
 from oncelog.wire.batch import BatchHeader, read_header
 from oncelog.wire.frames import encode_response
-from oncelog.wire.messages import ProduceResponse
+from oncelog.wire.messages import NO_ID, ProduceResponse
 from oncelog.wire.primitives import read_uvarint_rest
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
-FIRST_VERSION, LAST_VERSION = 9, 12
+FIRST_VERSION, FIRST_ID_VERSION, LAST_VERSION = 9, 13, 13
+_ID_BYTES = 16
 
 _TRANSACTIONAL_BIT = 0x10
 _HEAD = struct.Struct(">hhih")
@@ -64,7 +66,8 @@ def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = N
         key, version, correlation_id, name_bytes = _HEAD.unpack_from(frame)
         if key != KEY or not FIRST_VERSION <= version <= LAST_VERSION:
             return None
-        batches = _plain_batches(node, frame, 10 + name_bytes if name_bytes > 0 else 10, access)
+        position = 10 + name_bytes if name_bytes > 0 else 10
+        batches = _plain_batches(node, frame, position, access, version >= FIRST_ID_VERSION)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
         return None  # malformed, or refused for its header: said in full there
     if batches is None:
@@ -91,7 +94,7 @@ def told_to_wait(response: bytes, throttle_time_ms: int) -> bytes:
 
 
 def _plain_batches(
-    node: Node, frame: memoryview, position: int, access: Access | None
+    node: Node, frame: memoryview, position: int, access: Access | None, has_ids: bool
 ) -> list[_Batch] | None:
     """What the request's body, which begins after the client id, has to append; None if it is not plain."""
     id_length = frame[position + 1]
@@ -109,8 +112,12 @@ def _plain_batches(
     position += 7
     batches: list[_Batch] = []
     for _ in range(topic_count - 1):
-        end = position + frame[position]
-        topic = node.topics.get(str(frame[position + 1 : end], "utf-8"))
+        if has_ids:
+            end = position + _ID_BYTES
+            topic = node.topics.by_id(frame[position:end])
+        else:
+            end = position + frame[position]
+            topic = node.topics.get(str(frame[position + 1 : end], "utf-8"))
         partition_count = frame[end]
         if topic is None or not topic.is_plain or not 2 <= partition_count < 128:
             return None
@@ -180,6 +187,11 @@ def _response(node: Node, batches: list[_Batch], results: list[Appended | Broker
             put_append(result, appended)
         if name is not topic:
             topic = name
-            topics.append(ProduceResponse.TopicProduceResponse(name=at.topic, partition_responses=[]))
+            known = node.topics.get(at.topic)
+            topics.append(
+                ProduceResponse.TopicProduceResponse(
+                    name=at.topic, topic_id=known.topic_id if known else NO_ID, partition_responses=[]
+                )
+            )
         topics[-1].partition_responses.append(result)
     return ProduceResponse(responses=topics)

@@ -1,7 +1,7 @@
 """Finding out: who is there, who leads, which offsets exist. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
-api ListOffsets 2 versions 1-10 offer 1-10 flexible 6
+api ListOffsets 2 versions 1-11 offer 1-11 flexible 6
 request
   replica_id                int32
   isolation_level           int8                    @2+

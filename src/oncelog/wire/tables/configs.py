@@ -64,7 +64,7 @@ response
     resource_type   int8
     resource_name   string
 
-api DescribeLogDirs 35 versions 1-4 offer 1-4 flexible 2
+api DescribeLogDirs 35 versions 1-5 offer 1-5 flexible 2
 request
   topics        []DescribableLogDirTopic?
     topic       string
@@ -84,4 +84,30 @@ response
         is_future_key    bool
     total_bytes          int64                       @4+  =-1
     usable_bytes         int64                       @4+  =-1
+    is_cordoned          bool                        @5+
+
+api AlterReplicaLogDirs 34 versions 1-2 offer 1-2 flexible 2
+request
+  dirs            []AlterReplicaLogDir
+    path          string
+    topics        []AlterReplicaLogDirTopic
+      name        string
+      partitions  []int32
+response
+  throttle_time_ms     int32
+  results              []AlterReplicaLogDirTopicResult
+    topic_name         string
+    partitions         []AlterReplicaLogDirPartitionResult
+      partition_index  int32
+      error_code       int16
+
+api ListConfigResources 74 versions 0-1 offer 0-1 flexible 0
+request
+  resource_types  []int8  @1+
+response
+  throttle_time_ms  int32
+  error_code        int16
+  config_resources  []ConfigResource
+    resource_name   string
+    resource_type   int8              @1+  =16
 """

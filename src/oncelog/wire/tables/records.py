@@ -1,7 +1,7 @@
 """The record path: produce and fetch. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
-api Produce 0 versions 3-13 offer 0-12 flexible 9
+api Produce 0 versions 3-13 offer 0-13 flexible 9
 request
   transactional_id  string?                        =null
   acks              int16
@@ -36,7 +36,7 @@ response
     port                           int32
     rack                           string?                             =null
 
-api Fetch 1 versions 4-17 offer 4-17 flexible 12
+api Fetch 1 versions 4-18 offer 4-18 flexible 12
 request
   cluster_id                string?           @12+   #0 =null
   replica_id                int32             @4-14  =-1
@@ -60,6 +60,7 @@ request
       log_start_offset      int64             @5+    =-1
       partition_max_bytes   int32
       replica_directory_id  uuid              @17+   #0
+      high_watermark        int64             @18+   #1 =9223372036854775807
   forgotten_topics_data     []ForgottenTopic  @7+
     topic                   string            @7-12
     topic_id                uuid              @13+
