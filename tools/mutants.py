@@ -193,6 +193,15 @@ def _draw_many(chance: Any, count: int, *where: Any, **how: Any) -> Any:
     return faults.draw_faults(chance, 60, *where, **how)
 
 
+def _draw_slow_syncs(chance: Any, count: int, *where: Any, **how: Any) -> Any:
+    drawn = faults.draw_faults(chance, 40, *where, **how)
+    if not how["loses_power"]:
+        return drawn
+    slow = faults.Fault(0, "slow-disk", faults.BROKER_HOST, 8_000, 1_500)
+    power = faults.Fault(0, "power", faults.BROKER_HOST, 0, 0)
+    return [(slow, power)[number % 2]._replace(at_ms=each.at_ms) for number, each in enumerate(drawn)]
+
+
 def _violate_all_but_memory(self: Any, rule: str, text: str) -> None:
     if rule != "a retry was not recognised":
         _VIOLATE(self, rule, text)
@@ -265,6 +274,9 @@ FORGETFUL: tuple[Patch, ...] = (
 while several wait for its disk.
 """
 
+SLOW_SYNCS = ((stage, "draw_faults", _draw_slow_syncs),)
+"""A broker that loses its power while a sync takes its time, again and again."""
+
 MUTANTS = [
     Mutant("no sequence check", ((append, "_refuse_sequence", _nothing),)),
     Mutant("no duplicate is recognised", ((append, "_find_remembered", _nothing),)),
@@ -295,6 +307,11 @@ MUTANTS = [
     Mutant(
         "the LSO is ignored",
         ((store.PartitionStore, "last_stable_offset", property(lambda self: self.log_end_offset)),),
+    ),
+    Mutant(
+        "readers see what is not synced",
+        ((store.PartitionStore, "high_watermark", property(lambda self: self.log_end_offset)),),
+        world=SLOW_SYNCS,
     ),
     Mutant(
         "aborted transactions are not told", ((compacted.CompactedStore, "aborted_transactions", _no_list),)

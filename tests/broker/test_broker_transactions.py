@@ -316,11 +316,13 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     who = place.begin()
     flush_all(place.node)
-    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    (decided,) = place.node.transactions.end("x", who, True, 0, NOW_MS).written
+    assert place.log(PARTITIONS[0]) == ["value"], "power may go now, and the decision with it"
     place.crash()
     assert place.state() is S.PREPARE_COMMIT
-    assert place.log(PARTITIONS[0]) == ["value"], "power may go now, and the decision with it"
-    flush_all(place.node)
+    # The start synced what it found before the coordinator read it.
+    state = place.node.topics.partition(decided.partition.topic_partition)[1]
+    assert decided.last_offset < state.recovery_point
     assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
     flush_all(place.node)
     assert place.state() is S.COMPLETE_COMMIT

@@ -22,15 +22,25 @@ class FlushWait:
 
 
 class Flushes:
-    """Who waits for which partition's disk."""
+    """The partitions to sync, and the appends and readers that wait for it.
 
-    def __init__(self) -> None:
+    `on_visible` is called with a partition and the bytes that a sync may have shown to its readers.
+    """
+
+    def __init__(self, on_visible: Callable[[Partition, int], None]) -> None:
+        self._on_visible = on_visible
         self._waits: dict[Partition, deque[FlushWait]] = {}
         self._running: set[Partition] = set()
+        self._hidden_bytes: dict[Partition, int] = {}
 
     def add(self, partition: Partition, wait: FlushWait) -> None:
         """Ask for a flush of the partition that covers `wait.last_offset`."""
         self._waits.setdefault(partition, deque()).append(wait)
+
+    def show(self, partition: Partition, size_bytes: int) -> None:
+        """Ask for a flush because readers do not see `size_bytes` of the partition before it."""
+        self._waits.setdefault(partition, deque())
+        self._hidden_bytes[partition] = self._hidden_bytes.get(partition, 0) + size_bytes
 
     @property
     def is_any_waiting(self) -> bool:
@@ -50,3 +60,8 @@ class Flushes:
             waits.popleft().on_flushed(error)
         if not waits:
             self._waits.pop(partition, None)
+        hidden_bytes = self._hidden_bytes.pop(partition, 0)
+        if error is None and hidden_bytes:
+            self._on_visible(partition, hidden_bytes)
+            if partition.high_watermark < partition.log_end_offset:
+                self.show(partition, 1)  # for the next flush; how much was shown was said already

@@ -32,7 +32,7 @@ def write_marker(node: Node, at: TopicPartition, marker: Marker, now_ms: int) ->
         marker.producer_id, marker.producer_epoch, marker.is_commit, marker.coordinator_epoch, now_ms
     )
     appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
-    node.note_append(at, len(batch))
+    node.note_stored(partition, len(batch))
     if at.topic == CONSUMER_OFFSETS:
         node.groups.on_marker(at.partition, marker.producer_id, marker.is_commit, now_ms)
     return Written(topic, partition, appended.last_offset)

@@ -122,7 +122,7 @@ class Node:
             first_id=int.from_bytes(new_uuid()[:3], "big") + 1,
         )
         self.fetch_waits = FetchWaits()
-        self.flushes = Flushes()
+        self.flushes = Flushes(self._note_visible)
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
         self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
@@ -161,8 +161,18 @@ class Node:
         answer: Answer = HANDLERS[request.header.api_key](self, request, now_ms)
         return answer
 
+    def note_stored(self, partition: Partition, size_bytes: int) -> None:
+        """Wake the fetches that wait for an append: at the next `settle`, or once it is visible."""
+        if partition.high_watermark < partition.log_end_offset:
+            self.flushes.show(partition, size_bytes)
+        else:
+            self._note_visible(partition, size_bytes)
+
+    def _note_visible(self, partition: Partition, size_bytes: int) -> None:
+        self.note_append(partition.topic_partition, size_bytes)
+
     def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
-        """Data arrived; fetches that wait for it are woken by the next `settle`."""
+        """Data arrived that readers see; fetches that wait for it are woken by the next `settle`."""
         if not self.fetch_waits.is_awaited(partition):
             return
         self._appended[partition] = self._appended.get(partition, 0) + size_bytes
@@ -293,8 +303,15 @@ def _forget_offsets(node: Node, now_ms: int) -> None:
 
 
 def _flush_by_time(node: Node, now_ms: int) -> None:
-    """flush.ms: sync what has waited that long since the partition's last sync by time."""
+    """flush.ms: sync what has waited that long since the partition's last sync by time.
+
+    Ask again for the sync of what readers do not see yet: a sync that failed may have been the last one.
+    """
     for topic in node.topics.all():
+        if topic.flush_messages < INT64_MAX:
+            for partition in topic.partitions:
+                if partition.high_watermark < partition.log_end_offset and not partition.is_offline:
+                    node.flushes.show(partition, 1)
         if topic.flush_ms < INT64_MAX:
             for partition in topic.partitions:
                 due_ms = node.flushed_ms.setdefault(partition, now_ms) + topic.flush_ms

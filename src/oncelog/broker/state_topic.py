@@ -22,7 +22,7 @@ from oncelog.broker.waiting import Deferred
 from oncelog.errors import BrokerError, KafkaStorageError, MessageTooLarge, NotCoordinator, StorageError
 from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
-from oncelog.types import Origin, TopicPartition
+from oncelog.types import Origin
 from oncelog.wire.batch import build_batch, iter_batches, read_header
 from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
@@ -139,7 +139,7 @@ class StateTopic:
             appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
         except KafkaStorageError as error:
             raise NotCoordinator(str(error)) from error
-        self._node.note_append(TopicPartition(self.name, index), len(batch))
+        self._node.note_stored(partition, len(batch))
         return Written(topic, partition, appended.last_offset)
 
     def newest(self, index: int) -> Written:

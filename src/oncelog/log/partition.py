@@ -128,6 +128,8 @@ class Partition(CompactedStore):
         match verdict:
             case StoreMarker():
                 self._write(records, header, now_ms)
+                if verdict.completed is not None and offset >= self.high_watermark:
+                    self._producers.hide(verdict.completed.first_offset, offset)
                 aborted = self._producers.complete(marker.producer_id, verdict)
                 if aborted is not None:
                     self._segments.active.transactions.append(aborted)
@@ -143,8 +145,8 @@ class Partition(CompactedStore):
         """Whole stored batches, unchanged, from the one that holds `offset` to below `upper_offset`.
 
         At most `max_bytes`, but with `at_least_one` the first batch even if it is larger. `upper_offset`
-        None is the high watermark. Empty at the end. Raises OffsetOutOfRange, KafkaStorageError, and
-        CorruptMessage where the files are damaged.
+        None is the log end, which readers may not see yet. Empty at the end. Raises OffsetOutOfRange,
+        KafkaStorageError, and CorruptMessage where the files are damaged.
         """
         end = self._log_end_offset if upper_offset is None else min(upper_offset, self._log_end_offset)
         if not self._log_start_offset <= offset <= self._log_end_offset:
@@ -208,15 +210,16 @@ class Partition(CompactedStore):
             yield table.expire(now_ms, self.config.producer_expiration_ms, _EXPIRE_SLICE)
 
     def delete_records(self, before_offset: int | None, now_ms: int) -> int:
-        """Forget records below an offset (None: all of them); the new log start.
+        """Forget records below an offset (None: all that readers see); the new log start.
 
         Raises OffsetOutOfRange above the high watermark.
         """
-        target = self._log_end_offset if before_offset is None else before_offset
-        if not 0 <= target <= self._log_end_offset:
+        high_watermark = self.high_watermark
+        target = high_watermark if before_offset is None else before_offset
+        if not 0 <= target <= high_watermark:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: cannot delete up to {target}, the high watermark is"
-                f" {self._log_end_offset}"
+                f"{self.topic_partition}: cannot delete up to {target},"
+                f" the high watermark is {high_watermark}"
             )
         self._advance_log_start(target, now_ms)
         return self._log_start_offset
@@ -235,13 +238,13 @@ class Partition(CompactedStore):
 
     def _retained_from(self, now_ms: int) -> int:
         """Offset below which segments are too old or too many."""
-        config, offset = self.config, self._log_start_offset
+        config, offset, high_watermark = self.config, self._log_start_offset, self.high_watermark
         excess = None if config.retention_bytes is None else self.size_bytes - config.retention_bytes
         for segment in self._segments:
             oldest_ms = None if config.retention_ms is None else now_ms - config.retention_ms
             is_old = oldest_ms is not None and segment.max_timestamp_ms < oldest_ms
             is_excess = excess is not None and excess >= segment.size_bytes
-            if segment.size_bytes == 0 or not (is_old or is_excess):
+            if segment.size_bytes == 0 or not (is_old or is_excess) or segment.end_offset > high_watermark:
                 break
             excess = None if excess is None else excess - segment.size_bytes
             offset = segment.end_offset

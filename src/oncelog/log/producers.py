@@ -6,6 +6,7 @@ and `complete`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -71,6 +72,7 @@ class PartitionProducers:
         self.open_transactions: dict[int, int] = {}
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
+        self._hidden: deque[tuple[int, int]] = deque()
         self._chores = chores
         self._writing: Chore | None = None
         self._wanted: _Wanted | None = None
@@ -114,6 +116,19 @@ class PartitionProducers:
             return None
         stable = stable_offset_after(done, self.open_transactions.values())
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+
+    def hide(self, first_offset: int, marker_offset: int) -> None:
+        """Note a transaction that is complete, but whose marker readers do not see yet."""
+        # One with an earlier begin and a later marker stands for those before it: the first one is the least.
+        while self._hidden and self._hidden[-1][0] >= first_offset:
+            self._hidden.pop()
+        self._hidden.append((first_offset, marker_offset))
+
+    def hidden_first_offset(self, high_watermark: int) -> int | None:
+        """Return where the oldest transaction begins whose marker is not below the high watermark."""
+        while self._hidden and self._hidden[0][1] < high_watermark:
+            self._hidden.popleft()
+        return self._hidden[0][0] if self._hidden else None
 
     def replay(self, header: BatchHeader, batch: memoryview, now_ms: int) -> AbortedTransaction | None:
         """Take a stored batch into account, as appending it did; returns as `complete`."""

@@ -67,6 +67,7 @@ class PartitionStore:
         self._log_start_offset = recovered.log_start_offset
         self._log_end_offset = recovered.segments.active.end_offset
         self._recovery_point = recovered.log_start_offset
+        self._shown_offset = recovered.log_start_offset  # the high watermark never goes below it
         self._failure: str | None = None
         self._places: dict[int, Place] = {}
         self._unsnapshotted_bytes = 0
@@ -104,11 +105,10 @@ class PartitionStore:
         """
         chores = Chores() if chores is None else chores
         how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms, chores)
-        is_new = False
+        is_new = not disk.exists(directory)
         try:
-            if not disk.exists(directory):
+            if is_new:
                 disk.mkdir(directory)
-                is_new = True
             stored_id = _check_topic_id(disk, directory, topic_id)
             recovered = recover(disk, directory, how)
             if topic_id is not None and stored_id is None:
@@ -138,7 +138,16 @@ class PartitionStore:
                 with suppress(OSError):  # else it would be in the way of another attempt
                     disk.remove_tree(directory)
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
+        partition._sync_what_was_visible()
         return partition
+
+    def _sync_what_was_visible(self) -> None:
+        """Sync what flush.messages hides: readers may have seen it before the process ended."""
+        if self.high_watermark < self._log_end_offset:
+            try:
+                self.flush()
+            except KafkaStorageError as error:
+                raise StorageError(f"{self._directory} cannot be opened: {error}") from error
 
     @property
     def log_start_offset(self) -> int:
@@ -152,16 +161,26 @@ class PartitionStore:
 
     @property
     def high_watermark(self) -> int:
-        """Readers see what is below; with one replica that is everything."""
-        return self._log_end_offset
+        """Return the offset below which readers see records: with one replica the log end, mostly.
+
+        A record that makes it flush.messages records that are not synced is hidden until the sync, with all
+        behind it, as on Apache Kafka, which syncs before it moves the high watermark. Guarded by
+        test_a_reader_sees_nothing_that_a_power_loss_could_take.
+        """
+        end_offset, recovery_point = self._log_end_offset, self._recovery_point
+        if end_offset - recovery_point < self.config.flush_messages:
+            return end_offset
+        return max(self._shown_offset, recovery_point)
 
     @property
     def last_stable_offset(self) -> int:
-        """read_committed readers see what is below."""
+        """Return the offset below which read_committed readers see records."""
+        high_watermark = self.high_watermark
         return last_stable_offset(
             log_start_offset=self._log_start_offset,
-            high_watermark=self._log_end_offset,
+            high_watermark=high_watermark,
             open_first_offset=self._producers.open_first_offset,
+            unreplicated_first_offset=self._producers.hidden_first_offset(high_watermark),
         )
 
     @property
@@ -229,6 +248,8 @@ class PartitionStore:
                 f"{self._disk.describe(segment.log_path)} at position {segment.size_bytes},"
                 f" offset {base_offset}: {error}"
             ) from error
+        if last_offset + 1 - self._recovery_point >= config.flush_messages:
+            self._shown_offset = self.high_watermark
         self._log_end_offset = last_offset + 1
         self._unsnapshotted_bytes += len(records)
         return base_offset
@@ -346,6 +367,8 @@ class PartitionStore:
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use other topic settings from now on."""
+        # Readers go on seeing what they saw, also with a smaller flush.messages.
+        self._shown_offset = self.high_watermark
         self.config = config
 
     def close(self, now_ms: int) -> None:

@@ -183,6 +183,12 @@ def check_history(world: World, operations: list[Operation], last: str) -> None:
                     world.violate("twice in the log", f"{read[item.value]} and {item}")
                 read[item.value] = item
     for operation in operations:
+        if operation.kind is Kind.POLL:
+            for item in operation.items:
+                if read.get(item.value) != item:
+                    world.violate(
+                        "shown to a reader, then gone or elsewhere", f"{item}: {read.get(item.value)}"
+                    )
         if operation.kind is Kind.SEND and operation.transaction is None:
             (item,) = operation.items
             if operation.outcome is Outcome.OK and read.get(item.value) != item:

@@ -263,7 +263,7 @@ class Stage:
     def _is_stable(self) -> bool:
         node = self.broker.node
         return node is not None and all(
-            each.last_stable_offset == each.high_watermark for each in node.log_manager.partitions.values()
+            each.last_stable_offset == each.log_end_offset for each in node.log_manager.partitions.values()
         )
 
     async def _read_all(self, last: LastReader) -> None:
@@ -306,9 +306,6 @@ class Stage:
             act.check(node)
         everyone = [*self.cast, self.last]
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
-        if self.plan.loses_power and self.plan.senders:
-            # What is in no transaction may be read before it is acknowledged, and yet go away.
-            calls = [call for call in calls if call.process != self.reader.name]
         operations = [call.operation(self.world.now_us) for call in calls]
         check_history(self.world, operations, self.last.name)
         if self.copiers:

@@ -155,13 +155,12 @@ class _Fetch:
         result.aborted_transactions = None
         check_leader_epoch(partition, asked.current_leader_epoch)
         is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
-        first, high, stable = (
-            partition.log_start_offset,
-            partition.high_watermark,
-            partition.last_stable_offset,
-        )
-        if not first <= asked.fetch_offset <= high:
-            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{high}")
+        # The stable offset first: a sync that ends in its thread meanwhile moves both up.
+        first, stable = partition.log_start_offset, partition.last_stable_offset
+        high, end = partition.high_watermark, partition.log_end_offset
+        # As on Kafka an offset between high watermark and log end is no error: there is nothing yet.
+        if not first <= asked.fetch_offset <= end:
+            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{end}")
         result.high_watermark, result.last_stable_offset, result.log_start_offset = high, stable, first
         upper_offset = stable if is_committed_only else high
         if is_committed_only:

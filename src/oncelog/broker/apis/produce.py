@@ -139,14 +139,16 @@ class _Produce:
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
         appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
         put_append(result, appended)
-        self._count(at, batch, appended)
+        self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
 
-    def _count(self, at: TopicPartition, batch: memoryview, appended: Appended) -> None:
-        count_append(self.node, at, len(batch), appended)
+    def _count(self, partition: Partition, batch: memoryview, appended: Appended) -> None:
+        count_append(self.node, appended)
+        if not appended.is_duplicate:
+            self.node.note_stored(partition, len(batch))
         if self.node.on_append is not None:
             verdict: Verdict = "duplicate" if appended.is_duplicate else "stored"
-            self._tell(at, batch, verdict, appended.base_offset, None)
+            self._tell(partition.topic_partition, batch, verdict, appended.base_offset, None)
 
     def _wait_for_disk(
         self, partition: Partition, flush_messages: int, appended: Appended, result: _PartitionResult
@@ -249,15 +251,14 @@ class _Produce:
         return self.deferred
 
 
-def count_append(node: Node, at: TopicPartition, size_bytes: int, appended: Appended) -> None:
-    """An append is done: the metrics, and the fetches that wait for data."""
+def count_append(node: Node, appended: Appended) -> None:
+    """Count an append in the metrics."""
     metrics = node.metrics
     if appended.is_duplicate:
         metrics.duplicates_acknowledged += 1
     else:
         metrics.batches_stored += 1
         metrics.records_stored += appended.last_offset - appended.base_offset + 1
-        node.note_append(at, size_bytes)
 
 
 def put_append(result: _PartitionResult, appended: Appended) -> None:

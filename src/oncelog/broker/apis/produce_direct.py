@@ -81,7 +81,10 @@ def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = N
             is_refused = True
             results.append(error)
         else:
-            count_append(node, partition.topic_partition, len(records), done)
+            count_append(node, done)
+            if not done.is_duplicate:
+                # Nothing on a plain topic waits for a sync before readers see it.
+                node.note_append(partition.topic_partition, len(records))
             results.append(done)
     if is_refused:
         return encode_response(_response(node, batches, results), version, correlation_id)

@@ -1,0 +1,337 @@
+"""What readers see with flush.messages: nothing that a power loss could take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.broker.markers import Marker, write_marker
+from oncelog.broker.node import Node, Request
+from oncelog.broker.topics import CONSUMER_OFFSETS
+from oncelog.broker.waiting import Deferred
+from oncelog.config import BROKER
+from oncelog.edge.broker import Broker, recover_node
+from oncelog.edge.clock import Clock
+from oncelog.log.disk import SyncFailed
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.messages import FetchResponse, ListOffsetsRequest, Message, OffsetCommitRequest
+from oncelog.wire.records import NewRecord, decode_records
+
+TP = TopicPartition("t", 0)
+NOW_MS = Clock().now_ms()
+_PartitionOffset = OffsetCommitRequest.OffsetCommitRequestPartition
+
+
+class _Place:
+    """A node on a disk in memory, whose syncs happen when the test says so."""
+
+    def __init__(self, **overrides: object) -> None:
+        self.overrides = {"log.flush.interval.messages": 1, **overrides}
+        self.disk = MemoryDisk()
+        self.node = self._open()
+        self.node.topics.create("t", 1, {}, NOW_MS)
+
+    def _open(self) -> Node:
+        return recover_node(self.disk, BROKER.parse(self.overrides), Clock())
+
+    @property
+    def partition(self) -> Partition:
+        return self.node.topics.partition(TP)[1]
+
+    def ask(self, message: Message, version: int) -> Any:
+        header = RequestHeader(message.api.key, version, 1, "test", 0)
+        answer = self.node.handle(Request(1, header, message), NOW_MS)
+        self.node.settle(NOW_MS)
+        return answer
+
+    def produce(self, value: bytes, **numbered: Any) -> Any:
+        return self.ask(produce_request("t", batch(value, **numbered)), 9)
+
+    def fetch(self, offset: int = 0, *, isolation: int = 0, max_wait_ms: int = 0) -> Any:
+        request = fetch_request([("t", 0, offset)], max_wait_ms=max_wait_ms, isolation_level=isolation)
+        return self.ask(request, 12)
+
+    def values(self, isolation: int = 0) -> list[bytes | None]:
+        return _values(self.fetch(isolation=isolation))
+
+    def latest(self, isolation: int = 0) -> int:
+        asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)
+        topic = ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[asked])
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=[topic])
+        return int(self.ask(request, 7).topics[0].partitions[0].offset)
+
+    def flush(self) -> None:
+        for partition in self.node.flushes.take():
+            partition.flush()
+            self.node.flushes.finished(partition, None)
+        self.node.settle(NOW_MS)
+
+    def lose_power(self) -> None:
+        self.disk = self.disk.after_power_loss(_Worst(1))
+        self.node = self._open()
+
+    def kill(self) -> None:
+        self.disk = self.disk.after_kill()
+        self.node = self._open()
+
+
+class _Worst(Random):
+    """Dice by which nothing is left that was not synced."""
+
+    def random(self) -> float:
+        return 0.9
+
+    def choice(self, seq: Any) -> Any:
+        return "synced" if "synced" in seq else seq[0]
+
+
+def _values(response: Any) -> list[bytes | None]:
+    assert response.error_code == 0
+    (topic,) = response.responses
+    (found,) = topic.partitions
+    assert found.error_code == 0
+    return [record.value for each in split_batches(found.records) for record in decode_records(each)]
+
+
+@pytest.mark.behaviour("I28")
+@pytest.mark.parametrize("isolation", [0, 1])
+def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> None:
+    place = _Place()
+    answer = place.produce(b"A")
+    assert isinstance(answer, Deferred) and not answer.is_done
+    assert (place.values(isolation), place.latest(isolation)) == ([], 0)
+    place.flush()
+    assert answer.is_done
+    assert (place.values(isolation), place.latest(isolation)) == ([b"A"], 1)
+
+
+@pytest.mark.behaviour("I28")
+def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() -> None:
+    """What a group can have read, and so commit, is on the disk; what comes later has a higher offset."""
+    place = _Place()
+    place.produce(b"A")
+    position = len(place.values())
+    partitions = [_PartitionOffset(partition_index=0, committed_offset=position, committed_metadata="")]
+    place.ask(
+        OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=partitions)],
+        ),
+        8,
+    )
+    for partition in place.node.flushes.take():  # the group's commit is synced, the record is not
+        if partition.topic_partition.topic == CONSUMER_OFFSETS:
+            partition.flush()
+            place.node.flushes.finished(partition, None)
+    place.lose_power()
+    answer = place.produce(b"B")
+    place.flush()
+    assert answer.is_done
+    assert _values(place.fetch(position)) == [b"B"]
+
+
+@pytest.mark.behaviour("I28")
+@pytest.mark.parametrize("isolation", [0, 1])
+def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -> None:
+    place = _Place()
+    waiting = place.fetch(isolation=isolation, max_wait_ms=60_000)
+    answers: list[Any] = []
+    waiting.listen(answers.append)
+    place.produce(b"A")
+    assert not answers
+    place.flush()
+    assert [_values(answer) for answer in answers] == [[b"A"]]
+
+
+def test_a_fetch_between_the_high_watermark_and_the_log_end_waits() -> None:
+    """As on Apache Kafka: no error, which would send the reader to the other end of the log."""
+    place = _Place()
+    place.produce(b"A")
+    place.flush()
+    place.produce(b"B")
+    place.produce(b"C")
+    assert _values(place.fetch(2)) == []
+    assert place.fetch(4).responses[0].partitions[0].error_code == 1
+
+
+@pytest.mark.behaviour("I28")
+def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> None:
+    place = _Place()
+    data = build_batch(
+        [NewRecord(NOW_MS, None, b"A")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    place.partition.append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+    place.node.note_stored(place.partition, len(data))
+    place.flush()
+    waiting = place.fetch(isolation=1, max_wait_ms=60_000)
+    answers: list[Any] = []
+    waiting.listen(answers.append)
+    write_marker(place.node, TP, Marker(7, 0, 0, True), NOW_MS)
+    place.node.settle(NOW_MS)
+    # A power loss could still take the marker, and the transaction might then be aborted.
+    assert (answers, place.values(isolation=1), place.latest(isolation=1)) == ([], [], 0)
+    place.flush()
+    assert [_values(answer)[0] for answer in answers] == [b"A"]
+    assert place.latest(isolation=1) == 2
+
+
+def test_what_an_append_during_a_sync_stored_is_shown_by_the_next_one() -> None:
+    place = _Place()
+    place.produce(b"A")
+    (partition,) = place.node.flushes.take()
+    partition.flush()
+    place.produce(b"B", pid=None)
+    waiting = place.fetch(1, max_wait_ms=60_000)
+    place.node.flushes.finished(partition, None)
+    place.node.settle(NOW_MS)
+    assert place.values() == [b"A"] and not waiting.is_done
+    place.flush()
+    assert waiting.is_done and place.values() == [b"A", b"B"]
+
+
+def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = _Place()
+    place.produce(b"A")
+    place.flush()
+    place.produce(b"B")
+    segment = place.partition._segments.active
+
+    def fail(**_: object) -> None:
+        raise SyncFailed("the disk is gone")
+
+    monkeypatch.setattr(type(segment), "sync", lambda self, **how: fail(**how))
+    for partition in place.node.flushes.take():
+        with pytest.raises(Exception, match="sync failed"):
+            partition.flush()
+        place.node.flushes.finished(partition, SyncFailed("the disk is gone"))
+    assert place.partition.is_offline
+    assert (place.values(), place.latest()) == ([b"A"], 1)
+
+
+def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
+    """A flush without a descriptor, say: nothing else may ever be written to the partition."""
+    place = _Place()
+    place.produce(b"A")
+    for partition in place.node.flushes.take():
+        place.node.flushes.finished(partition, OSError("no descriptor"))
+    assert place.values() == []
+    place.node.tick(Clock().now_ms() + 10_000)
+    place.flush()
+    assert place.values() == [b"A"]
+
+
+def test_what_readers_saw_before_a_kill_they_see_after_it() -> None:
+    place = _Place()
+    place.produce(b"A")
+    place.flush()
+    place.produce(b"B")
+    place.kill()
+    # The checkpoint of recovery points is older than the sync; what was found again is synced first.
+    assert place.partition.recovery_point == place.partition.log_end_offset == 2
+    assert place.values() == [b"A", b"B"]
+
+
+def test_a_smaller_flush_messages_hides_nothing_that_was_visible() -> None:
+    place = _Place(**{"log.flush.interval.messages": 1 << 40})
+    place.produce(b"A")
+    assert place.values() == [b"A"]
+    topic = place.node.topics.get("t")
+    assert topic is not None
+    topic.configure(place.node.settings, {"flush.messages": "1"})
+    for partition in topic.partitions:
+        partition.reconfigure(replace(partition.config, flush_messages=1))
+    place.produce(b"B")
+    assert place.values() == [b"A"]
+    place.flush()
+    assert place.values() == [b"A", b"B"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    every=st.integers(1, 4),
+    steps=st.lists(st.sampled_from(["append", "append", "open", "commit", "abort", "flush"]), max_size=25),
+)
+def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int, steps: list[str]) -> None:
+    """High watermark and stable offset never go back, and at most flush.messages - 1 of them are unsynced."""
+    place = _Place(**{"log.flush.interval.messages": every})
+    partition, high, stable, sequence, is_open = place.partition, 0, 0, 0, False
+    decided: dict[int, int] = {}
+    begun = 0
+    for step in steps:
+        if step == "flush":
+            partition.flush()
+        elif step == "append":
+            partition.append(memoryview(batch(b"v")), origin=Origin.CLIENT, now_ms=NOW_MS)
+        elif step == "open":
+            begun = begun if is_open else partition.log_end_offset
+            data = build_batch(
+                [NewRecord(NOW_MS, None, b"t")],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=sequence,
+                is_transactional=True,
+            )
+            partition.append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+            sequence, is_open = sequence + 1, True
+        elif is_open:
+            decided[begun] = partition.log_end_offset
+            write_marker(place.node, TP, Marker(7, 0, 0, step == "commit"), NOW_MS)
+            is_open = False
+        assert partition.high_watermark >= high and partition.last_stable_offset >= stable
+        high, stable = partition.high_watermark, partition.last_stable_offset
+        assert high - partition.recovery_point < every or high == partition.recovery_point
+        undecided = [first for first, marker in decided.items() if marker >= high]
+        assert stable == min([high, *undecided, *([begun] if is_open else [])])
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A broker whose disk is slow: syncs of topic t end when the event is set."""
+    opened, original = threading.Event(), Partition.flush
+
+    def flush(self: Partition) -> None:
+        if self.topic_partition == TP:
+            assert opened.wait(60)
+        original(self)
+
+    monkeypatch.setattr(Partition, "flush", flush)
+    yield opened
+    opened.set()
+
+
+@pytest.mark.behaviour("I28")
+def test_a_client_sees_a_record_when_the_broker_has_synced_it(gate: threading.Event) -> None:
+    with (
+        Broker(config={"log.flush.interval.messages": 1}) as broker,
+        RawClient(broker.bootstrap_servers) as writer,
+        RawClient(broker.bootstrap_servers) as reader,
+        RawClient(broker.bootstrap_servers) as poller,
+    ):
+        writer.create_topic("t")
+        poller.send(fetch_request([("t", 0, 0)], max_wait_ms=60_000), 12)
+        writer.send(produce_request("t", batch(b"A")), 9)
+        # A fetch of offset 1 is out of range until A is in the log.
+        wait_until(lambda: reader.fetch("t", 1).error_code == 0)
+        assert (reader.values("t"), reader.offset("t")) == ([], 0)
+        gate.set()
+        response = poller.receive(FetchResponse, 12)[1]
+        assert _values(response) == [b"A"]
+        assert reader.offset("t") == 1
