@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
+
+# Properties are about results: a busy machine must not fail them.
+settings.register_profile("oncelog", deadline=None)
+settings.load_profile("oncelog")
 
 QUICK_SCANS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
