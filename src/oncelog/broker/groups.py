@@ -13,7 +13,7 @@ from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSI
 from oncelog.broker.consumer_groups import ConsumerGroups
 from oncelog.broker.group_log import decode_group, encode_group, group_key
 from oncelog.broker.offsets import Offsets
-from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, when_durable
+from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
 from oncelog.broker.topics import CONSUMER_OFFSETS
 from oncelog.errors import (
     BrokerError,
@@ -166,7 +166,7 @@ class GroupCoordinator:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
             raise NonEmptyGroup(f"group {group_id!r} has members")
-        written = self.offsets.delete(group_id, list(self.offsets.of(group_id)), now_ms)
+        written = self.offsets.delete(group_id, sorted(self.offsets.places_of(group_id)), now_ms)
         if group is not None:
             written = self._bury(group, now_ms)
         if consumers is not None:
@@ -254,6 +254,29 @@ class GroupCoordinator:
         """A transaction ended in a partition of the offsets topic."""
         self.offsets.on_marker(index, producer_id, is_commit)
 
+    def delete_offsets_of(self, topic: str, now_ms: int) -> None:
+        """Delete what was committed for a deleted topic.
+
+        What cannot be written now, the next start deletes.
+        """
+        topics = self._node.topics
+        deletion = topics.offsets_to_delete.get(topic)
+        if deletion is None or deletion.before is None:
+            return
+        if self.offsets.delete_topic(topic, deletion.before, now_ms):
+            # Also where a replay has found the tombstones: they may be in the system's cache only.
+            written = [self.topic.newest(index) for index in deletion.before]
+            on_disk(self._node, written, lambda: topics.forget_deletion(topic, deletion))
+
+    def resume_deletions(self, now_ms: int) -> None:
+        """Finish deletions of topics that a stop or crash left. Raises StorageError."""
+        for name, deletion in list(self._node.topics.offsets_to_delete.items()):
+            before = self.offsets.ends_of(name) if deletion.before is None else deletion.before
+            # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
+            ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
+            self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
+            self.delete_offsets_of(name, now_ms)
+
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""
         for group_id in list(self.group_ids()):
@@ -268,7 +291,7 @@ class GroupCoordinator:
                 continue  # its members may read any of the topics
             try:
                 self.offsets.forget_expired(group_id, subscribed, since_ms, now_ms)
-                if self.offsets.of(group_id) or self.offsets.pending_of(group_id):
+                if self.offsets.places_of(group_id):
                     continue
                 if consumers is not None and not consumers.members:
                     self.consumers.bury(group_id, now_ms)

@@ -131,10 +131,12 @@ class Node:
         self._appended: dict[TopicPartition, int] = {}
         self.transactions = TransactionCoordinator(self)
         self.groups = GroupCoordinator(self)
+        self.topics.offset_ends = self.groups.offsets.ends_of
         self._jobs = _periodic_jobs(settings, now_ms)
         self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
         self.transactions.load()
         self.groups.load(now_ms)
+        self.groups.resume_deletions(now_ms)
         self.transactions.resume(now_ms)
 
     def access(self, principal: str, host: str) -> Access:

@@ -1,5 +1,7 @@
 """Committed offsets: the store over `__consumer_offsets`.
 
+A tombstone ends what is committed for its key and what is pending in open transactions, here and in `replay`:
+what is in memory is always what a replay of the log gives (behaviour T15).
 Source: rows T6, T7; Kafka's OffsetMetadataManager.
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written
+from oncelog.errors import NotCoordinator
 from oncelog.rules.offsets import CommittedOffset, is_expired, later
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 KEY_VERSIONS = (0, 1)
 _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
+_MAX_TOMBSTONES = 1000
+"""Of one batch."""
+
 _Offsets = dict[TopicPartition, CommittedOffset]
 
 
@@ -33,6 +39,8 @@ class Offsets:
         self._committed: dict[str, _Offsets] = {}
         self._pending: dict[tuple[int, int], dict[str, _Offsets]] = {}
         """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
+        self._transactions: dict[str, set[tuple[int, int]]] = {}
+        """Group -> keys of `_pending` under which it has offsets."""
 
     # Committing
 
@@ -55,24 +63,35 @@ class Offsets:
             records, producer_id=who.producer_id, producer_epoch=who.producer_epoch, is_transactional=True
         )
         written = self._topic.append_batch(index, batch, now_ms)
-        pending = self._pending.setdefault((index, who.producer_id), {})
-        pending.setdefault(group, {}).update(_numbered(offsets, written))
+        self._add_pending(index, who.producer_id, group, _numbered(offsets, written))
         return written
+
+    def _add_pending(self, index: int, producer_id: int, group: str, offsets: _Offsets) -> None:
+        key = index, producer_id
+        self._pending.setdefault(key, {}).setdefault(group, {}).update(offsets)
+        self._transactions.setdefault(group, set()).add(key)
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool) -> None:
         """A transaction ended in a partition of the topic."""
         pending = self._pending.pop((index, producer_id), {})
-        if is_commit:
-            for group, offsets in pending.items():
+        for group, offsets in pending.items():
+            self._forget_transaction(group, (index, producer_id))
+            if is_commit:
                 held = self._committed.setdefault(group, {})
                 for at, each in offsets.items():
                     held[at] = later(held.get(at), each)
 
+    def _forget_transaction(self, group: str, key: tuple[int, int]) -> None:
+        keys = self._transactions[group]
+        keys.discard(key)
+        if not keys:
+            del self._transactions[group]
+
     # Reading
 
     def groups(self) -> Collection[str]:
-        """Groups that have committed something."""
-        return self._committed.keys()
+        """Groups that have committed something, or have something pending in a transaction."""
+        return self._committed.keys() | self._transactions.keys()
 
     def of(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """What a group has committed."""
@@ -80,38 +99,90 @@ class Offsets:
 
     def pending_of(self, group: str) -> set[TopicPartition]:
         """Partitions for which an open transaction may commit another offset."""
-        index = self._topic.partition_of(group)
-        return {
-            at
-            for (at_index, _), groups in self._pending.items()
-            if at_index == index
-            for at in groups.get(group, ())
-        }
+        return {at for key in self._transactions.get(group, ()) for at in self._pending[key][group]}
+
+    def places_of(self, group: str) -> set[TopicPartition]:
+        """Return the partitions with a committed or a pending offset."""
+        return self.pending_of(group).union(self.of(group))
 
     # Forgetting
 
     def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> Written | None:
-        """Write tombstones, drop pending ones too; None if there was nothing. Raises NotCoordinator."""
-        asked = set(partitions)
-        for groups in self._pending.values():
-            for at in asked & groups.get(group, {}).keys():
-                del groups[group][at]
-        doomed = [at for at in asked if at in self._committed.get(group, ())]
+        """Write tombstones, which end pending offsets too; None if there was nothing.
+
+        Raises NotCoordinator.
+        """
+        known = self.places_of(group)
+        doomed = [at for at in dict.fromkeys(partitions) if at in known]
         if not doomed:
             return None
-        records = [(_key(group, at), None) for at in doomed]
-        written = self._topic.append(self._topic.partition_of(group), records, now_ms)
-        held = self._committed[group]
+        index = self._topic.partition_of(group)
+        written = self._topic.append(index, [(_key(group, at), None) for at in doomed], now_ms)
         for at in doomed:
-            del held[at]
-        if not held:
-            del self._committed[group]
+            self._drop(group, at)
         return written
 
-    def delete_topics(self, topics: Collection[str], now_ms: int) -> None:
-        """The topics are gone, and what was committed for them."""
-        for group in list(self._committed):
-            self.delete(group, [at for at in self._committed[group] if at.topic in topics], now_ms)
+    def _drop(self, group: str, at: TopicPartition, before: int | None = None) -> bool:
+        """Drop what stands below offset `before` of the log (None: all); return True when nothing is left."""
+        is_empty = True
+        committed = self._committed.get(group, {})
+        if at in committed:
+            is_empty = before is None or committed[at].record_offset < before
+            if is_empty:
+                del committed[at]
+                if not committed:
+                    del self._committed[group]
+        for key in list(self._transactions.get(group, ())):
+            pending = self._pending[key][group]
+            if at not in pending:
+                continue
+            if before is not None and pending[at].record_offset >= before:
+                is_empty = False
+                continue
+            del pending[at]
+            if not pending:
+                self._drop_pending(group, key)
+        return is_empty
+
+    def _drop_pending(self, group: str, key: tuple[int, int]) -> None:
+        del self._pending[key][group]
+        if not self._pending[key]:
+            del self._pending[key]
+        self._forget_transaction(group, key)
+
+    def ends_of(self, topic: str) -> dict[int, int]:
+        """Return where the log ends, for each partition of it that holds offsets of `topic`."""
+        indexes = {self._topic.partition_of(group) for group, _ in self._of_topic(topic)}
+        return {index: self._topic.newest(index).last_offset + 1 for index in sorted(indexes)}
+
+    def _of_topic(self, topic: str) -> list[tuple[str, TopicPartition]]:
+        return sorted(
+            (group, at) for group in self.groups() for at in self.places_of(group) if at.topic == topic
+        )
+
+    def delete_topic(self, topic: str, before: Mapping[int, int], now_ms: int) -> bool:
+        """Forget what was committed for a topic that is gone: at once in memory, and by tombstones.
+
+        `before`: only what stands below these offsets of the log, for the name may be another topic's by now.
+        False is returned when something of it stays in the log: the disk is full, or an open transaction has
+        new offsets for the same key, which a tombstone would end as well.
+        """
+        doomed: dict[int, list[bytes]] = {}
+        is_whole = True
+        for group, at in self._of_topic(topic):
+            index = self._topic.partition_of(group)
+            if self._drop(group, at, before.get(index, 0)):
+                doomed.setdefault(index, []).append(_key(group, at))
+            elif at not in self.of(group):
+                is_whole = False
+        try:
+            for index, keys in doomed.items():
+                for first in range(0, len(keys), _MAX_TOMBSTONES):
+                    records = [(key, None) for key in keys[first : first + _MAX_TOMBSTONES]]
+                    self._topic.append(index, records, now_ms)
+        except NotCoordinator:
+            return False
+        return is_whole
 
     def forget_expired(
         self, group: str, subscribed: Collection[str], empty_since_ms: int | None, now_ms: int
@@ -150,16 +221,12 @@ class Offsets:
     ) -> None:
         named = OffsetCommitKey.from_bytes(key)
         at = TopicPartition(named.topic, named.partition)
-        if producer_id is not None:
-            groups = self._pending.setdefault((index, producer_id), {})
+        if value is None:
+            self._drop(named.group, at)
+        elif producer_id is not None:
+            self._add_pending(index, producer_id, named.group, {at: _committed(value, offset)})
         else:
-            groups = self._committed
-        if value is not None:
-            groups.setdefault(named.group, {})[at] = _committed(value, offset)
-        elif named.group in groups:
-            groups[named.group].pop(at, None)
-            if not groups[named.group]:
-                del groups[named.group]
+            self._committed.setdefault(named.group, {})[at] = _committed(value, offset)
 
 
 def _key(group: str, at: TopicPartition) -> bytes:

@@ -201,6 +201,23 @@ def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
         node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
 
 
+def on_disk(node: Node, written: Iterable[Written], then: Callable[[], None]) -> None:
+    """Call `then` once every append is synced, whatever flush.messages asks; never if that fails."""
+    waiting = [each for each in written if each.last_offset >= each.partition.recovery_point]
+    left = len(waiting)
+    if not waiting:
+        then()
+
+    def on_flushed(error: Exception | None) -> None:
+        nonlocal left
+        left -= error is None
+        if not left:
+            then()
+
+    for each in waiting:
+        node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+
+
 def answer_when_durable(
     node: Node, written: Iterable[Written], answer: Message, refusal: Callable[[BrokerError], Message]
 ) -> Message | Deferred:

@@ -3,7 +3,8 @@
 `oncelog-topics.json` (written whole, to a temporary file, synced, renamed) is the truth about which
 topics there are; partition directories hold the data and, as in Kafka, the topic id in
 `partition.metadata`. Creation writes the file first: a crash after it makes missing directories at
-the next start. Deletion marks the topic first: a crash after it finishes the deletion. Directories
+the next start. Deletion marks the topic first: a crash after it finishes the deletion. A deleted topic
+stays in the file until its committed offsets are deleted durably (`offsets_to_delete`). Directories
 that no entry names (a data directory of Apache Kafka) are taken over as topics.
 """
 
@@ -13,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncelog.broker.names import check_no_collision, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
@@ -72,6 +73,17 @@ class Topic:
         self.is_plain = is_alone and not self.is_internal
 
 
+class OffsetsToDelete(NamedTuple):
+    """Committed offsets that a deleted topic leaves.
+
+    `before`: in each partition of `__consumer_offsets`, those below this offset; None: all, for no topic of
+    that name was made since.
+    """
+
+    topic_id: str
+    before: Mapping[int, int] | None
+
+
 class Topics:
     """Every topic, found by name and by id."""
 
@@ -85,6 +97,10 @@ class Topics:
         self._by_id: dict[bytes, Topic] = {}
         self.large_answers: dict[object, bytes] = {}
         """Encoded answers that describe topics; forgotten when any topic changes."""
+        self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
+        """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
+        self.offset_ends: Callable[[str], Mapping[int, int]] = lambda name: {}
+        """Where partitions of `__consumer_offsets` with offsets of a topic end (`Offsets.ends_of`)."""
         self.revision = 0
         """Raised when any topic changes."""
         self._load(now_ms)
@@ -143,7 +159,10 @@ class Topics:
         return topic
 
     def delete(self, topic: Topic, now_ms: int) -> None:
-        """Its data, producers and settings are gone when this returns. Raises StorageError."""
+        """Its data, producers and settings are gone when this returns. Raises StorageError.
+
+        Its committed offsets are remembered, also by the file, as to be deleted until `forget_deletion`.
+        """
         topic.is_deleting = True
         try:
             self._save({})
@@ -153,7 +172,23 @@ class Topics:
         del self._by_name[topic.name]
         self._by_id.pop(topic.topic_id, None)
         self._remove_directories(topic)
+        if before := self.offset_ends(topic.name):
+            self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
         self._save({})
+
+    def forget_deletion(self, name: str, deletion: OffsetsToDelete) -> None:
+        """The offsets of a deleted topic are deleted durably."""
+        if self.offsets_to_delete.get(name) is deletion:
+            del self.offsets_to_delete[name]
+            with suppress(StorageError):  # else it goes with the next change of any topic
+                self._save({})
+
+    def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
+        """Say anew which offsets a deleted topic has left. Raises StorageError."""
+        deletion = self.offsets_to_delete[name]
+        if before != deletion.before:
+            self.offsets_to_delete[name] = deletion._replace(before=before)
+            self._save({})
 
     def add_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
         """Raise the partition count to `count`. Raises StorageError."""
@@ -207,13 +242,14 @@ class Topics:
         self._logs.delete_partitions(TopicPartition(topic.name, i) for i in range(len(topic.partitions)))
 
     def _load(self, now_ms: int) -> None:
-        entries = _parse(read_state(self._logs.disk, FILE_NAME))
+        entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
         found = self._logs.partition_directories()
         for name, entry in entries.items():
             topic = self._new_topic(name, bytes.fromhex(entry["topic_id"]), entry["settings"])
             self._open_partitions(topic, entry["partitions"], now_ms)
             if entry["is_deleting"]:
                 self._remove_directories(topic)
+                self.offsets_to_delete[name] = OffsetsToDelete(entry["topic_id"], None)
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
@@ -248,16 +284,30 @@ class Topics:
             }
             for topic in self._by_name.values()
         ]
-        write_state(self._logs.disk, FILE_NAME, json.dumps({"version": 1, "topics": topics}, indent=1))
+        content: dict[str, Any] = {"version": 1, "topics": topics}
+        if self.offsets_to_delete:
+            content["offsets_to_delete"] = [
+                {"name": name, "topic_id": topic_id, "before": before}
+                for name, (topic_id, before) in self.offsets_to_delete.items()
+            ]
+        write_state(self._logs.disk, FILE_NAME, json.dumps(content, indent=1))
 
 
-def _parse(text: str | None) -> dict[str, dict[str, Any]]:
+def _parse(text: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, OffsetsToDelete]]:
     if text is None:
-        return {}
+        return {}, {}
     try:
         content = json.loads(text)
         if content["version"] != 1:
             raise ValueError(f"version {content['version']}")
-        return {entry["name"]: entry for entry in content["topics"]}
+        deletions = {
+            entry["name"]: OffsetsToDelete(entry["topic_id"], _bounds(entry["before"]))
+            for entry in content.get("offsets_to_delete", ())
+        }
+        return {entry["name"]: entry for entry in content["topics"]}, deletions
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+
+
+def _bounds(before: Mapping[str, int] | None) -> dict[int, int] | None:
+    return None if before is None else {int(index): int(end) for index, end in before.items()}

@@ -1,0 +1,413 @@
+"""Coordinators' state over restarts: memory is what the log gives, whatever was deleted meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from oncelog.broker.node import Node, Request
+from oncelog.broker.offsets import Offsets
+from oncelog.broker.state_topic import StateTopic
+from oncelog.broker.topics import FILE_NAME, Topics
+from oncelog.config import BROKER
+from oncelog.edge.broker import Broker, open_node
+from oncelog.edge.clock import Clock
+from oncelog.errors import NotCoordinator
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.types import TopicPartition
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.message import Message
+from oncelog.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+)
+
+HOUR_MS = 3_600_000
+TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
+
+
+def state_of(node: Node) -> dict[str, Any]:
+    """All that coordinators know, but for what Kafka does not keep over a restart either.
+
+    That is the epoch before the last one, for who lost the answer, and everybody's timers.
+    """
+    offsets, consumers = node.groups.offsets, node.groups.consumers
+    return {
+        "topics": sorted((topic.name, topic.topic_id, len(topic.partitions)) for topic in node.topics.all()),
+        "groups": sorted(node.groups.group_ids()),
+        "classic": sorted(
+            (group_id, group.state, group.generation_id, sorted(group.members))
+            for group_id in node.groups.group_ids()
+            if (group := node.groups.get(group_id)) is not None
+        ),
+        "committed": {group: dict(offsets.of(group)) for group in sorted(offsets._committed)},
+        "pending": {key: dict(groups) for key, groups in sorted(offsets._pending.items())},
+        "consumers": {
+            group_id: (group.epoch, group.assignment_epoch, group.members, group.targets)
+            for group_id in sorted(consumers.ids())
+            if (group := consumers.get(group_id)) is not None
+        },
+        "transactions": sorted(entry._replace(last_producer_epoch=-1) for entry in node.transactions.all()),
+    }
+
+
+def offset(value: int, now_ms: int = 0) -> CommittedOffset:
+    return CommittedOffset(value, -1, "", now_ms, -1, -1)
+
+
+def offset_rows(kind: Any, topic: str, **fields: Any) -> list[Any]:
+    rows = kind.__dict__
+    topic_type = next(rows[name] for name in rows if name.endswith("RequestTopic"))
+    partition_type = next(rows[name] for name in rows if name.endswith("RequestPartition"))
+    return [topic_type(name=topic, partitions=[partition_type(partition_index=0, **fields)])]
+
+
+class CoordinatorState(RuleBasedStateMachine):
+    """Requests of every kind that changes coordinators' state; after each, a restart must change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="coordinators-"))
+        self.settings = BROKER.parse(
+            {
+                "offsets.topic.num.partitions": 2,
+                "transaction.state.log.num.partitions": 2,
+                "group.coordinator.rebalance.protocols": "classic,consumer",
+            }
+        )
+        self.node = self._open()
+        self.now_ms = Clock().now_ms()
+        self.producers: dict[str, Identity] = {}
+        self.epochs: dict[str, int] = {}
+
+    def _open(self) -> Node:
+        return open_node(self.directory, self.settings, Clock())
+
+    def teardown(self) -> None:
+        self.node.log_manager.release()
+        shutil.rmtree(self.directory)
+
+    def ask(self, message: Message, version: int) -> Any:
+        header = RequestHeader(message.api.key, version, 1, "test", 0)
+        return self.node.handle(Request(1, header, message), self.now_ms)
+
+    @initialize()
+    def make_topics(self) -> None:
+        for name in TOPICS:
+            self.node.topics.create(name, 1, {}, self.now_ms)
+
+    @rule(group=st.sampled_from(GROUPS), topic=st.sampled_from(TOPICS), value=st.integers(0, 99))
+    def commit(self, group: str, topic: str, value: int) -> None:
+        rows = offset_rows(OffsetCommitRequest, topic, committed_offset=value)
+        self.ask(OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=rows), 8)
+
+    @rule(name=st.sampled_from(IDS))
+    def init(self, name: str) -> None:
+        answer = self.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4)
+        if not answer.error_code:
+            self.producers[name] = Identity(answer.producer_id, answer.producer_epoch)
+
+    @rule(
+        name=st.sampled_from(IDS),
+        group=st.sampled_from(GROUPS),
+        topic=st.sampled_from(TOPICS),
+        value=st.integers(0, 99),
+    )
+    def commit_in_transaction(self, name: str, group: str, topic: str, value: int) -> None:
+        if name not in self.producers:
+            self.init(name)
+        who = self.producers.get(name)
+        if who is None:
+            return
+        rows = offset_rows(TxnOffsetCommitRequest, topic, committed_offset=value)
+        message = TxnOffsetCommitRequest(
+            transactional_id=name, group_id=group, producer_id=who[0], producer_epoch=who[1], topics=rows
+        )
+        self.ask(message, 5)
+
+    @rule(name=st.sampled_from(IDS), is_commit=st.booleans())
+    def end(self, name: str, is_commit: bool) -> None:
+        if name in self.producers:
+            who = self.producers[name]
+            message = EndTxnRequest(
+                transactional_id=name, producer_id=who[0], producer_epoch=who[1], committed=is_commit
+            )
+            answer = self.ask(message, 5)
+            if not answer.error_code:
+                self.producers[name] = Identity(answer.producer_id, answer.producer_epoch)
+
+    @rule(group=st.sampled_from(GROUPS), epoch=st.sampled_from([0, -1]))
+    def beat(self, group: str, epoch: int) -> None:
+        message = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id="m",
+            member_epoch=epoch,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        self.ask(message, 1)
+
+    @rule(group=st.sampled_from(GROUPS), topic=st.sampled_from(TOPICS))
+    def delete_offset(self, group: str, topic: str) -> None:
+        self.ask(OffsetDeleteRequest(group_id=group, topics=offset_rows(OffsetDeleteRequest, topic)), 0)
+
+    @rule(group=st.sampled_from(GROUPS))
+    def delete_group(self, group: str) -> None:
+        self.ask(DeleteGroupsRequest(groups_names=[group]), 2)
+
+    @rule(topic=st.sampled_from(TOPICS), is_made_again=st.booleans())
+    def delete_topic(self, topic: str, is_made_again: bool) -> None:
+        if self.node.topics.get(topic) is not None:
+            (result,) = self.ask(DeleteTopicsRequest(topic_names=[topic]), 5).responses
+            assert result.error_code == 0
+            assert not any(
+                at.topic == topic for group in GROUPS for at in self.node.groups.offsets.places_of(group)
+            )
+        if is_made_again and self.node.topics.get(topic) is None:
+            self.node.topics.create(topic, 1, {}, self.now_ms)
+
+    @rule(hours=st.sampled_from([1, 24 * 8]))
+    def let_time_pass(self, hours: int) -> None:
+        self.now_ms += hours * HOUR_MS
+        self.node.transactions.abort_timed_out(self.now_ms)
+        self.node.transactions.forget_expired(self.now_ms)
+        self.node.groups.forget_expired(self.now_ms)
+
+    @rule()
+    def flush(self) -> None:
+        for partition in self.node.flushes.take():
+            partition.flush()
+            self.node.flushes.finished(partition, None)
+
+    @invariant()
+    def a_restart_changes_nothing(self) -> None:
+        before = state_of(self.node)
+        self.node.log_manager.release()
+        self.node = self._open()
+        assert state_of(self.node) == before
+
+
+TestCoordinatorState = pytest.mark.behaviour("T15")(CoordinatorState.TestCase)
+CoordinatorState.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+# Deleted topics and their offsets
+
+AT = TopicPartition("t", 0)
+
+
+class Crash(Exception):
+    """The process is gone at this point."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A data directory with a topic, an offset of it and a pending one."""
+    node = opened(tmp_path)
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("g", {AT: offset(100)}, 0)
+    node.groups.offsets.commit_pending("h", Identity(7, 0), {AT: offset(200)}, 0)
+    node.log_manager.release()
+    return tmp_path
+
+
+def opened(directory: Path) -> Node:
+    return open_node(directory, BROKER.parse({}), Clock())
+
+
+def delete_topic(node: Node) -> int:
+    header = RequestHeader(DeleteTopicsRequest.api.key, 5, 1, "test", 0)
+    answer = node.handle(Request(1, header, DeleteTopicsRequest(topic_names=["t"])), 0)
+    return int(answer.responses[0].error_code)  # type: ignore[union-attr]
+
+
+def offsets_of(node: Node) -> dict[str, list[int]]:
+    """Committed offsets of the topic, as they are when the open transaction commits."""
+    for index, producer_id in list(node.groups.offsets._pending):
+        node.groups.offsets.on_marker(index, producer_id, True)
+    found = {group: node.groups.offsets.of(group) for group in sorted(node.groups.offsets.groups())}
+    return {group: [each.offset for each in offsets.values()] for group, offsets in found.items()}
+
+
+def flush(node: Node) -> None:
+    for partition in node.flushes.take():
+        partition.flush()
+        node.flushes.finished(partition, None)
+
+
+def delete_and_flush(node: Node) -> None:
+    delete_topic(node)
+    flush(node)
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int) -> None:
+    """The process dies in that call of the method, before it does anything."""
+    method: Callable[..., Any] = getattr(owner, name)
+    left = calls
+
+    def crashing(*arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Crash
+        return method(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, crashing)
+
+
+@pytest.mark.behaviour("T15", "I16")
+@pytest.mark.parametrize(
+    ("owner", "name", "calls", "is_deleted"),
+    [
+        (Topics, "_save", 1, False),
+        (Topics, "_remove_directories", 1, True),
+        (Topics, "_save", 2, True),
+        (Offsets, "delete_topic", 1, True),
+        (StateTopic, "append", 1, True),
+        (StateTopic, "append", 2, True),
+        (Topics, "forget_deletion", 1, True),
+        (Topics, "_save", 3, True),
+    ],
+    ids=str,
+)
+def test_a_topic_goes_with_its_offsets_or_not_at_all(
+    directory: Path, owner: type, name: str, calls: int, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        crash_at(patch, owner, name, calls)
+        with pytest.raises(Crash):
+            delete_and_flush(node)
+    node.log_manager.release()
+    for _ in range(2):
+        node = opened(directory)
+        if not is_deleted:
+            assert offsets_of(node) == {"g": [100], "h": [200]}
+        elif node.topics.get("t") is None:
+            node.topics.create("t", 1, {}, 0)
+            assert offsets_of(node) == {}
+            node.groups.offsets.commit("g", {AT: offset(1)}, 0)
+        else:
+            assert offsets_of(node) == {"g": [1]}
+        node.log_manager.release()
+
+
+def test_offsets_that_a_full_disk_keeps_do_not_count_for_the_next_topic_of_that_name(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise NotCoordinator("no room")
+
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(StateTopic, "append", full)
+        assert delete_topic(node) == 0
+    node.topics.create("t", 1, {}, 0)
+    assert offsets_of(node) == {}
+    node.groups.offsets.commit("g", {AT: offset(1)}, 0)
+    node.log_manager.release()
+    node = opened(directory)
+    assert offsets_of(node) == {"g": [1]}
+
+
+def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: Path) -> None:
+    node = opened(directory)
+    assert delete_topic(node) == 0
+    assert "offsets_to_delete" in (directory / FILE_NAME).read_text()
+    flush(node)
+    assert "offsets_to_delete" not in (directory / FILE_NAME).read_text()
+    assert node.topics.offsets_to_delete == {}
+
+
+def test_topics_without_offsets_leave_nothing_to_delete(directory: Path) -> None:
+    node = opened(directory)
+    node.topics.create("other", 1, {}, 0)
+    topic = node.topics.get("other")
+    assert topic is not None
+    node.topics.delete(topic, 0)
+    assert node.topics.offsets_to_delete == {}
+
+
+# Through sockets
+
+
+def committed_offset(client: RawClient, group: str, topic: str) -> int:
+    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(
+        group_id=group,
+        topics=[OffsetFetchRequest.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])],
+    )
+    (found,) = client.ask(OffsetFetchRequest(groups=[wanted]), 8).groups
+    return int(found.topics[0].partitions[0].committed_offset)
+
+
+def commit_plainly(client: RawClient, group: str, topic: str) -> None:
+    rows = offset_rows(OffsetCommitRequest, topic, committed_offset=5)
+    message = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=rows)
+    assert client.ask(message, 8).topics[0].partitions[0].error_code == 0
+
+
+def begin(client: RawClient, name: str, group: str, topic: str) -> EndTxnRequest:
+    """A transaction that would commit offset 100 for the topic; how it is committed."""
+    init = client.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4)
+    message = TxnOffsetCommitRequest(
+        transactional_id=name,
+        group_id=group,
+        producer_id=init.producer_id,
+        producer_epoch=init.producer_epoch,
+        topics=offset_rows(TxnOffsetCommitRequest, topic, committed_offset=100),
+    )
+    assert client.ask(message, 5).topics[0].partitions[0].error_code == 0
+    return EndTxnRequest(
+        transactional_id=name,
+        producer_id=init.producer_id,
+        producer_epoch=init.producer_epoch,
+        committed=True,
+    )
+
+
+@pytest.mark.behaviour("T15", "T6")
+@pytest.mark.parametrize("deleted", ["topic", "offset", "group", "group with pending offsets only"])
+def test_what_is_deleted_within_a_transaction_does_not_come_back_with_its_commit(
+    deleted: str, tmp_path: Path
+) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        if "only" not in deleted:
+            commit_plainly(client, "g", "t")
+        end = begin(client, "x", "g", "t")
+        if deleted == "topic":
+            client.ask(DeleteTopicsRequest(topic_names=["t"]), 5)
+            client.create_topic("t")
+        elif deleted == "offset":
+            rows = offset_rows(OffsetDeleteRequest, "t")
+            answer = client.ask(OffsetDeleteRequest(group_id="g", topics=rows), 0)
+            assert answer.topics[0].partitions[0].error_code == 0
+        else:
+            assert client.ask(DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code == 0
+        assert client.ask(end, 5).error_code == 0
+        assert committed_offset(client, "g", "t") == -1
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert committed_offset(client, "g", "t") == -1
