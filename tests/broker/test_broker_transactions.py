@@ -398,3 +398,40 @@ def test_the_coordinators_topics_are_not_for_clients() -> None:
         grown = client.ask(CreatePartitionsRequest(topics=[wanted], timeout_ms=1_000), 3)
         assert grown.results[0].error_code == InvalidTopicException.code
         assert client.ask(request, 4).producer_epoch == 1
+
+
+@pytest.mark.behaviour("T8")
+def test_a_time_out_at_the_last_epoch_fences_and_gives_another_producer_id(place: Place) -> None:
+    node = place.node
+    node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
+    first = node.transactions.init("x", None, 1_000, NOW_MS).entry
+    node.transactions._persist(first._replace(producer_epoch=32_766), NOW_MS)
+    who = Identity(first.producer_id, 32_766)
+    node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
+    node.transactions.abort_timed_out(NOW_MS + 1_001)
+    assert place.state() is S.COMPLETE_ABORT
+    with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
+        node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
+    assert [place.log(at) for at in PARTITIONS] == [["<abort>"]] * 3
+    again = node.transactions.init("x", who, 1_000, NOW_MS + 2_000).entry
+    assert (again.producer_id != who.producer_id, again.producer_epoch) == (True, 0)
+
+
+def test_a_time_out_that_finds_no_producer_id_comes_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = place.node
+    node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
+    first = node.transactions.init("x", None, 1_000, NOW_MS).entry
+    node.transactions._persist(first._replace(producer_epoch=32_766), NOW_MS)
+    node.transactions.add_partitions("x", Identity(first.producer_id, 32_766), PARTITIONS, NOW_MS)
+
+    def full() -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.producer_ids, "take", full)
+        node.transactions.abort_timed_out(NOW_MS + 1_001)
+    assert place.state() is S.ONGOING
+    node.transactions.abort_timed_out(NOW_MS + 1_001)
+    assert place.state() is S.COMPLETE_ABORT

@@ -38,6 +38,35 @@ def _format(verdict: Store | Duplicate | Refuse) -> str:
             return f"refuse {error.code}"
 
 
+@pytest.mark.behaviour("I14", "T6")
+@pytest.mark.parametrize(
+    ("entry", "batch", "expected"),
+    [
+        ("-", "e0 0+2t", "store e0 0-1@100 txn@100"),
+        ("-", "e0 1+1t", "refuse 45"),
+        ("e?", "e0 1+1t", "refuse 45"),
+        ("e3 c1", "e3 1+1t", "refuse 45"),
+        ("e3 c1", "e3 0+1t", "store e3 0-0@100 txn@100 c1"),
+        ("e3 0-4@10 c1", "e4 1+1t", "refuse 45"),
+        ("e3 0-4@10 c1", "e2 5+1t", "refuse 47"),
+        ("e3 0-4@10 c1", "e3 5+1t", "store e3 0-4@10 5-5@100 txn@100 c1"),
+        ("e3 0-4@10 c1", "e3 0+5t", "duplicate 10-14"),
+    ],
+)
+def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
+    entry: str, batch: str, expected: str
+) -> None:
+    verdict = decide_append(
+        parse_entry(entry),
+        parse_batch(batch),
+        Origin.CLIENT,
+        base_offset=100,
+        now_ms=NOW_MS,
+        begins_epoch=True,
+    )
+    assert _format(verdict) == expected
+
+
 def test_names_are_unique() -> None:
     assert len({row[0] for row in CASES}) == len(CASES)
 

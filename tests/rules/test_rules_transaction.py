@@ -282,6 +282,12 @@ def test_completion(prepared: TransactionState, done: TransactionState, version:
 # Time
 
 
+def fenced(known: TransactionEntry, version: int, new: int | None = None) -> TransactionEntry:
+    made = fence(known, server_version=version, new_producer_id=new, now_ms=NOW_MS)
+    assert isinstance(made, TransactionEntry)
+    return made
+
+
 @pytest.mark.behaviour("T8")
 @pytest.mark.parametrize("state", STATES)
 def test_only_open_transactions_time_out(state: TransactionState) -> None:
@@ -292,7 +298,7 @@ def test_only_open_transactions_time_out(state: TransactionState) -> None:
 
 @pytest.mark.behaviour("T8")
 def test_a_timed_out_producer_is_fenced() -> None:
-    aborted = complete(fence(entry(S.ONGOING), server_version=0, now_ms=NOW_MS), now_ms=NOW_MS)
+    aborted = complete(fenced(entry(S.ONGOING), 0), now_ms=NOW_MS)
     assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 6)
     assert refused_with(decide_add(aborted, Identity(7, 5), [AT], now_ms=NOW_MS)) is ProducerFenced
     assert refused_with(end(aborted, Identity(7, 5), True, 0)) is ProducerFenced
@@ -301,11 +307,58 @@ def test_a_timed_out_producer_is_fenced() -> None:
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
-    fenced = fence(entry(S.ONGOING, epoch=32_766), server_version=version, now_ms=NOW_MS)
-    assert fenced.producer_epoch == 32_767
-    again = init(complete(fenced, now_ms=NOW_MS), None, new=9)
+    aborted = fenced(entry(S.ONGOING, epoch=32_766), version, new=9)
+    assert aborted.producer_epoch == 32_767
+    again = init(complete(aborted, now_ms=NOW_MS), None, new=9)
     assert isinstance(again, Persist)
-    assert (again.entry.producer_id, again.entry.producer_epoch) == (9, 0)
+    assert (again.entry.producer_id, again.entry.producer_epoch) == ((9, 0) if version == 0 else (9, 1))
+
+
+@pytest.mark.behaviour("T8")
+@pytest.mark.parametrize("epoch", [32_766, 32_767])
+def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer_id(epoch: int) -> None:
+    """Older versions let it go on at 32767, where nothing could fence it any more."""
+    known = entry(S.ONGOING, epoch=epoch, client_version=2)
+    assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
+    aborted = fenced(known, 2, new=9)
+    assert (aborted.producer_epoch, aborted.next_producer_id) == (32_767, 9)
+    assert refused_with(init(aborted, Identity(7, epoch), version=2)) is ConcurrentTransactions
+    done = complete(aborted, now_ms=NOW_MS)
+    assert (done.producer_id, done.producer_epoch) == (9, 0)
+    assert refused_with(decide_add(done, Identity(7, epoch), [AT], now_ms=NOW_MS)) is InvalidProducerIdMapping
+    if epoch == 32_766:
+        verdict = init(done, Identity(7, epoch), version=2)
+        assert isinstance(verdict, Persist)
+        assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
+
+
+def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_producer_id() -> None:
+    known = entry(S.ONGOING, epoch=32_766, client_version=2)
+    assert init(known, None, version=2) == NeedsProducerId()
+    verdict = init(known, None, new=9, version=2)
+    assert isinstance(verdict, FenceFirst)
+    assert (verdict.entry.producer_epoch, verdict.entry.next_producer_id) == (32_767, 9)
+
+
+def test_no_client_gets_the_highest_epoch() -> None:
+    """The state is one that 0.4.1 left: epoch 32767 after a time-out, and a client that asks again."""
+    known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
+    assert init(known, Identity(7, 32_766)) == NeedsProducerId()
+    verdict = init(known, Identity(7, 32_766), new=9)
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
+
+
+@pytest.mark.parametrize("epoch", [32_766, 32_767])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_the_end_at_the_last_epochs_may_be_asked_for_again(epoch: int, is_commit: bool) -> None:
+    known, who = entry(S.ONGOING, epoch=epoch, client_version=2), Identity(7, epoch)
+    verdict = end(known, who, is_commit, 2, new=9)
+    assert isinstance(verdict, Persist)
+    assert refused_with(end(verdict.entry, who, is_commit, 2)) is ConcurrentTransactions
+    done = complete(verdict.entry, now_ms=NOW_MS)
+    assert outcome(end(done, who, is_commit, 2)) is Unchanged
+    assert refused_with(end(done, who, not is_commit, 2)) is InvalidTxnState
 
 
 @pytest.mark.behaviour("T9")

@@ -103,6 +103,10 @@ class Admission:
             except BrokerError as error:
                 raise self._translated(error) from None
 
+    def begins_epoch(self, at: TopicPartition) -> bool:
+        """True when the partition's batch begins a transaction with an epoch of its own there."""
+        return self._dialect.adds and at in self._outside
+
     def _add(self) -> None:
         for who in set(self._outside.values()):
             partitions = [at for at, owner in self._outside.items() if owner == who]

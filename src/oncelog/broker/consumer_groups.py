@@ -19,8 +19,8 @@ from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicI
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
-_MAX_CATALOGUES = 1000
-"""Remembered catalogues, each of one set of names and patterns."""
+_MAX_CATALOGUED = 100_000
+"""Topics in all remembered catalogues together, each counted once more for the catalogue itself."""
 RETRY_MS = 1000
 """How long after its records could not be stored a group's deadlines are looked at again."""
 
@@ -36,6 +36,7 @@ class ConsumerGroups:
         self.patterns = TopicPatterns(node.log_manager.chores)
         self._max_patterns = 100
         self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
+        self._catalogued = 0
         self._catalogues_of = (-1, -1)
         """Revisions of the topics and of the patterns that `_catalogues` were made of."""
 
@@ -76,6 +77,7 @@ class ConsumerGroups:
             patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
             self._catalogues_of = (topics.revision, patterns.revision)
             self._catalogues.clear()
+            self._catalogued = 0
         key = names, regexes
         if key not in self._catalogues:
             wanted = set(names).union(*map(patterns.find, sorted(regexes)))
@@ -83,8 +85,10 @@ class ConsumerGroups:
             made = {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
             if self._catalogues_of != (topics.revision, patterns.revision):
                 return made  # a pattern was resolved meanwhile, perhaps one that `find` was asked before
-            if len(self._catalogues) >= _MAX_CATALOGUES:
+            self._catalogued += len(made) + 1
+            if self._catalogued > _MAX_CATALOGUED:
                 self._catalogues.clear()
+                self._catalogued = len(made) + 1
             self._catalogues[key] = made
         return self._catalogues[key]
 

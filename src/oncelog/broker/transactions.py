@@ -221,8 +221,17 @@ class TransactionCoordinator:
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
         for entry in [entry for entry in self._entries.values() if is_timed_out(entry, now_ms)]:
-            with suppress(NotCoordinator):  # the log failed: it is decided anew next time
-                self._end(fence(entry, server_version=self.version, now_ms=now_ms), now_ms)
+            # The log failed, or no producer id could be reserved: it is decided anew next time.
+            with suppress(NotCoordinator, CoordinatorLoadInProgress):
+                self._end(self._fenced(entry, now_ms), now_ms)
+
+    def _fenced(self, entry: TransactionEntry, now_ms: int) -> TransactionEntry:
+        fenced = fence(entry, server_version=self.version, new_producer_id=None, now_ms=now_ms)
+        if isinstance(fenced, NeedsProducerId):
+            new_id = self._new_producer_id()
+            fenced = fence(entry, server_version=self.version, new_producer_id=new_id, now_ms=now_ms)
+        assert not isinstance(fenced, NeedsProducerId)
+        return fenced
 
     def retry_markers(self, now_ms: int) -> None:
         """Try again what could not be made durable, and markers that could not be written."""

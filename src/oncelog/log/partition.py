@@ -69,13 +69,19 @@ class Partition(CompactedStore):
     """The log of one topic partition on this node, which leads it and is its only replica."""
 
     def append(
-        self, records: memoryview, *, origin: Origin, now_ms: int, header: BatchHeader | None = None
+        self,
+        records: memoryview,
+        *,
+        origin: Origin,
+        now_ms: int,
+        header: BatchHeader | None = None,
+        begins_epoch: bool = False,
     ) -> Appended:
         """Store the one batch in `records`, stamped in place if writable; what follows it is ignored.
 
-        `header`: as read from these records, if the caller has done so. A repetition of a remembered
-        batch is not stored again. Raises a BrokerError and stores nothing: what `check_batch` and the
-        append rule refuse, KafkaStorageError when the disk fails.
+        `header`: as read from these records, if the caller has done so. `begins_epoch`: see the append rule.
+        A repetition of a remembered batch is not stored again. Raises a BrokerError and stores nothing: what
+        `check_batch` and the append rule refuse, KafkaStorageError when the disk fails.
         """
         if header is None:
             header = read_header(records)
@@ -96,7 +102,7 @@ class Partition(CompactedStore):
         if producer_id is None:
             base_offset = self._write(records, header, now_ms)
         else:
-            verdict = self._judge(header, origin, now_ms)
+            verdict = self._judge(header, origin, now_ms, begins_epoch)
             if isinstance(verdict, Duplicate):
                 return Appended(*verdict, self._log_start_offset, True)
             base_offset = self._write(records, header, now_ms)
@@ -106,12 +112,21 @@ class Partition(CompactedStore):
         appended = (base_offset, last_offset, append_time_ms, self._log_start_offset, False)
         return tuple.__new__(Appended, appended)
 
-    def _judge(self, header: BatchHeader, origin: Origin, now_ms: int) -> Store | Duplicate:
+    def _judge(
+        self, header: BatchHeader, origin: Origin, now_ms: int, begins_epoch: bool
+    ) -> Store | Duplicate:
         batch = produced_batch(header)
         if self.config.timestamp_type is _LOG_APPEND_TIME:
             batch = batch._replace(max_timestamp_ms=now_ms)
         entry = self._producers.table.get(batch.producer_id)
-        verdict = decide_append(entry, batch, origin, base_offset=self._log_end_offset, now_ms=now_ms)
+        verdict = decide_append(
+            entry,
+            batch,
+            origin,
+            base_offset=self._log_end_offset,
+            now_ms=now_ms,
+            begins_epoch=begins_epoch,
+        )
         if isinstance(verdict, Refuse):
             raise verdict.error(f"{self.topic_partition}: {verdict.reason}")
         return verdict

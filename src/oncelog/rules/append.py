@@ -4,12 +4,15 @@ Given what the partition remembers about the producer id, in this order:
 
     same epoch, first and last sequence equal to a remembered batch   Duplicate
     epoch lower than the remembered one                               Refuse INVALID_PRODUCER_EPOCH
-    epoch unknown (the id has no entry)                               any sequence is stored
+    epoch unknown (the id has no entry)                               any sequence is stored, but sequence 0
+                                                                      with an epoch per transaction
     epoch higher                                                      sequence 0, else Refuse OUT_OF_ORDER
     epoch equal                                                       next sequence, else Refuse OUT_OF_ORDER
     not transactional while the id has a transaction open here        Refuse INVALID_TXN_STATE
     else                                                              Store
 
+With an epoch per transaction (KIP-890) a transaction begins with sequence 0 in each partition. A batch that
+overtook its predecessor is therefore refused, and both come again in order.
 A coordinator's batches carry no sequences: only the epoch is checked. A replayed batch is already in
 the log, so nothing is refused.
 Source: rows I6, I7, I8, I14, I15; Kafka's UnifiedLog.analyzeAndValidateProducerState, ProducerAppendInfo.
@@ -117,9 +120,18 @@ class Refuse(NamedTuple):
 
 
 def decide_append(
-    entry: ProducerEntry | None, batch: ProducedBatch, origin: Origin, *, base_offset: int, now_ms: int
+    entry: ProducerEntry | None,
+    batch: ProducedBatch,
+    origin: Origin,
+    *,
+    base_offset: int,
+    now_ms: int,
+    begins_epoch: bool = False,
 ) -> Store | Duplicate | Refuse:
-    """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here."""
+    """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here.
+
+    `begins_epoch`: the batch is the first of a transaction with an epoch of its own in this partition.
+    """
     if entry is not None and origin is _CLIENT and _is_plain_next(entry, batch):
         # The main road, and no remembered batch is passed by: one that is next after the newest cannot
         # equal one of the five, whose sequences would have to go round all 2^31 of them.
@@ -141,6 +153,12 @@ def decide_append(
             )
         if refusal is not None:
             return refusal
+    if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
+        return Refuse(
+            OutOfOrderSequenceNumber,
+            f"producer id {batch.producer_id} epoch {batch.producer_epoch} begins its transaction here with"
+            f" sequence {batch.base_sequence}; the batch with 0 must come first",
+        )
     return Store(_successor(entry, batch, base_offset, now_ms))
 
 

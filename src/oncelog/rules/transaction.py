@@ -12,7 +12,8 @@ in the log is the decision; markers, and Complete* behind them, only carry it ou
 
 Clients end transactions in two ways. Classic (EndTxn up to version 4): the epoch stays. With an epoch per
 transaction (KIP-890, EndTxn 5, `transaction.version` 2): every end raises it, so that a late request of an
-ended transaction is fenced.
+ended transaction is fenced. Before epochs run out, the end gives the transactional id another producer id:
+the marker carries epoch 32767, which no client ever gets, and the next transaction begins with epoch 0.
 Source: rows T3, T4, T8, T9, T13; Kafka's TransactionCoordinator, TransactionMetadata.
 """
 
@@ -93,7 +94,8 @@ def decide_init(
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING:
-        return FenceFirst(fence(entry, server_version=server_version, now_ms=now_ms))
+        fenced = fence(entry, server_version=server_version, new_producer_id=new_producer_id, now_ms=now_ms)
+        return fenced if isinstance(fenced, NeedsProducerId) else FenceFirst(fenced)
     fresh = entry._replace(
         timeout_ms=timeout_ms,
         state=TransactionState.EMPTY,
@@ -104,7 +106,10 @@ def decide_init(
         next_producer_id=NO_ID,
         client_version=0,
     )
-    if entry.is_exhausted and (given is None or given.producer_epoch == entry.producer_epoch):
+    is_next = given is None or given.producer_epoch == entry.producer_epoch
+    # Older versions gave epoch 32767 to a client that asked again for the answer it lost.
+    is_beyond = entry.producer_epoch == MAX_EPOCH
+    if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, given))):
         if new_producer_id is None:
             return _NEEDS_PRODUCER_ID
         last_epoch = NO_EPOCH if given is None else entry.producer_epoch
@@ -122,9 +127,14 @@ def _raise_epoch(
         return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH))
     if epoch == NO_EPOCH or given.producer_epoch == epoch:
         return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=epoch))
-    if given.producer_epoch == entry.last_producer_epoch:
-        return Persist(fresh)  # its answer was lost
+    if _is_repeated(entry, given):
+        return Persist(fresh)
     return _fenced(entry, given.producer_epoch)
+
+
+def _is_repeated(entry: TransactionEntry, given: Identity | None) -> bool:
+    """True when the client asks again, for the answer was lost."""
+    return given is not None and NO_EPOCH != given.producer_epoch == entry.last_producer_epoch
 
 
 def _may_be_producer(entry: TransactionEntry, given: Identity) -> bool:
@@ -226,13 +236,15 @@ def _decide_end_with_epoch(
         return _unknown(who)
     has_rotated = (
         entry.previous_producer_id == who.producer_id
-        and who.producer_epoch == EXHAUSTED_EPOCH
+        and who.producer_epoch >= EXHAUSTED_EPOCH
         and entry.producer_epoch == 0
     )
     if entry.producer_id != who.producer_id and not has_rotated:
         return _unknown(who)
     is_current = entry.producer_epoch == who.producer_epoch and not has_rotated
     is_again = entry.producer_epoch == who.producer_epoch + 1 or has_rotated
+    if entry.state.is_prepared and is_current and entry.next_producer_id != NO_ID:
+        is_again = True  # it was at epoch 32767, which older versions gave to clients
     is_prepared, is_ongoing = entry.state.is_prepared, entry.state is TransactionState.ONGOING
     if is_prepared:
         may_speak = is_again and not has_rotated
@@ -280,14 +292,21 @@ def _prepared(
     )
 
 
-def fence(entry: TransactionEntry, *, server_version: int, now_ms: int) -> TransactionEntry:
+def fence(
+    entry: TransactionEntry, *, server_version: int, new_producer_id: int | None, now_ms: int
+) -> TransactionEntry | NeedsProducerId:
     """An open transaction's abort without its producer, which its raised epoch shuts out.
 
     For a new instance of the transactional id, and for a transaction past its timeout. With an epoch per
-    transaction the producer may ask for its next one, as after an end whose answer it lost.
+    transaction the producer may ask for its next one, as after an end whose answer it lost; with the last
+    epoch of its producer id that is epoch 0 of `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
-        return _prepared(entry, False, server_version, NO_ID, now_ms)
+        if not entry.is_exhausted:
+            return _prepared(entry, False, server_version, NO_ID, now_ms)
+        if new_producer_id is None:
+            return _NEEDS_PRODUCER_ID
+        return _prepared(entry, False, server_version, new_producer_id, now_ms)
     epoch = min(entry.producer_epoch + 1, MAX_EPOCH)
     fenced = entry._replace(producer_epoch=epoch, last_producer_epoch=NO_EPOCH)
     return _prepared(fenced, False, server_version, NO_ID, now_ms)

@@ -134,10 +134,14 @@ class _Produce:
             raise NotEnoughReplicas(
                 f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
             )
+        begins_epoch = False
         if self.admission is not None and _is_transactional(batch):
             self.admission.check(at)
+            begins_epoch = self.admission.begins_epoch(at)
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
-        appended = partition.append(batch, origin=Origin.CLIENT, now_ms=self.now_ms)
+        appended = partition.append(
+            batch, origin=Origin.CLIENT, now_ms=self.now_ms, begins_epoch=begins_epoch
+        )
         put_append(result, appended)
         self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
