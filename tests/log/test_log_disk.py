@@ -312,9 +312,10 @@ def test_failing_reads_and_deletes_are_storage_errors() -> None:
     partition = open_partition(disk, SMALL)
     for number in range(9):
         put(partition, batch(number))
-    disk.errors = {("remove", ".log"): errno.EIO}
-    with pytest.raises(KafkaStorageError):
-        partition.delete_records(7, NOW_MS)
+    for failing in (("rename", ".log"), ("remove", ".deleted")):
+        disk.errors = {failing: errno.EIO}
+        with pytest.raises(KafkaStorageError):
+            partition.delete_records(7, NOW_MS)
     partition.abandon()
     with pytest.raises(KafkaStorageError):
         partition.read(8, 100)

@@ -9,6 +9,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from oncelog.edge import machine
@@ -207,6 +208,9 @@ class RealDisk:
     def volume(self) -> tuple[int, int]:
         found = os.statvfs(self.root)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def mutex(self) -> AbstractContextManager[object]:
+        return threading.Lock()
 
     def lock(self, path: str) -> RealLock:
         fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)

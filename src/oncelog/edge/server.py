@@ -184,7 +184,7 @@ class Server:
     def _flushed(self, partition: Partition, done: asyncio.Future[None]) -> None:
         del self._flushing[done]
         error = None if done.cancelled() else done.exception()
-        if error is not None:
+        if error is not None and not partition.is_closed:
             log_event("error", "flush failed", partition=partition.topic_partition, error=error)
         self.node.flushes.finished(partition, error if isinstance(error, Exception) else None)
         self.after_round(self.clock.now_ms())

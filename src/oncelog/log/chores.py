@@ -7,8 +7,11 @@ thread. Without a driver a chore runs to its end in `add`, as tests and the simu
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Generator
+
+from oncelog.log.disk import PartitionClosed
 
 Job = Callable[[], None]
 Chore = Generator[Job | None, None, None]
@@ -39,13 +42,15 @@ class Chores:
     def step(self) -> Job | None:
         """One step of the chore whose turn it is; a job must be run before the next call.
 
-        Raises what the chore raised, which is over then.
+        Raises what the chore raised, which is over then. A chore of a partition that was closed just ends.
         """
         chore, error = self._waiting.popleft(), self._error
         self._error = None
+        if inspect.getgeneratorstate(chore) == inspect.GEN_CLOSED:
+            return None  # given up while its job ran, which may have met files that were closed
         try:
             job = next(chore) if error is None else chore.throw(error)
-        except StopIteration:
+        except (StopIteration, PartitionClosed):
             return None
         # Nothing comes between a job and the step that follows it.
         if job is None:

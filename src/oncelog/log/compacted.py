@@ -80,6 +80,8 @@ class CompactedStore(PartitionStore):
         """Forget what newer records of the same keys have replaced. Raises KafkaStorageError."""
         self._check_online()
         sources = [each for each in self._segments if each.base_offset < dirty.end_offset]
+        if self._is_closed or not sources:
+            return  # closed, or its records were deleted, since `dirty_range`
         compaction = Compaction(
             self,
             self._disk,

@@ -7,6 +7,7 @@ or broken does so with errno ENOSPC or EIO.
 from __future__ import annotations
 
 import errno
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -14,6 +15,10 @@ Buffer = bytes | bytearray | memoryview
 
 class SyncFailed(OSError):
     """What was written before may be lost, though it can still be read: a later sync proves nothing."""
+
+
+class PartitionClosed(OSError):
+    """A partition's directory is not its own any more: deferred work that still comes to it has no effect."""
 
 
 class File(Protocol):
@@ -99,6 +104,10 @@ class Disk(Protocol):
 
     def volume(self) -> tuple[int, int]:
         """(total bytes, bytes that may still be written) of what holds the directory."""
+        ...
+
+    def mutex(self) -> AbstractContextManager[object]:
+        """Return a new lock between the threads that use this disk, to be held for moments."""
         ...
 
     def lock(self, path: str) -> DiskLock:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oncelog.errors import StorageError
+from oncelog.log.chores import Job
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
+from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.scan import BadBatch, FoundBatch, find_behind, scan
 from oncelog.wire.batch import BatchHeader
 
@@ -352,12 +354,16 @@ class Segment:
         """
         if self._is_removed:
             return  # by the retention of the thread that appends, while this one began to flush
-        if self.transactions.is_unsynced:
-            self.transactions.sync()
-        self.file.sync()
-        if not is_active:
-            self.index.write_pending(sync=True)
-            self.times.write_pending(sync=True)
+        try:
+            if self.transactions.is_unsynced:
+                self.transactions.sync()
+            self.file.sync()
+            if not is_active:
+                self.index.write_pending(sync=True)
+                self.times.write_pending(sync=True)
+        except FileNotFoundError:
+            if not self._is_removed:
+                raise
 
     def cut(self, position: int) -> None:
         """Drop everything from a position on (a torn tail)."""
@@ -366,6 +372,23 @@ class Segment:
 
     def close(self) -> None:
         self.file.close()
+
+    def drop(self, disk: PartitionDisk) -> Job:
+        """Give the files up; return what closes and deletes them, at any time. Raises OSError.
+
+        The log is renamed first: indexes without a log are swept at start.
+        """
+        remove = disk.drop(self._path(suffix) for suffix in SUFFIXES if self._may_have(suffix))
+        self._is_removed = True
+
+        def close_and_remove() -> None:
+            self.file.close()
+            remove()
+
+        return close_and_remove
+
+    def _may_have(self, suffix: str) -> bool:
+        return suffix != TXN_SUFFIX or len(self.transactions) > 0
 
     def remove(self) -> None:
         """Close and delete every file. The log goes first: indexes without a log are swept at start."""

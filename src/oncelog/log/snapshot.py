@@ -202,9 +202,12 @@ class _SealedFile:
         self._position += len(data)
         self.crc = crc32c.crc32c(data, self.crc)
 
-    def finish(self) -> None:
-        """Seal, sync and close it; the caller then gives it its name."""
+    def seal(self) -> None:
+        """Write what comes before the content, now that its checksum is known."""
         self._file.pwrite(_HEAD.pack(_VERSION, self.crc), 0)
+
+    def finish(self) -> None:
+        """Sync and close it, unless it was closed; the caller then gives it its name. Safe in a thread."""
         self._file.sync()
         self._file.close()
 
@@ -262,6 +265,8 @@ class Snapshots:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image)
             for file in files:
+                # Not in the thread: `discard` may close the file meanwhile, and another get its descriptor.
+                file.seal()
                 yield file.finish
             for path in paths:
                 self._disk.rename(path + _UNFINISHED, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.checkpoint import (
@@ -18,10 +18,11 @@ from oncelog.log.checkpoint import (
     read_partition_metadata,
     write_partition_metadata,
 )
-from oncelog.log.chores import Chore, Chores, run
+from oncelog.log.chores import Chore, Chores, Job, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, SyncFailed, explain, sync_file
 from oncelog.log.epochs import LeaderEpochs
+from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.reading import Place
 from oncelog.log.recovery import OpenAs, Recovered, recover
 from oncelog.log.segment import Segment
@@ -36,6 +37,13 @@ _SNAPSHOT_EVERY_BYTES = 64 << 20
 _LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
 
+class _Dropped(NamedTuple):
+    """A segment that is out of the list; `remove` deletes its files, whatever became of their directory."""
+
+    end_offset: int
+    remove: Job
+
+
 class PartitionStore:
     """Segments, offsets, leader epochs and producer snapshots of one directory.
 
@@ -44,7 +52,7 @@ class PartitionStore:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: PartitionDisk,
         directory: str,
         topic_partition: TopicPartition,
         config: LogConfig,
@@ -103,7 +111,7 @@ class PartitionStore:
         `chores` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
         """
-        chores = Chores() if chores is None else chores
+        disk, chores = PartitionDisk(disk), Chores() if chores is None else chores
         how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms, chores)
         is_new = not disk.exists(directory)
         try:
@@ -201,6 +209,11 @@ class PartitionStore:
     def is_offline(self) -> bool:
         """Whether a sync failed, so that nothing more is taken until the partition is opened again."""
         return self._failure is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed or deleted; then nothing here changes a file any more."""
+        return self._is_closed
 
     @property
     def is_flush_due(self) -> bool:
@@ -317,17 +330,24 @@ class PartitionStore:
         known = self._producers.snapshot_offset
         return known is not None and known >= dead[-1].end_offset
 
-    def _drop_dead(self) -> list[Segment]:
-        """Take out of the list what nobody needs any more; its files are for `_remove`."""
+    def _drop_dead(self) -> list[_Dropped]:
+        """Take segments that are not needed any more out of the list; their files are for `_remove`."""
         dead = self._dead_segments()
         if not dead or not self._is_safe_without(dead) or self._is_swapping:
             return []
-        for _ in dead:
-            self._segments.drop_first()
+        dropped: list[_Dropped] = []
+        try:
+            for segment in dead:
+                dropped.append(_Dropped(segment.end_offset, segment.drop(self._disk)))
+                self._segments.drop_first()
+        except OSError:
+            if not dropped:
+                raise
+            # The next round of retention meets the others again.
         self._places.clear()
-        return dead
+        return dropped
 
-    def _remove(self, dropped: list[Segment]) -> Chore:
+    def _remove(self, dropped: list[_Dropped]) -> Chore:
         for segment in dropped:
             yield segment.remove
         if dropped:
@@ -340,6 +360,7 @@ class PartitionStore:
         sync appends are refused until a restart, for the system may have dropped what it could not write.
         """
         self._check_online()
+        self._check_open()
         end_offset = self._log_end_offset
         segments = self._segments.from_offset(self._recovery_point)
         try:
@@ -358,7 +379,13 @@ class PartitionStore:
         except OSError as error:
             self._is_directory_dirty = True
             raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
+        # Files that were closed meanwhile were not synced.
+        self._check_open()
         self._recovery_point = max(self._recovery_point, end_offset)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
         """Snapshot producer state if much was appended since the last one, so that recovery stays short."""
@@ -398,14 +425,8 @@ class PartitionStore:
         self._producers.abandon()
         for segment in self._segments:
             segment.close()
-
-    def delete(self) -> None:
-        """Close and remove the directory. Raises KafkaStorageError."""
-        self.abandon()
-        try:
-            self._disk.remove_tree(self._directory)
-        except OSError as error:
-            raise KafkaStorageError(f"{self._disk.describe(self._directory)}: {error}") from error
+        # Last, for the above may remove unfinished files. From here on deferred work has no effect.
+        self._disk.close()
 
 
 def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:

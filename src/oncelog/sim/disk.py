@@ -10,6 +10,7 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from random import Random
 
@@ -252,6 +253,9 @@ class MemoryDisk:
     def volume(self) -> tuple[int, int]:
         total = self.capacity_bytes if self.capacity_bytes is not None else 1 << 40
         return total, max(total - self.used_bytes(), 0)
+
+    def mutex(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def lock(self, path: str) -> MemoryLock:
         if path in self._locks:

@@ -1,0 +1,388 @@
+"""Deferred work that goes by path, while partitions are deleted, created again, trimmed and compacted."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers_log import NOW_MS, TP, batch, config, marker, put, put_marker, read_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import KafkaStorageError
+from oncelog.log.chores import Job
+from oncelog.log.disk import Disk
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.log.partition_disk import PartitionDisk
+from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Isolation
+from oncelog.wire.batch import iter_batches
+from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.records import decode_records
+
+SETTINGS: dict[str, Any] = {"cleanup_policy": "compact", "segment_bytes": 500, "index_interval_bytes": 80}
+PATH_CALLS = ("open", "rename", "remove", "list", "exists", "read", "sync_directory")
+_uuids = itertools.count(1)
+
+
+def topic_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+class Driven:
+    """A data directory whose deferred work waits until it is stepped; jobs run when the test says so."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.incarnation = 1
+        self.job: Job | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.manager = LogManager.open(
+            self.disk, node_id=1, new_uuid=lambda: topic_id(next(_uuids)), now_ms=NOW_MS
+        )
+        self.manager.chores.on_added = lambda: None
+        self.partition = self.open()
+
+    def open(self) -> Partition:
+        return self.manager.open_partition(TP, config(**SETTINGS), topic_id(self.incarnation), NOW_MS)
+
+    def recreate(self) -> None:
+        self.manager.delete_partitions([TP])
+        self.incarnation += 1
+        self.partition = self.open()
+
+    def step(self) -> None:
+        """One step of deferred work; a job it wants done is kept."""
+        if self.manager.chores and self.job is None:
+            self.job = self.manager.chores.step()
+
+    def run_job(self) -> None:
+        job, self.job = self.job, None
+        if job is not None:
+            try:
+                job()
+            except Exception as error:
+                self.manager.chores.failed(error)
+
+    def finish(self) -> None:
+        self.run_job()
+        while self.manager.chores:
+            self.step()
+            self.run_job()
+
+    def until_job(self, name: str) -> None:
+        """Run deferred work up to the job of that name, which then waits."""
+        while self.manager.chores:
+            self.step()
+            if self.job is not None and _name_of(self.job) == name:
+                return
+            self.run_job()
+        raise AssertionError(f"no job {name}")
+
+    def stop(self) -> None:
+        """Stop cleanly: as the broker does, a job in its thread is waited for."""
+        self.run_job()
+        self.manager.chores.on_added = None
+        self.manager.close(NOW_MS)
+
+
+def _name_of(job: Job) -> str:
+    return str(getattr(getattr(job, "func", job), "__name__", ""))
+
+
+def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value) of what a read_committed reader sees."""
+    upper = partition.last_stable_offset
+    aborted = partition.aborted_transactions(partition.log_start_offset, upper)
+    seen = VisibilityFilter(Isolation.READ_COMMITTED, [(a.producer_id, a.first_offset) for a in aborted])
+    data, rows = memoryview(read_all(partition)), []
+    for position, header in iter_batches(data):
+        whole = data[position : position + header.size_bytes]
+        record = decode_control(whole, verify=True) if header.is_control else None
+        is_abort = record is not None and record.type is ControlType.ABORT
+        if seen.decide(header, is_abort_marker=is_abort) is Verdict.DELIVER:
+            rows += [(r.offset, r.key, r.value) for r in decode_records(whole)]
+    return [row for row in rows if row[0] >= partition.log_start_offset]
+
+
+@contextmanager
+def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Do something just before the partition's disk is called by path for the `number`-th time."""
+    left = [number]
+
+    def hooked(name: str) -> Callable[..., Any]:
+        original = getattr(PartitionDisk, name)
+
+        def call(self: PartitionDisk, *args: Any, **how: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                act()
+            return original(self, *args, **how)
+
+        return call
+
+    patches = [patch.object(PartitionDisk, name, hooked(name)) for name in PATH_CALLS]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+class DeferredMachine(RuleBasedStateMachine):
+    """`rows` is what a read_committed reader of the present topic must be able to see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = Driven(self.new_disk())
+        self.flushes: list[Callable[[], None]] = []
+        self.number = 0
+        self.forget()
+
+    def new_disk(self) -> Disk:
+        return MemoryDisk()
+
+    def forget(self) -> None:
+        self.rows: list[tuple[int, bytes, bytes]] = []
+        self.sequence = 0
+
+    @property
+    def partition(self) -> Partition:
+        return self.world.partition
+
+    @rule(key=st.integers(0, 3), count=st.integers(1, 4))
+    def append(self, key: int, count: int) -> None:
+        for _ in range(count):
+            name, value = b"k%d" % key, self.value()
+            self.rows.append((put(self.partition, batch(key=name, value=value)).base_offset, name, value))
+
+    @rule(key=st.integers(0, 3), commit=st.booleans())
+    def transaction(self, key: int, commit: bool) -> None:
+        name, value = b"k%d" % key, self.value()
+        data = batch(self.sequence, pid=7, key=name, value=value, is_transactional=True)
+        self.sequence += 1
+        offset = put(self.partition, data).base_offset
+        put_marker(self.partition, marker(7, commit=commit))
+        if commit:
+            self.rows.append((offset, name, value))
+
+    def value(self) -> bytes:
+        self.number += 1
+        return b"%d" % self.number + bytes(40)
+
+    @rule()
+    def flush(self) -> None:
+        self.partition.flush()
+
+    @rule()
+    def flush_later(self) -> None:
+        self.flushes.append(self.partition.flush)
+
+    @precondition(lambda self: self.flushes)
+    @rule()
+    def flush_in_a_slow_thread(self) -> None:
+        with suppress(KafkaStorageError):
+            self.flushes.pop(0)()
+
+    @precondition(lambda self: self.flushes)
+    @rule(number=st.integers(1, 12))
+    def recreate_amid_a_flush(self, number: int) -> None:
+        with before_path_call(number, self.recreate), suppress(KafkaStorageError):
+            self.flushes.pop(0)()
+
+    @rule(back=st.integers(0, 10))
+    def delete_records(self, back: int) -> None:
+        with suppress(KafkaStorageError):
+            offset = max(self.partition.log_end_offset - back, self.partition.log_start_offset)
+            self.partition.delete_records(offset, NOW_MS)
+
+    @rule()
+    def recreate(self) -> None:
+        self.world.recreate()
+        self.forget()
+
+    @rule()
+    def compact(self) -> None:
+        self.partition.flush()
+        self.world.manager.write_checkpoints()
+        self.world.manager.compact(NOW_MS)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.world.step()
+
+    @rule(count=st.integers(1, 12))
+    def step_and_run(self, count: int) -> None:
+        for _ in range(count):
+            self.world.run_job()
+            self.world.step()
+
+    @rule()
+    def run_job(self) -> None:
+        self.world.run_job()
+
+    @precondition(lambda self: self.world.job is not None)
+    @rule(number=st.integers(1, 12))
+    def recreate_amid_a_job(self, number: int) -> None:
+        with before_path_call(number, self.recreate):
+            self.world.run_job()
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        if clean:
+            self.world.stop()
+        else:
+            self.world.manager.release()
+        self.world.job = None
+        self.flushes.clear()
+        self.world.start()
+        assert self.partition.recovery_reports == []
+
+    @invariant()
+    def readers_find_the_newest_of_each_key(self) -> None:
+        start = self.partition.log_start_offset
+        expected = {key: (offset, value) for offset, key, value in self.rows if offset >= start}
+        assert {key: (offset, value) for offset, key, value in committed(self.partition)} == expected
+
+    def teardown(self) -> None:
+        self.restart(clean=True)
+        self.readers_find_the_newest_of_each_key()
+        names = self.world.disk.list(str(TP))
+        assert not [name for name in names if name.endswith((".deleted", ".cleaned", ".swap", ".tmp"))]
+        self.world.manager.release()
+
+
+TestDeferredMachine = DeferredMachine.TestCase
+TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class RealDeferredMachine(DeferredMachine):
+    """The same on the real disk, whose files are opened when they are first used."""
+
+    def new_disk(self) -> Disk:
+        self.temporary = tempfile.TemporaryDirectory()
+        return RealDisk(self.temporary.name)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.temporary.cleanup()
+
+
+TestRealDeferredMachine = RealDeferredMachine.TestCase
+TestRealDeferredMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture
+def world(tmp_path: Any) -> Driven:
+    return Driven(RealDisk(tmp_path))
+
+
+def fill(partition: Partition, count: int = 30) -> None:
+    for number in range(count):
+        put(partition, batch(key=b"k%d" % (number % 2), value=b"old" + bytes(40)))
+
+
+def written_again(world: Driven) -> list[bytes]:
+    """Create the topic again and write to it."""
+    world.recreate()
+    for number in range(5):
+        data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
+        put(world.partition, data)
+    put_marker(world.partition, marker(9, commit=True))
+    world.partition.flush()
+    return [b"n%d" % number for number in range(5)]
+
+
+def keys_after_restart(world: Driven) -> list[bytes | None]:
+    world.finish()
+    world.stop()
+    world.start()
+    return [key for _, key, _ in committed(world.partition)]
+
+
+def test_queued_deletions_leave_a_topic_of_the_same_name_alone(world: Driven) -> None:
+    fill(world.partition)
+    world.finish()
+    world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
+    assert world.manager.chores, "deletions wait"
+    expected = written_again(world)
+    assert keys_after_restart(world) == expected
+
+
+@pytest.mark.parametrize("name", ["_make_swap", "_take_place"])
+def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
+    world: Driven, name: str
+) -> None:
+    fill(world.partition)
+    world.partition.flush()
+    world.manager.write_checkpoints()
+    world.finish()
+    world.manager.compact(NOW_MS)
+    world.until_job(name)
+    expected = written_again(world)
+    assert keys_after_restart(world) == expected
+
+
+def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(world: Driven) -> None:
+    """It wrote the old topic's aborted transactions, which hid committed records of the new one."""
+    put(world.partition, batch(0, pid=9, value=b"old", is_transactional=True))
+    put_marker(world.partition, marker(9, commit=False))
+    flush = world.partition.flush
+    expected = written_again(world)
+    with pytest.raises(KafkaStorageError, match="was closed or deleted"):
+        flush()
+    assert keys_after_restart(world) == expected
+
+
+@pytest.mark.parametrize("what", ["flush", "job"])
+def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: str) -> None:
+    """A thread that looked up one path of the old topic must not find the new one's by the next."""
+    acts = 0
+    for number in itertools.count(1):
+        world = Driven(MemoryDisk())
+        put(world.partition, batch(0, pid=9, value=b"old", is_transactional=True))
+        put_marker(world.partition, marker(9, commit=False))
+        work: Callable[[], None] = world.partition.flush
+        if what == "job":
+            fill(world.partition)
+            world.partition.flush()
+            world.manager.write_checkpoints()
+            world.finish()
+            world.manager.compact(NOW_MS)
+            work = world.finish
+        expected: list[bytes] = []
+        again = partial(lambda world, expected: expected.extend(written_again(world)), world, expected)
+        with before_path_call(number, again), suppress(KafkaStorageError):
+            work()
+        if not expected:
+            break
+        acts += 1
+        assert keys_after_restart(world) == expected, number
+    assert acts > (2 if what == "flush" else 40)
+
+
+def test_dropped_files_are_out_of_the_way_at_once(world: Driven) -> None:
+    fill(world.partition)
+    world.finish()
+    world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
+    names = world.disk.list(str(TP))
+    assert len([name for name in names if name.endswith(".log")]) == 1
+    assert len({name for name in names if name.endswith(".deleted")}) > 6
+    world.manager.release()
+    world.start()
+    assert not [name for name in world.disk.list(str(TP)) if name.endswith(".deleted")]
