@@ -1,4 +1,4 @@
-"""A group coordinator without sockets, in virtual time: requests in, answers out, and what it remembers."""
+"""A group coordinator without sockets, in virtual time, and the requests that tests of groups need."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from oncelog.rules.group_member import GroupState
 from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.message import Message
+from oncelog.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    CreateTopicsRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+from oncelog.wire.stored import ConsumerProtocolSubscription
 
 NOW_MS = 1_700_000_000_000
 _CALM = (GroupState.EMPTY, GroupState.STABLE)
@@ -104,3 +112,49 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
     since_ms = None if members else group.state_since_ms
     protocol = (group.protocol_type, group.protocol_name)
     return group.generation_id, protocol, group.leader_id, group.static_members, since_ms, members
+
+
+def heartbeat(group: str, member: str, epoch: int = 0, **fields: Any) -> ConsumerGroupHeartbeatRequest:
+    first: dict[str, Any] = {
+        "rebalance_timeout_ms": 5_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
+    }
+    body = (first if epoch == 0 else {}) | fields
+    return ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch, **body)
+
+
+def join(group: str, member: str = "", **fields: Any) -> JoinGroupRequest:
+    subscription = ConsumerProtocolSubscription(topics=["t"]).to_bytes(0)
+    plain: dict[str, Any] = {
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 5_000,
+        "protocol_type": "consumer",
+        "protocols": [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)],
+    }
+    return JoinGroupRequest(group_id=group, member_id=member, **(plain | fields))
+
+
+def sync(group: str, member: str, generation: int, shares: dict[str, bytes]) -> SyncGroupRequest:
+    return SyncGroupRequest(
+        group_id=group,
+        generation_id=generation,
+        member_id=member,
+        assignments=[
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=share)
+            for each, share in shares.items()
+        ],
+    )
+
+
+def commit(group: str, offset: int, topic: str = "t", **fields: Any) -> OffsetCommitRequest:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(
+        partition_index=offset % 2, committed_offset=offset, committed_metadata="m"
+    )
+    asked = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])
+    return OffsetCommitRequest(group_id=group, topics=[asked], **fields)
+
+
+def create(name: str) -> CreateTopicsRequest:
+    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=2, replication_factor=1)
+    return CreateTopicsRequest(topics=[topic])

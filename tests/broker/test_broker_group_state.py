@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers_broker import RawClient, wait_until
-from helpers_group_node import GroupNode
+from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,67 +16,17 @@ from oncelog.broker.state_topic import StateTopic
 from oncelog.edge.broker import Broker
 from oncelog.wire.messages import (
     ConsumerGroupDescribeRequest,
-    ConsumerGroupHeartbeatRequest,
-    CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeGroupsRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
-    OffsetCommitRequest,
     OffsetDeleteRequest,
-    SyncGroupRequest,
 )
 from oncelog.wire.stored import ConsumerProtocolSubscription
 
 TOPICS = ("t", "u")
 MINUTE_MS = 60_000
-
-
-def heartbeat(group: str, member: str, epoch: int = 0, **fields: Any) -> ConsumerGroupHeartbeatRequest:
-    first: dict[str, Any] = {
-        "rebalance_timeout_ms": 5_000,
-        "subscribed_topic_names": ["t"],
-        "topic_partitions": [],
-    }
-    given_fields = (first if epoch == 0 else {}) | fields
-    return ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch, **given_fields)
-
-
-def join(group: str, member: str = "", **fields: Any) -> JoinGroupRequest:
-    subscription = ConsumerProtocolSubscription(topics=["t"]).to_bytes(0)
-    plain: dict[str, Any] = {
-        "session_timeout_ms": 10_000,
-        "rebalance_timeout_ms": 5_000,
-        "protocol_type": "consumer",
-        "protocols": [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)],
-    }
-    return JoinGroupRequest(group_id=group, member_id=member, **(plain | fields))
-
-
-def sync(group: str, member: str, generation: int, shares: dict[str, bytes]) -> SyncGroupRequest:
-    return SyncGroupRequest(
-        group_id=group,
-        generation_id=generation,
-        member_id=member,
-        assignments=[
-            SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=share)
-            for each, share in shares.items()
-        ],
-    )
-
-
-def commit(group: str, offset: int, topic: str = "t", **fields: Any) -> OffsetCommitRequest:
-    partition = OffsetCommitRequest.OffsetCommitRequestPartition(
-        partition_index=offset % 2, committed_offset=offset, committed_metadata="m"
-    )
-    asked = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[partition])
-    return OffsetCommitRequest(group_id=group, topics=[asked], **fields)
-
-
-def create(name: str) -> CreateTopicsRequest:
-    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=2, replication_factor=1)
-    return CreateTopicsRequest(topics=[topic])
 
 
 class Players:
