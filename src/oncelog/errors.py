@@ -79,6 +79,9 @@ class LoadRefused(OncelogError):
     """The files, the topic or the options are not those that the load began with; nothing was written."""
 
 
+MAX_MESSAGE_CHARACTERS = 1_000
+
+
 class BrokerError(OncelogError):
     """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
 
@@ -112,8 +115,11 @@ class BrokerError(OncelogError):
 
     @property
     def message(self) -> str:
-        """What went wrong, without the code's name: the `error_message` of an answer."""
-        return self.detail or self.hint
+        """What went wrong, without the code's name: the `error_message` of an answer.
+
+        It is cut after MAX_MESSAGE_CHARACTERS, since it may quote a client's names.
+        """
+        return (self.detail or self.hint)[:MAX_MESSAGE_CHARACTERS]
 
     def __str__(self) -> str:
         text = self.message

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch
+from helpers_broker import RawClient, batch, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.broker import quotas
-from oncelog.broker.quotas import FILE_NAME
+from oncelog.broker.node import Node
+from oncelog.broker.quotas import FILE_NAME, Quotas
 from oncelog.config import BROKER
+from oncelog.edge import server_connection, throttle
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
 from oncelog.rules.quotas import DEFAULT, Payer, QuotaEntity
 from oncelog.wire import messages as m
+from oncelog.wire.frames import encode_request
 
 ANONYMOUS = QuotaEntity(user="ANONYMOUS")
 RAW = QuotaEntity(client_id="raw")
@@ -253,3 +257,68 @@ def test_they_outlive_a_restart(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{}")
     with pytest.raises(StorageError, match=FILE_NAME):
         Broker(tmp_path).start()
+
+
+class WorkClock:
+    """A clock of the thread's work: reading a request takes 1, carrying it out 10, writing an answer 100."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.0
+        self.charged: list[float] = []
+        monkeypatch.setattr(throttle, "perf_counter", lambda: self.now)
+        decode, handle = m.ListGroupsRequest.decode, Node.handle
+        encode, encode_large = server_connection.encode_response, server_connection.encode_large_response
+
+        def worked(quotas: Quotas, payer: Payer | None, seconds: float, now_ms: int) -> None:
+            if payer is not None and payer.client_id == "raw":
+                self.charged.append(seconds)
+
+        def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+            def slow(*args: Any, **keywords: Any) -> Any:
+                self.now += seconds
+                return work(*args, **keywords)
+
+            return slow
+
+        monkeypatch.setattr(Quotas, "worked", worked)
+        monkeypatch.setattr(m.ListGroupsRequest, "decode", taking(1, decode))
+        monkeypatch.setattr(Node, "handle", taking(10, handle))
+        monkeypatch.setattr(server_connection, "encode_response", taking(100, encode))
+        monkeypatch.setattr(server_connection, "encode_large_response", taking(100, encode_large))
+
+    def total(self) -> float:
+        return sum(self.charged)
+
+
+@pytest.mark.behaviour("I29")
+def test_reading_carrying_out_and_writing_are_charged(
+    monkeypatch: pytest.MonkeyPatch, admin: Admin, raw: RawClient
+) -> None:
+    admin.alter_client_quotas({RAW: {"request_percentage": 1_000_000}})
+    clock = WorkClock(monkeypatch)
+    raw.ask(m.ListGroupsRequest(), 4)
+    wait_until(lambda: clock.total() == 111)
+
+
+@pytest.mark.behaviour("I29")
+def test_a_request_that_cannot_be_read_is_charged(
+    monkeypatch: pytest.MonkeyPatch, admin: Admin, raw: RawClient
+) -> None:
+    admin.alter_client_quotas({RAW: {"request_percentage": 1_000_000}})
+    clock = WorkClock(monkeypatch)
+    frame = encode_request(m.ListGroupsRequest(), 4, 1, "raw")[4:-1]  # its last byte is missing
+    raw.socket.sendall(len(frame).to_bytes(4, "big") + frame)
+    assert raw.is_closed()
+    assert clock.total() == 1
+
+
+@pytest.mark.behaviour("I29")
+def test_an_answer_that_comes_later_is_charged(
+    monkeypatch: pytest.MonkeyPatch, limited: Broker, admin: Admin, raw: RawClient
+) -> None:
+    raw.create_topic("t")
+    admin.alter_client_quotas({RAW: {"request_percentage": 1_000_000}})
+    clock = WorkClock(monkeypatch)
+    fetch(raw, "t", max_wait_ms=300, min_bytes=1)
+    wait_until(lambda: clock.total() >= 110)
+    assert clock.total() == 110

@@ -110,6 +110,28 @@ def test_the_table_finds_what_a_scan_finds(acls: list[Acl], name: str, operation
     assert is_allowed(found, "User:a", "h", operation) == is_allowed(scanned, "User:a", "h", operation)
 
 
+@given(st.lists(any_acl, max_size=8, unique=True), names, st.data())
+def test_what_is_left_after_a_removal_is_found_as_before(
+    acls: list[Acl], name: str, data: st.DataObject
+) -> None:
+    table = AclTable(acls)
+    gone = data.draw(st.lists(st.sampled_from(acls), unique=True)) if acls else []
+    for acl in gone:
+        table.remove(acl)
+    left = [acl for acl in acls if acl not in gone]
+    assert sorted(table.speaking_of(ResourceType.TOPIC, name)) == sorted(
+        acl for acl in left if acl.speaks_of(name)
+    )
+
+
+@pytest.mark.behaviour("I29")
+def test_a_long_name_is_looked_up_at_the_lengths_of_prefixes_that_exist() -> None:
+    table = AclTable(parse("allow READ a * t+; allow READ a * topic+; deny READ a * u+; allow READ b * t"))
+    looked_up = list(table.looked_up(ResourceType.TOPIC, "t" * 32_767))
+    assert [len(text) for _, text in looked_up] == [32_767, 1, 1, 5]
+    assert len(list(table.looked_up(ResourceType.GROUP, "t" * 32_767))) == 2
+
+
 def test_filters() -> None:
     acls = parse("allow READ a * t; allow READ a * t+; allow READ a * *; deny WRITE b h s")
     topic = ResourceType.TOPIC

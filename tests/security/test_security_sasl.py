@@ -21,10 +21,14 @@ from helpers_security import (
 )
 
 import oncelog
+from oncelog.broker.sasl import ScramExchange
+from oncelog.broker.users import Users
 from oncelog.client.admin_types import ConfigResource
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
-from oncelog.errors import AuthenticationError, ConfigError
+from oncelog.errors import AuthenticationError, ConfigError, UnacceptableCredential
+from oncelog.rules.scram import Mechanism
+from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.messages import (
     ApiVersionsRequest,
     MetadataRequest,
@@ -240,3 +244,38 @@ def test_sparks_options_are_the_same_settings() -> None:
     assert PASSWORD not in repr(parse_options(given))
     with pytest.raises(ConfigError, match=r"security\.protocol"):
         parse_options({**given, "kafka.security.protocol": "TLS"})
+
+
+def test_made_up_salts_stay_over_a_restart_and_look_like_those_of_users() -> None:
+    def salt_of(users: Users, name: str) -> bytes:
+        return ScramExchange(users, Mechanism.SCRAM_SHA_256, "nonce")._credential(name).salt
+
+    disk = MemoryDisk()
+    users = Users(disk, new_secret=b"first")
+    users.alter("alice", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
+    made_up = salt_of(users, "nobody")
+    assert len(made_up) == 26
+    again = Users(disk, new_secret=b"second")
+    assert salt_of(again, "nobody") == made_up != salt_of(again, "nobody else")
+    # `oncelog users` changes the file while the broker does not run.
+    Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
+    assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
+
+
+def test_a_file_of_an_earlier_release_gets_a_secret_that_stays() -> None:
+    disk = MemoryDisk()
+    Users(disk).alter("alice", [], [(int(Mechanism.SCRAM_SHA_256), b"salt", b"p" * 32, 4096)])
+    assert Users(disk, new_secret=b"first").secret == Users(disk, new_secret=b"second").secret == b"first"
+
+
+@pytest.mark.behaviour("I29")
+def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, writes = MemoryDisk(), []
+    replace = disk.replace
+    monkeypatch.setattr(disk, "replace", lambda name, *a, **k: writes.append(name) or replace(name, *a, **k))
+    users = Users(disk)
+    change = int(Mechanism.SCRAM_SHA_256), b"salt", b"p" * 32, 4096
+    errors = users.alter_all([("", [], [change]), *((f"u{n}", [], [change]) for n in range(100))])
+    assert [type(error) for error in errors] == [UnacceptableCredential] + [type(None)] * 100
+    assert len(users.names()) == 100 and len(writes) == 1
+    assert users.alter_all([("nobody", [1], [])]) and len(writes) == 1

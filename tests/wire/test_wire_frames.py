@@ -84,6 +84,7 @@ def test_tags_in_a_header_are_skipped() -> None:
         struct.pack(">hhih", 3, 9, 1, -2) + b"me",
         struct.pack(">hhih", 3, 9, 1, 0),
         struct.pack(">hhih", 3, 9, 1, 0) + b"\x01\x00\x7f",
+        struct.pack(">hhih", 3, 9, 1, 0) + b"\xe9\x07" + b"\1\0" * 1001,
         struct.pack(">hhih", 3, 9, 1, 0) + b"\xff\xff\xff\xff\xff\xff",
     ],
 )

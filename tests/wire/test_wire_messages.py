@@ -22,11 +22,14 @@ from oncelog.wire.messages import (
     API_BY_NAME,
     Api,
     ApiVersionsResponse,
+    DescribeGroupsRequest,
+    FetchRequest,
     FetchResponse,
     MetadataRequest,
     MetadataResponse,
     ProduceRequest,
 )
+from oncelog.wire.primitives import encode_uvarint
 from oncelog.wire.stubs import DATA_STUB_FILE, STUB_FILE, render, render_data
 
 APIS = list(API_BY_KEY.values())
@@ -200,6 +203,35 @@ def test_bytes_behind_the_body_of_a_request_are_ignored(api: Api) -> None:
     for version in range(api.first_version, api.last_version + 1):
         body = api.request().encode(version)
         assert api.request.decode(version, body + b"\1\0\0") == api.request.decode(version, body)
+
+
+@pytest.mark.behaviour("I29")
+def test_compact_strings_are_as_long_as_kafka_allows() -> None:
+    longest = DescribeGroupsRequest(groups=["x" * 32_767])
+    body = longest.encode(5)
+    assert DescribeGroupsRequest.decode(5, body) == longest
+    with pytest.raises(MisuseError, match="32768 bytes"):
+        DescribeGroupsRequest(groups=["x" * 32_768]).encode(5)
+    too_long = b"\2" + encode_uvarint(32_769) + b"x" * 32_768 + b"\0\0"
+    with pytest.raises(PeerError, match="a string of 32768 bytes; allowed are 32767"):
+        DescribeGroupsRequest.decode(5, too_long)
+
+
+@pytest.mark.behaviour("I29")
+def test_all_elements_of_a_request_are_counted_together() -> None:
+    topic = FetchRequest.FetchTopic(topic="t", partitions=[FetchRequest.FetchPartition()] * 3)
+    body = FetchRequest(topics=[topic] * 2).encode(12)
+    assert FetchRequest.decode(12, body, max_elements=8)
+    with pytest.raises(PeerError, match="1 elements or tagged fields above its limit"):
+        FetchRequest.decode(12, body, max_elements=7)
+
+
+@pytest.mark.behaviour("I29")
+def test_unknown_tagged_fields_are_counted_too() -> None:
+    body = MetadataRequest(topics=[]).encode(12)[:-1] + b"\3\x7f\0\x7e\0\x7d\0"
+    assert MetadataRequest.decode(12, body, max_elements=3).topics == []
+    with pytest.raises(PeerError, match="above its limit"):
+        MetadataRequest.decode(12, body, max_elements=2)
 
 
 def test_a_part_of_a_buffer_is_read_as_if_it_were_all() -> None:

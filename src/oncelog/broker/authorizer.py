@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from sys import getsizeof
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.errors import (
@@ -34,8 +36,12 @@ from oncelog.rules.authorization import (
 )
 
 FILE_NAME = "oncelog-acls.json"
-_KEPT = 10_000
-"""Answers one client's access keeps; names are the client's to choose, so they are bounded."""
+KEPT_BYTES = 1 << 20
+"""Memory for the answers that are kept of one principal at one host. Clients choose the names."""
+MAX_KEPT_NAME = 256
+"""Answers about longer names are not kept."""
+_ENTRY_BYTES = 250
+"""An answer that is kept takes this, and the name."""
 
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -109,10 +115,16 @@ class Authorizer:
         self.version = 0
         text = read_state(disk, FILE_NAME)
         self.acls = AclTable(_parse(text) if text is not None else ())
+        self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
-        """What this principal may do from this host."""
-        return EVERYTHING if principal in self.super_users else _ByAcls(self, principal, host)
+        """Return what this principal may do from this host; its connections share what is remembered."""
+        if principal in self.super_users:
+            return EVERYTHING
+        access = self._accesses.get((principal, host))
+        if access is None:
+            access = self._accesses[principal, host] = AccessByAcls(self, principal, host)
+        return access
 
     def add(self, acls: Collection[Acl]) -> None:
         """All of them, durably. Raises StorageError, and none is added."""
@@ -146,31 +158,47 @@ class Authorizer:
         self.version += 1
 
 
-class _ByAcls:
-    """Remembers answers until an ACL changes."""
+class AccessByAcls:
+    """The access of one principal at one host. It remembers answers until an ACL changes.
 
-    __slots__ = ("_authorizer", "_host", "_known", "_principal", "_version")
+    `kept_bytes`: about what they take, at most KEPT_BYTES.
+    """
+
+    __slots__ = ("__weakref__", "_authorizer", "_host", "_known", "_principal", "_version", "kept_bytes")
 
     def __init__(self, authorizer: Authorizer, principal: str, host: str) -> None:
         self._authorizer, self._principal, self._host = authorizer, principal, host
         self._version = authorizer.version
         self._known: dict[tuple[Operation, ResourceType, str], bool] = {}
+        self.kept_bytes = 0
 
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        if self._version != self._authorizer.version or len(self._known) > _KEPT:
-            self._known.clear()
-            self._version = self._authorizer.version
+        if self._version != self._authorizer.version:
+            self._forget()
         key = operation, resource_type, name
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = is_allowed(
-                self._authorizer.acls.speaking_of(resource_type, name),
-                self._principal,
-                self._host,
-                operation,
-                if_none=self._authorizer.allows_if_none,
-            )
+            known = self._decide(operation, resource_type, name)
+            if len(name) <= MAX_KEPT_NAME:
+                self._remember(key, known)
         return known
+
+    def _decide(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        acls = self._authorizer.acls.speaking_of(resource_type, name)
+        if_none = self._authorizer.allows_if_none
+        return is_allowed(acls, self._principal, self._host, operation, if_none=if_none)
+
+    def _remember(self, key: tuple[Operation, ResourceType, str], is_allowed: bool) -> None:
+        size_bytes = _ENTRY_BYTES + getsizeof(key[2])
+        if self.kept_bytes + size_bytes > KEPT_BYTES:
+            self._forget()
+        self._known[key] = is_allowed
+        self.kept_bytes += size_bytes
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self.kept_bytes = 0
+        self._version = self._authorizer.version
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
         # A name nobody uses: allowed where nothing is spoken of, or everything.

@@ -102,7 +102,7 @@ class Door:
     def _new_exchange(self, mechanism: str) -> Exchange:
         node = self._node
         if mechanism in _SCRAM:
-            return ScramExchange(node.users, _SCRAM[mechanism], node.new_name(), node.secret)
+            return ScramExchange(node.users, _SCRAM[mechanism], node.new_name())
         if mechanism == "OAUTHBEARER":
             return BearerExchange(node.check_token)
         if mechanism == "PLAIN":

@@ -109,9 +109,7 @@ class Node:
         self.metrics = Metrics()
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk)
-        self.users = Users(log_manager.disk)
-        self.secret = new_uuid() + new_uuid()
-        """Nobody's but this node's; new with each start."""
+        self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
         self.token_keys: str | None = None
         """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the edge reads and replaces it."""
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)

@@ -6,7 +6,7 @@ One file, replaced durably with every change. Where nothing is set, `is_any` is 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncelog.broker.state_file import read_state, write_state
@@ -59,6 +59,10 @@ _QUOTAS_OF_API = {
 """What an API's answers are throttled for."""
 
 
+QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
+"""(entity, (quota, rate; None removes it))."""
+
+
 class Quotas:
     """Rates by entity, and a bucket for all who share one, which a changed rate empties.
 
@@ -89,12 +93,30 @@ class Quotas:
 
         `is_test`: only say whether it could be done.
         """
-        result = dict(self.values)
-        result[entity] = altered(entity, result.get(entity, {}), changes)
-        if not result[entity]:
-            del result[entity]
+        (error,) = self.alter_all([(entity, changes)], is_test=is_test)
+        if error is not None:
+            raise error
+
+    def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
+        """Set quotas of several entities; returns what was wrong with each.
+
+        The file is written once, however many they are. Raises StorageError: all is as it was.
+        """
+        result, errors = dict(self.values), []
+        for entity, each in changes:
+            error = None
+            try:
+                values = altered(entity, result.get(entity, {}), each)
+            except BrokerError as refusal:
+                error = refusal
+            else:
+                result[entity] = values
+                if not values:
+                    del result[entity]
+            errors.append(error)
         if not is_test and result != self.values:
             self._save(result)
+        return errors
 
     def _save(self, values: Mapping[QuotaEntity, Values]) -> None:
         rows = [
@@ -182,12 +204,12 @@ class Quotas:
             self.charge(CONNECTIONS, payer, 1, now_ms)
         return wait_ms
 
-    def requested(
-        self, api_key: int, payer: Payer | None, size_bytes: int, seconds: float, now_ms: int
-    ) -> None:
-        """A request of this size was handled in so much of the broker's time."""
-        if api_key == _PRODUCE:
-            self.charge(PRODUCER_BYTES, payer, size_bytes, now_ms)
+    def produced(self, payer: Payer | None, size_bytes: int, now_ms: int) -> None:
+        """Charge a Produce request of this size."""
+        self.charge(PRODUCER_BYTES, payer, size_bytes, now_ms)
+
+    def worked(self, payer: Payer | None, seconds: float, now_ms: int) -> None:
+        """Charge so much of the thread's time: reading a request, carrying it out, writing its answer."""
         self.charge(REQUEST_PERCENTAGE, payer, seconds * 100, now_ms)
 
     def answered(self, api_key: int, payer: Payer | None, answer: Any, now_ms: int) -> int:

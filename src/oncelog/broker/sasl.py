@@ -56,10 +56,10 @@ class PlainExchange:
 class ScramExchange:
     """The password never crosses the wire. A user who is not there gets the answers of a wrong password."""
 
-    def __init__(self, users: Users, mechanism: Mechanism, nonce: str, secret: bytes) -> None:
+    def __init__(self, users: Users, mechanism: Mechanism, nonce: str) -> None:
         from scramp import ScramMechanism
 
-        self._users, self._mechanism, self._secret = users, mechanism, secret
+        self._users, self._mechanism = users, mechanism
         self._server = ScramMechanism(mechanism.label).make_server(self._credential, s_nonce=nonce)
         self._user = ""
         self._is_begun = False
@@ -71,9 +71,10 @@ class ScramExchange:
         found = self._users.get(user, self._mechanism)
         if found is not None:
             return found
-        made_up = hmac.digest(self._secret, user.encode(), "sha512")
+        made_up = hmac.digest(self._users.secret, user.encode(), "sha512")
         size = hashlib.new(self._mechanism.hash_name).digest_size
-        return Credential(made_up[:24], made_up[-size:], made_up[:size], self._users.usual_iterations)
+        salt = made_up[: self._users.usual_salt_bytes]
+        return Credential(salt, made_up[-size:], made_up[:size], self._users.usual_iterations)
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
         from scramp import ScramException

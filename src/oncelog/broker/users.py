@@ -9,7 +9,8 @@ import base64
 import hmac
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.errors import (
@@ -31,16 +32,35 @@ from oncelog.rules.scram import (
 
 FILE_NAME = "oncelog-users.json"
 
+UserChange = tuple[str, Iterable[int], Iterable[tuple[int, bytes, bytes, int]]]
+"""(user, mechanisms to delete, (mechanism, salt, salted password, iterations) to set)."""
+_Key = tuple[str, Mechanism]
+
+
+SALT_BYTES = 24
+"""Of the salts that our tools make."""
+
 
 class Users:
-    """Credentials by (user, mechanism)."""
+    """Credentials by (user, mechanism).
 
-    def __init__(self, disk: Disk) -> None:
+    `secret` makes up the salts of users who are not there. It is kept in the file, so that a made-up salt
+    stays the same over restarts, as a user's does; `new_secret` is taken where the file has none.
+    """
+
+    def __init__(self, disk: Disk, new_secret: bytes = b"") -> None:
         self._disk = disk
-        self._credentials: dict[tuple[str, Mechanism], Credential] = {}
+        self._credentials: dict[_Key, Credential] = {}
+        self.secret = new_secret
         text = read_state(disk, FILE_NAME)
-        if text is not None:
-            self._credentials = _parse(text)
+        if text is None:
+            return
+        self._credentials, stored = _parse(text)
+        if stored:
+            self.secret = stored
+        elif new_secret:
+            with suppress(StorageError):  # a broker starts on a full disk, too
+                self._save(self._credentials)
 
     def get(self, name: str, mechanism: Mechanism) -> Credential | None:
         return self._credentials.get((name, mechanism))
@@ -61,6 +81,12 @@ class Users:
         counted = Counter(held.iterations for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else LEAST_ITERATIONS
 
+    @property
+    def usual_salt_bytes(self) -> int:
+        """Return the length of most users' salts, for the same reason."""
+        counted = Counter(len(held.salt) for held in self._credentials.values())
+        return counted.most_common(1)[0][0] if counted else SALT_BYTES
+
     def alter(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
     ) -> None:
@@ -69,16 +95,51 @@ class Users:
         Raises ResourceNotFound, UnacceptableCredential, UnsupportedSaslMechanism, StorageError; then nothing
         has changed.
         """
-        changed = dict(self._credentials)
+        (error,) = self.alter_all([(name, deletions, upsertions)])
+        if error is not None:
+            raise error
+
+    def alter_all(self, changes: Iterable[UserChange]) -> list[BrokerError | None]:
+        """Change several users as `alter` does; returns what was wrong with each.
+
+        The file is written once, however many they are. Raises StorageError; then nothing has changed.
+        """
+        credentials, errors = dict(self._credentials), []
+        for name, deletions, upsertions in changes:
+            error = None
+            try:
+                removed, added = self._checked(credentials, name, deletions, upsertions)
+            except BrokerError as refusal:
+                error = refusal
+            else:
+                for key in removed:
+                    del credentials[key]
+                credentials.update(added)
+            errors.append(error)
+        if credentials != self._credentials:
+            self._save(credentials)
+        return errors
+
+    def _checked(
+        self,
+        credentials: Mapping[_Key, Credential],
+        name: str,
+        deletions: Iterable[int],
+        upsertions: Iterable[tuple[int, bytes, bytes, int]],
+    ) -> tuple[set[_Key], dict[_Key, Credential]]:
+        """Return what a change removes and adds. Raises as `alter`."""
+        removed: set[_Key] = set()
         for number in deletions:
             key = name, check_mechanism(number)
-            if changed.pop(key, None) is None:
+            if key not in credentials or key in removed:
                 raise ResourceNotFound(f"user {name!r} has no {key[1].label} credential")
+            removed.add(key)
+        added: dict[_Key, Credential] = {}
         for number, salt, salted_password, iterations in upsertions:
             mechanism = check_mechanism(number)
             _check(name, salt, salted_password, iterations)
-            changed[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
-        self._save(changed)
+            added[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
+        return removed, added
 
     def has_password(self, name: str, password: str) -> bool:
         """Whether it is the user's; the first credential there is tells. Takes milliseconds."""
@@ -102,7 +163,10 @@ class Users:
             }
             for (name, mechanism), held in credentials.items()
         ]
-        text = json.dumps({"version": 1, "credentials": rows}, indent=1)
+        content: dict[str, object] = {"version": 1, "credentials": rows}
+        if self.secret:
+            content["secret"] = _to_text(self.secret)
+        text = json.dumps(content, indent=1)
         write_state(self._disk, FILE_NAME, text, is_private=True)
         self._credentials = credentials
 
@@ -122,12 +186,13 @@ def _to_text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _parse(text: str) -> dict[tuple[str, Mechanism], Credential]:
+def _parse(text: str) -> tuple[dict[_Key, Credential], bytes]:
+    """Return the credentials, and the secret; empty if an earlier release wrote the file."""
     try:
         content = json.loads(text)
         if content["version"] != 1:
             raise ValueError(f"version {content['version']}")
-        return {
+        credentials = {
             (row["user"], Mechanism[row["mechanism"].replace("-", "_")]): Credential(
                 base64.b64decode(row["salt"]),
                 base64.b64decode(row["stored_key"]),
@@ -136,6 +201,7 @@ def _parse(text: str) -> dict[tuple[str, Mechanism], Credential]:
             )
             for row in content["credentials"]
         }
+        return credentials, base64.b64decode(content.get("secret", ""))
     except (ValueError, KeyError, TypeError, BrokerError) as error:
         raise StorageError(
             f"{FILE_NAME} is unreadable ({type(error).__name__}); restore it from a backup"

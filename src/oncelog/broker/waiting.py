@@ -29,12 +29,14 @@ class Deferred:
     answered (a fetch); otherwise they are carried out and only their answers wait (an append).
     """
 
-    __slots__ = ("_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done")
+    __slots__ = ("_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure")
 
     def __init__(self, *, holds_later_requests: bool) -> None:
         self.holds_later_requests = holds_later_requests
         self.is_done = False
         self.is_cancelled = False
+        self.measure: Callable[[Callable[[], Any]], Any] | None = None
+        """Set by who charges the client for the time in which its answer is made: calls what it is given."""
         self._answer: Any = None
         self._listener: Callable[[Any], None] | None = None
 
@@ -44,6 +46,10 @@ class Deferred:
             listener(self._answer)
         else:
             self._listener = listener
+
+    def build(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns: the answer, or part of the work for it."""
+        return make() if self.measure is None else self.measure(make)
 
     def resolve(self, answer: Any) -> None:
         """Give the answer: a response message, None (no response) or Disconnect. Later calls do nothing."""
@@ -119,7 +125,7 @@ class FetchWaits:
             self._complete(heapq.heappop(self._deadlines)[2])
 
     def _try(self, wait: FetchWait) -> None:
-        answer = wait.answer(False) if _is_open(wait) else None
+        answer = wait.deferred.build(lambda: wait.answer(False)) if _is_open(wait) else None
         if _is_open(wait) and answer is None:
             wait.missing_bytes = 1
             return
@@ -129,7 +135,7 @@ class FetchWaits:
     def _complete(self, wait: FetchWait) -> None:
         self._forget(wait)
         if _is_open(wait):
-            wait.deferred.resolve(wait.answer(True))
+            wait.deferred.resolve(wait.deferred.build(lambda: wait.answer(True)))
 
     def _forget(self, wait: FetchWait) -> None:
         for partition in wait.partitions:

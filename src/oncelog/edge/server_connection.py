@@ -9,13 +9,16 @@ with many requests gets a round of them at a time, between which others have the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from oncelog.broker.apis.produce import KEY as PRODUCE
 from oncelog.broker.apis.produce_direct import answer as answer_produce
 from oncelog.broker.authorizer import Access
 from oncelog.broker.door import Door, Farewell
 from oncelog.broker.node import Request
+from oncelog.broker.request_limits import max_elements
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.edge.event_log import log_event
 from oncelog.edge.listener import Accepted
@@ -42,6 +45,8 @@ LARGE_REST_BYTES = 65_536
 ROUND_REQUESTS = 64
 ROUND_ANSWER_BYTES = 65_536
 """After so many requests or bytes of answers a connection waits until others had their turn."""
+REQUEST_BYTES = 256
+"""A request other than Produce counts once more in its round for so many bytes: its work grows with them."""
 _NOTHING = memoryview(b"")
 
 
@@ -181,8 +186,7 @@ class Connection(Accepted):
             if frame is None:
                 return data
             self._request_ms = None
-            self._begin(frame, now_ms, started)
-            begun += 1
+            begun += self._begin(frame, now_ms, started)
             if not data or self.is_closing:
                 return _NOTHING
             if begun >= ROUND_REQUESTS or outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
@@ -235,25 +239,19 @@ class Connection(Accepted):
         self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
         self._pace_reading()
 
-    def _begin(self, frame: memoryview, now_ms: int, started: float) -> None:
-        """Carry a request out, received at `now_ms` and `started` (perf_counter)."""
+    def _begin(self, frame: memoryview, now_ms: int, started: float) -> int:
+        """Carry a request out, received at `now_ms` and `started`; returns how much of a round it takes."""
         if self.is_closing:
-            return
+            return 1
         try:
-            if not self._is_plain:
-                reason = self.door.pass_through(int.from_bytes(frame[:2]), now_ms)
-                if reason is not None:
-                    self.close(reason)
-                    return
-            began = perf_counter() if self._quotas.is_any else 0.0
-            payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
-            if payload is None:
-                self._begin_any(frame, now_ms, started)
-            else:
-                if began:
-                    payload = self._throttle.produced(self.door, frame, payload, began, now_ms)
-                self._outbox.put(payload)
-                self.node.metrics.observe("Produce", perf_counter() - started)
+            if self._quotas.is_any:
+                return cast(
+                    int,
+                    self._throttle.measured(
+                        self.door, now_ms, lambda: self._carry_out(frame, now_ms, started)
+                    ),
+                )
+            return self._carry_out(frame, now_ms, started)
         except PeerError as error:
             self.close(f"a request that cannot be read: {error}")
         except OncelogError as error:
@@ -262,20 +260,39 @@ class Connection(Accepted):
             # A bug of ours costs this client its connection, never the others their broker.
             log_event("error", "request failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
+        return 1
+
+    def _carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
+        if not self._is_plain:
+            reason = self.door.pass_through(int.from_bytes(frame[:2]), now_ms)
+            if reason is not None:
+                self.close(reason)
+                return 1
+        payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
+        if payload is None:
+            self._begin_any(frame, now_ms, started)
+            return 1 if int.from_bytes(frame[:2]) == PRODUCE else 1 + len(frame) // REQUEST_BYTES
+        if self._quotas.is_any:
+            payload = self._throttle.produced_directly(self.door, frame, payload, now_ms)
+        self._outbox.put(payload)
+        self.node.metrics.observe("Produce", perf_counter() - started)
+        return 1
 
     def _begin_any(self, frame: memoryview, now_ms: int, started: float) -> None:
         header = decode_request_header(frame)
+        self._throttle.identified(header)
         answer: Any = self.node.refuse(header)
         if answer is not None:
             self._take_answer(header._replace(api_version=0), answer, started)
             return
         api = self.node.offered[header.api_key]
-        message = api.request.decode(header.api_version, frame, header.body_position)
+        message = api.request.decode(
+            header.api_version, frame, header.body_position, max_elements=max_elements(api.name, len(frame))
+        )
         request = Request(self.connection_id, header, message, f"/{self.address}", self.door)
-        began = perf_counter() if self._quotas.is_any else 0.0
         answer = self.node.handle(request, now_ms)
-        if began:
-            self._throttle.handled(self.door, header, len(frame), began, now_ms)
+        if header.api_key == PRODUCE and self._quotas.is_any:
+            self._throttle.produced(self.door, header, len(frame), now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
             self._look_at_door()
         self._take_answer(header, answer, started)
@@ -288,6 +305,8 @@ class Connection(Accepted):
         elif isinstance(answer, Deferred):
             slot = self._outbox.reserve(answer)
             self._holds += answer.holds_later_requests
+            if self._quotas.is_any:
+                answer.measure = lambda work: self._measured_later(header, work)
             answer.listen(lambda late: self._late(slot, header, late, started))
         elif self._outbox.slots:
             slot = self._outbox.reserve(None)
@@ -301,10 +320,18 @@ class Connection(Accepted):
                 self._outbox.put(self._encode(header, farewell.answer, started))
             self.close(farewell.reason)
 
+    def _measured_later(self, header: RequestHeader, work: Callable[[], Any]) -> Any:
+        """Charge the client for work on an answer that comes later."""
+        if not self._quotas.is_any:
+            return work()
+        self._throttle.identified(header)
+        return self._throttle.measured(self.door, self.server.clock.now_ms(), work)
+
     def _late(self, slot: Slot, header: RequestHeader, answer: Any, started: float) -> None:
         self._holds -= slot.holds_later_requests
         try:
-            self._outbox.fill(slot, self._encode(header, answer, started))
+            payload = self._measured_later(header, lambda: self._encode(header, answer, started))
+            self._outbox.fill(slot, payload)
         except Exception as error:
             log_event("error", "late answer failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")

@@ -14,35 +14,66 @@ from oncelog.wire.frames import RequestHeader, decode_request_header
 
 
 class Throttle:
-    """One connection's. `hold` is told when nothing of it is to be read or begun, and when that is over."""
+    """One connection's charges and its mute time. `hold` is told when nothing may be begun, and when it may.
 
-    __slots__ = ("_hold", "_quotas", "_timer", "_until_ms")
+    The client pays for all the time that its requests take on the broker's thread: reading them (also
+    those that cannot be read), carrying them out, writing the answers, also those that come later.
+    """
+
+    __slots__ = ("_client_id", "_hold", "_mark", "_quotas", "_timer", "_until_ms")
 
     def __init__(self, quotas: Quotas, hold: Callable[[bool], None]) -> None:
         self._quotas, self._hold = quotas, hold
         self._until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._client_id: str | None = None
+        self._mark = 0.0
+        """perf_counter up to which time is charged; 0: nothing is measured."""
 
     @property
     def is_silent(self) -> bool:
         return self._timer is not None
 
-    def handled(self, door: Door, header: RequestHeader, size_bytes: int, began: float, now_ms: int) -> None:
-        """A request of this size has been carried out, begun at `began` (perf_counter)."""
-        payer = door.payer(header.client_id)
-        self._quotas.requested(header.api_key, payer, size_bytes, perf_counter() - began, now_ms)
+    def measured(self, door: Door, now_ms: int, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns, and charge its time, however it ends. Calls may be nested."""
+        is_outer = not self._mark
+        if is_outer:
+            self._mark = perf_counter()
+        try:
+            return work()
+        finally:
+            self.spent(door, now_ms)
+            if is_outer:
+                self._mark = 0.0
+
+    def spent(self, door: Door, now_ms: int) -> None:
+        """Charge the time since the last charge, while time is measured."""
+        if self._mark:
+            now = perf_counter()
+            self._quotas.worked(door.payer(self._client_id), now - self._mark, now_ms)
+            self._mark = now
+
+    def identified(self, header: RequestHeader) -> None:
+        """Note whose request it is; until then time is charged to the client id of the one before."""
+        self._client_id = header.client_id
 
     def answered(self, door: Door, header: RequestHeader, answer: Any, now_ms: int) -> int:
         """Tell an answer its throttle time (ms) and keep to it."""
+        self._client_id = header.client_id
+        self.spent(door, now_ms)
         wait_ms = self._quotas.answered(header.api_key, door.payer(header.client_id), answer, now_ms)
         if now_ms + wait_ms > max(self._until_ms, now_ms):
             self._wait(wait_ms, now_ms, self._speak_again)
         return wait_ms
 
-    def produced(self, door: Door, frame: memoryview, response: bytes, began: float, now_ms: int) -> bytes:
-        """Both for a plain Produce; the response as it is to leave."""
+    def produced(self, door: Door, header: RequestHeader, size_bytes: int, now_ms: int) -> None:
+        """Charge the bytes of a Produce request."""
+        self._quotas.produced(door.payer(header.client_id), size_bytes, now_ms)
+
+    def produced_directly(self, door: Door, frame: memoryview, response: bytes, now_ms: int) -> bytes:
+        """Charge a plain Produce; returns the response as it is to leave."""
         header = decode_request_header(frame)
-        self.handled(door, header, len(frame), began, now_ms)
+        self.produced(door, header, len(frame), now_ms)
         wait_ms = self.answered(door, header, None, now_ms)
         return told_to_wait(response, wait_ms) if wait_ms else response
 

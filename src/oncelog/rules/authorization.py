@@ -13,6 +13,7 @@ Source: Kafka's StandardAuthorizerData, KIP-11, KIP-290.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -141,6 +142,8 @@ class AclTable:
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._acls: dict[Acl, None] = {}
         self._by_name: dict[tuple[ResourceType, PatternType, str], list[Acl]] = {}
+        self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
+        """How many prefixes of each length there are: a name is only asked about at these lengths."""
         for acl in acls:
             self.add(acl)
 
@@ -157,19 +160,37 @@ class AclTable:
         """Once, however often it is added."""
         if acl not in self._acls:
             self._acls[acl] = None
-            self._by_name.setdefault(_key(acl), []).append(acl)
+            speaking = self._by_name.setdefault(_key(acl), [])
+            if not speaking and acl.pattern_type is PatternType.PREFIXED:
+                self._prefix_lengths.setdefault(acl.resource_type, Counter())[len(acl.name)] += 1
+            speaking.append(acl)
 
     def remove(self, acl: Acl) -> None:
         del self._acls[acl]
-        self._by_name[_key(acl)].remove(acl)
+        speaking = self._by_name[_key(acl)]
+        speaking.remove(acl)
+        if speaking:
+            return
+        del self._by_name[_key(acl)]
+        if acl.pattern_type is PatternType.PREFIXED:
+            lengths = self._prefix_lengths[acl.resource_type]
+            lengths[len(acl.name)] -= 1
+            if not lengths[len(acl.name)]:
+                del lengths[len(acl.name)]
+
+    def looked_up(self, resource_type: ResourceType, name: str) -> Iterator[tuple[PatternType, str]]:
+        """Yield the patterns under which ACLs of a resource may stand: a few, however long its name is."""
+        yield PatternType.LITERAL, name
+        if name != WILDCARD:
+            yield PatternType.LITERAL, WILDCARD
+        for length in self._prefix_lengths.get(resource_type, ()):
+            if length <= len(name):
+                yield PatternType.PREFIXED, name[:length]
 
     def speaking_of(self, resource_type: ResourceType, name: str) -> Iterator[Acl]:
         """The ACLs about one resource."""
-        find = self._by_name.get
-        for literal in {name, WILDCARD}:
-            yield from find((resource_type, PatternType.LITERAL, literal), ())
-        for length in range(1, len(name) + 1):
-            yield from find((resource_type, PatternType.PREFIXED, name[:length]), ())
+        for pattern_type, text in self.looked_up(resource_type, name):
+            yield from self._by_name.get((resource_type, pattern_type, text), ())
 
 
 def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:

@@ -3,7 +3,9 @@
 The generated code reads runs of fixed-size fields with one `struct` call, keeps strings' lengths in
 those runs, and writes into a list of parts that is joined once. A decoder trusts no length: strings
 and records must lie inside the message, and an array may not claim more elements than the remaining
-bytes can hold. Sources are made on first use; `source_of` shows one.
+bytes can hold, nor all arrays and tag blocks together more than the budget `left` that it is given: an
+element of one byte becomes an object of a hundred and more. Sources are made on first use; `source_of`
+shows one.
 """
 
 from __future__ import annotations
@@ -12,13 +14,22 @@ import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from oncelog.wire.primitives import UVARINT, encode_uvarint, fail_length, read_uvarint_rest
+from oncelog.wire.primitives import (
+    MAX_STRING_BYTES,
+    UNBOUNDED,
+    UVARINT,
+    encode_uvarint,
+    fail_array,
+    fail_length,
+    fail_string,
+    read_uvarint_rest,
+)
 from oncelog.wire.schema import FIXED, Field, Struct
 
 Encoder = Callable[[Any, Callable[[Any], None]], None]
 """(message, append): hands the body's parts to `append`."""
-Decoder = Callable[[memoryview, int, int], tuple[Any, int]]
-"""(buffer, position, end) -> (message, position after it)."""
+Decoder = Callable[[memoryview, int, int, int], tuple[Any, int]]
+"""(buffer, position, end, elements allowed) -> (message, position after it)."""
 
 
 class _Source:
@@ -33,11 +44,14 @@ class _Source:
             "uv": encode_uvarint,
             "rest": read_uvarint_rest,
             "fail": fail_length,
+            "fail_array": fail_array,
+            "fail_string": fail_string,
             "new": object.__new__,
             "pack": struct.pack,
             "unpack_from": struct.unpack_from,
             "write_tags": write_tags,
             "bad_uuid": bad_uuid,
+            "long_string": long_string,
         }
 
     def add(self, *lines: str) -> None:
@@ -59,6 +73,11 @@ class _Source:
 def bad_uuid(name: str, value: bytes) -> NoReturn:
     """Raise TypeError, which the message turns into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
+
+
+def long_string(size: int) -> NoReturn:
+    """Raise TypeError, which the message turns into a MisuseError: no Kafka decoder reads such a string."""
+    raise TypeError(f"a string of {size} bytes; at most {MAX_STRING_BYTES} can be written")
 
 
 def write_tags(append: Callable[[bytes], None], tags: list[tuple[int, list[bytes]]]) -> None:
@@ -86,12 +105,17 @@ def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Enco
     return _build(source, "def codec(m, append):")
 
 
-def compile_decoder(message: Struct, cls: type[Any], version: int, flexible: bool) -> tuple[Decoder, str]:
-    """The decoder of a message at a version, and its source text."""
+def compile_decoder(
+    message: Struct, cls: type[Any], version: int, flexible: bool, *, bounds_strings: bool = True
+) -> tuple[Decoder, str]:
+    """Return the decoder of a message at a version, and its source text.
+
+    `bounds_strings`: refuse strings above MAX_STRING_BYTES, as Kafka's decoders do.
+    """
     source = _Source()
-    _DecoderMaker(source, version, flexible).struct(message, "m", cls)
+    _DecoderMaker(source, version, flexible, bounds_strings).struct(message, "m", cls)
     source.add("return m, pos")
-    return _build(source, "def codec(buf, pos, end):")
+    return _build(source, f"def codec(buf, pos, end, left={UNBOUNDED}):")
 
 
 class _EncoderMaker:
@@ -155,6 +179,8 @@ class _EncoderMaker:
         source.add(f"{raw} = {raw}{encode}; {size} = len({raw})" if encode else f"{size} = len({raw})")
         if nullable:
             source.depth -= 1
+        if kind == "string" and self.flexible:
+            source.add(f"if {size} > {MAX_STRING_BYTES}: long_string({size})")
         self.length(fmt, size, append)
         self.flush(append)
         source.add(f"{append}({raw})")
@@ -215,8 +241,10 @@ _TAKEN = {"string": "str(buf[pos:e], 'utf-8')", "bytes": "bytes(buf[pos:e])", "r
 class _DecoderMaker:
     """Writes the lines of a decoder. `run` is the run of fixed-size targets not yet unpacked."""
 
-    def __init__(self, source: _Source, version: int, flexible: bool) -> None:
+    def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
+        # Elsewhere the length is a 16-bit number.
+        self.bounds_strings = bounds_strings and flexible
         self.run: list[tuple[str, str]] = []
 
     def flush(self) -> None:
@@ -292,9 +320,10 @@ class _DecoderMaker:
         source.add(
             f"e = pos + {size}",
             f"if {size} < 0 or e > end: fail({field.name!r}, {size}, end - pos)",
-            f"{target} = {_TAKEN[field.kind]}",
-            "pos = e",
         )
+        if field.kind == "string" and self.bounds_strings:
+            source.add(f"if {size} > {MAX_STRING_BYTES}: fail_string({field.name!r}, {size})")
+        source.add(f"{target} = {_TAKEN[field.kind]}", "pos = e")
         if nullable:
             source.depth -= 1
 
@@ -305,7 +334,11 @@ class _DecoderMaker:
             source.depth += 1
         element = field._replace(is_array=False, null_from=None, tag=None)
         least = max(1, self.least_bytes(element))
-        source.add(f"if {size} < 0 or {size} * {least} > end - pos: fail({field.name!r}, {size}, end - pos)")
+        source.add(
+            f"left -= {size}",
+            f"if {size} < 0 or {size} * {least} > end - pos or left < 0: "
+            f"fail_array({field.name!r}, {size}, end - pos, left)",
+        )
         if field.kind in FIXED and field.kind != "uuid":
             fmt = f"f'>{{{size}}}{FIXED[field.kind]}'"
             source.add(f"{target} = list(unpack_from({fmt}, buf, pos)); pos += {size} * {least}")
@@ -328,6 +361,9 @@ class _DecoderMaker:
         source = self.source
         self.number(count)
         source.add(f"while {count}:")
+        source.depth += 1
+        source.add("left -= 1", "if left < 0: fail_array('tagged fields', 1, end - pos, left)")
+        source.depth -= 1
         source.depth += 1
         source.add(f"{count} -= 1")
         self.number(tag)

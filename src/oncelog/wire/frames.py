@@ -24,6 +24,10 @@ FIRST_ROOM_BYTES = 1 << 12
 """What an incomplete frame may take of memory before more of it has arrived."""
 _ROOM_GROWTH = 8
 """An incomplete frame gets room for so many times what has arrived of it."""
+MAX_REPAIRED_CHARACTERS = 8_191
+"""Of a client id that is not UTF-8: written again it still fits into a string of 32,767 bytes."""
+MAX_HEADER_TAGS = 1_000
+"""Tagged fields of a header that are skipped; Kafka defines one."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
@@ -129,12 +133,20 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
         raw = bytes(frame[position : position + length]) if length >= 0 else b""
         if len(raw) != length:
             raise PeerError(f"the client id claims {length} bytes of {len(frame) - position}")
-        client_id = raw.decode(errors="replace")
+        client_id = _label(raw)
         position += length
     api = API_BY_KEY.get(api_key)
     if api is not None and version >= api.flexible_from:
         position = _skip_tags(frame, position)
     return RequestHeader(api_key, version, correlation_id, client_id, position)
+
+
+def _label(raw: bytes) -> str:
+    """Return a client id. A replacement character takes three bytes, so their number is bounded."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode(errors="replace")[:MAX_REPAIRED_CHARACTERS]
 
 
 def _skip_tags(frame: Buffer, position: int) -> int:
@@ -144,6 +156,8 @@ def _skip_tags(frame: Buffer, position: int) -> int:
     view = memoryview(frame)
     try:
         count, position = _uvarint(view, position)
+        if count > MAX_HEADER_TAGS:
+            raise PeerError(f"the header has {count} tagged fields; allowed are {MAX_HEADER_TAGS}")
         for _ in range(count):
             _, position = _uvarint(view, position)
             size, position = _uvarint(view, position)

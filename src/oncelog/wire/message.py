@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
 from oncelog.wire.compiler import Decoder, Encoder, compile_decoder, compile_encoder
-from oncelog.wire.primitives import Buffer
+from oncelog.wire.primitives import UNBOUNDED, Buffer
 from oncelog.wire.schema import ApiTable, DataTable, Struct
 
 
@@ -64,6 +64,7 @@ class Message(Part):
 
     __slots__ = ()
     api: ClassVar[Api]
+    _bounds_strings: ClassVar[bool] = True
     _ignores_rest: ClassVar[bool] = False
     """True for requests: bytes behind the body are ignored, as Kafka does (see `decode`)."""
     _encoders: ClassVar[dict[int, Encoder]]
@@ -90,13 +91,22 @@ class Message(Part):
             ) from error
 
     @classmethod
-    def decode(cls, version: int, buffer: Buffer, position: int = 0, end: int | None = None) -> Self:
+    def decode(
+        cls,
+        version: int,
+        buffer: Buffer,
+        position: int = 0,
+        end: int | None = None,
+        *,
+        max_elements: int = UNBOUNDED,
+    ) -> Self:
         """Return the message in buffer[position:end]. Its `records` are views of the buffer.
 
         Bytes behind a request's body are ignored: librdkafka sends up to three of them (with Metadata
         and AlterUserScramCredentials), and Apache Kafka's broker does not look at them. Bytes behind a
         response or a stored value are an error, because then it was read at a wrong version.
-        Raises PeerError when the bytes are no message of this version.
+        Raises PeerError when the bytes are no message of this version, or when all its arrays and tag
+        blocks together hold more than `max_elements`; nothing is allocated for those above.
         """
         decoder = cls._decoders.get(version) or _decoder(cls, version)
         view = memoryview(buffer)
@@ -104,7 +114,7 @@ class Message(Part):
             view = view[:end]
         end = len(view)
         try:
-            message, stop = decoder(view, position, end)
+            message, stop = decoder(view, position, end, max_elements)
         except (struct.error, IndexError) as error:
             raise cls._malformed(version, f"is cut short at {end} bytes: {error}") from error
         except UnicodeDecodeError as error:
@@ -122,6 +132,8 @@ class Data(Message):
     """What stands in a record's key or value, behind its version as a 16-bit number."""
 
     __slots__ = ()
+    # What an earlier release stored must stay readable, however long.
+    _bounds_strings = False
 
     def to_bytes(self, version: int) -> bytes:
         """Version and body. Raises as `encode`."""
@@ -156,7 +168,9 @@ def _encoder(cls: type[Message], version: int) -> Encoder:
 
 def _decoder(cls: type[Message], version: int) -> Decoder:
     _check_version(cls.api, version, PeerError)
-    decoder, _ = compile_decoder(cls._struct, cls, version, cls.api.is_flexible(version))
+    decoder, _ = compile_decoder(
+        cls._struct, cls, version, cls.api.is_flexible(version), bounds_strings=cls._bounds_strings
+    )
     cls._decoders[version] = decoder
     return decoder
 

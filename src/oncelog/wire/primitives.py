@@ -13,6 +13,11 @@ from oncelog.errors import PeerError
 Buffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
 
+MAX_STRING_BYTES = 32_767
+"""The longest string of a message. Source: kafka MessageGenerator, "string field had invalid length"."""
+UNBOUNDED = 1 << 62
+"""A budget of elements that no message of 2^31 bytes can use up."""
+
 UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
 """Encoded unsigned numbers 0..127."""
 
@@ -69,3 +74,17 @@ def fail_length(what: str, length: int, remaining: int) -> NoReturn:
     if length < 0:
         raise PeerError(f"{what} has the length {length} where null is not allowed")
     raise PeerError(f"{what} claims {length} bytes or elements and only {remaining} bytes are left")
+
+
+def fail_string(what: str, length: int) -> NoReturn:
+    """Raise PeerError for a string that is too long."""
+    raise PeerError(f"{what} is a string of {length} bytes; allowed are {MAX_STRING_BYTES}")
+
+
+def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
+    """Raise PeerError for an array whose length is no length, or above the budget of elements."""
+    if left >= 0 or length < 0 or length > remaining:
+        fail_length(what, length, remaining)
+    raise PeerError(
+        f"{what} brings the message {-left} elements or tagged fields above its limit; ask for less at a time"
+    )

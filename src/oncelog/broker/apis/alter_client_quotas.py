@@ -28,25 +28,29 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterClientQuotasRespon
     message: AlterClientQuotasRequest = request.message
     named = Counter(map(_name, message.entries))
     once = {_name(asked): asked for asked in message.entries}
-    results = []
+    results, sound = [], []
     for name, asked in once.items():
-        result = _Result(
-            entity=[
-                AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=each)
-                for kind, each in name
-            ]
-        )
+        parts = [
+            AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=each) for kind, each in name
+        ]
+        result = _Result(entity=parts)
+        results.append(result)
         try:
             request.check(ResourceType.CLUSTER)
             if named[name] > 1:
                 raise InvalidRequest("the entity is named twice; one change to it in a request")
             changes = [(op.key, None if op.remove else op.value) for op in asked.ops]
-            node.quotas.alter(checked(entity_of(name)), changes, is_test=message.validate_only)
+            sound.append((result, (checked(entity_of(name)), changes)))
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
-        except StorageError as error:
-            result.error_code, result.error_message = KafkaStorageError.code, str(error)
-        results.append(result)
+    try:
+        changed = (change for _, change in sound)
+        errors = node.quotas.alter_all(changed, is_test=message.validate_only)
+    except StorageError as error:
+        errors = [KafkaStorageError(str(error))] * len(sound)
+    for (result, _), refusal in zip(sound, errors, strict=True):
+        if refusal is not None:
+            result.error_code, result.error_message = refusal.code, refusal.message
     return AlterClientQuotasResponse(entries=results)
 
 

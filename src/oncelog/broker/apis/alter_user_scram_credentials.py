@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
+from oncelog.broker.users import UserChange
 from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
 from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
@@ -23,31 +23,34 @@ _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
     message: AlterUserScramCredentialsRequest = request.message
-    named = Counter(each.name for each in message.deletions)
-    named.update(each.name for each in message.upsertions)
-    results = []
-    for name, count in named.items():
-        result = _Result(user=name)
+    deletions: dict[str, list[int]] = {}
+    upsertions: dict[str, list[tuple[int, bytes, bytes, int]]] = {}
+    for one in message.deletions:
+        deletions.setdefault(one.name, []).append(one.mechanism)
+    for each in message.upsertions:
+        credential = each.mechanism, each.salt, each.salted_password, each.iterations
+        upsertions.setdefault(each.name, []).append(credential)
+    results = {name: _Result(user=name) for name in (*deletions, *upsertions)}
+    sound: list[UserChange] = []
+    for name, result in results.items():
+        change = name, deletions.get(name, []), upsertions.get(name, [])
         try:
             request.check(ResourceType.CLUSTER)
-            if count > 1:
+            if len(change[1]) + len(change[2]) > 1:
                 raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
-            _alter(node, message, name)
         except BrokerError as error:
-            result.error_code, result.error_message = error.code, error.message
-        except StorageError as error:
-            result.error_code, result.error_message = KafkaStorageError.code, str(error)
-        results.append(result)
-    return AlterUserScramCredentialsResponse(results=results)
+            _refuse(result, error)
+        else:
+            sound.append(change)
+    try:
+        errors = node.users.alter_all(sound)
+    except StorageError as error:
+        errors = [KafkaStorageError(str(error))] * len(sound)
+    for (name, *_), refusal in zip(sound, errors, strict=True):
+        if refusal is not None:
+            _refuse(results[name], refusal)
+    return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 
-def _alter(node: Node, message: AlterUserScramCredentialsRequest, name: str) -> None:
-    node.users.alter(
-        name,
-        [each.mechanism for each in message.deletions if each.name == name],
-        [
-            (each.mechanism, each.salt, each.salted_password, each.iterations)
-            for each in message.upsertions
-            if each.name == name
-        ],
-    )
+def _refuse(result: _Result, error: BrokerError) -> None:
+    result.error_code, result.error_message = error.code, error.message

@@ -24,7 +24,7 @@ _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 def handle(node: Node, request: Request, now_ms: int) -> ConsumerGroupDescribeResponse:
     message: ConsumerGroupDescribeRequest = request.message
-    described = [_described(node, request, group_id) for group_id in message.group_ids]
+    described = [_described(node, request, group_id) for group_id in dict.fromkeys(message.group_ids)]
     if message.include_authorized_operations:
         for each in described:
             if not each.error_code:

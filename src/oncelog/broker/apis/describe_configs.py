@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 KEY = 32
 
+_Asked = DescribeConfigsRequest.DescribeConfigsResource
+
 
 def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse:
     message: DescribeConfigsRequest = request.message
     results = []
-    for asked in message.resources:
+    for asked in _once(message.resources):
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
         )
         try:
-            wanted = asked.configuration_keys
+            wanted = set(asked.configuration_keys or ())
             result.configs = [
                 _config(entry, asked.resource_type == ResourceType.BROKER, message)
                 for entry in _entries(node, request, asked)
@@ -40,6 +42,23 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
     return DescribeConfigsResponse(results=results)
+
+
+def _once(resources: list[_Asked]) -> Iterable[_Asked]:
+    """Return each resource once, with all the keys that it was asked for.
+
+    A broker has more than a hundred settings: a small request would else get an answer of gigabytes.
+    """
+    asked: dict[tuple[int, str], _Asked] = {}
+    for resource in resources:
+        first = asked.setdefault((resource.resource_type, resource.resource_name), resource)
+        if first is resource:
+            continue
+        if first.configuration_keys and resource.configuration_keys:
+            first.configuration_keys += resource.configuration_keys
+        else:
+            first.configuration_keys = None
+    return asked.values()
 
 
 def _entries(

@@ -25,7 +25,7 @@ _Group = DescribeGroupsResponse.DescribedGroup
 
 def handle(node: Node, request: Request, now_ms: int) -> DescribeGroupsResponse:
     message: DescribeGroupsRequest = request.message
-    described = [_described(node, request, group_id) for group_id in message.groups]
+    described = [_described(node, request, group_id) for group_id in dict.fromkeys(message.groups)]
     if message.include_authorized_operations:
         for each in described:
             if not each.error_code:

@@ -24,13 +24,16 @@ _Result = DescribeProducersResponse.PartitionResponse
 
 def handle(node: Node, request: Request, now_ms: int) -> DescribeProducersResponse:
     message: DescribeProducersRequest = request.message
+    # Each partition once: it may have many producers.
+    asked: dict[str, dict[int, None]] = {}
+    for topic in message.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         topics=[
             DescribeProducersResponse.TopicResponse(
-                name=topic.name,
-                partitions=[_describe(node, request, topic.name, index) for index in topic.partition_indexes],
+                name=name, partitions=[_describe(node, request, name, index) for index in indexes]
             )
-            for topic in message.topics
+            for name, indexes in asked.items()
         ]
     )
 

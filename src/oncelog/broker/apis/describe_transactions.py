@@ -24,7 +24,9 @@ _State = DescribeTransactionsResponse.TransactionState
 def handle(node: Node, request: Request, now_ms: int) -> DescribeTransactionsResponse:
     message: DescribeTransactionsRequest = request.message
     return DescribeTransactionsResponse(
-        transaction_states=[_describe(node, request, asked) for asked in message.transactional_ids]
+        transaction_states=[
+            _describe(node, request, asked) for asked in dict.fromkeys(message.transactional_ids)
+        ]
     )
 
 

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from oncelog.broker.request_limits import MAX_NAMES
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
+    PeerError,
     TopicAuthorizationFailed,
     UnknownTopicId,
     UnstableOffsetCommit,
@@ -46,7 +48,16 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
                 for topic, told in _told(node, request, message.group_id, message.topics, is_stable)
             ]
         )
-    return OffsetFetchResponse(groups=[_group(node, request, asked, is_stable) for asked in message.groups])
+    # Each group once, as it is named first: it may have many offsets.
+    once: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
+    for asked in message.groups:
+        once.setdefault(asked.group_id, asked)
+    if len(once) > MAX_NAMES:
+        raise PeerError(
+            f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
+        )
+    groups = [_group(node, request, asked, is_stable) for asked in once.values()]
+    return OffsetFetchResponse(groups=groups)
 
 
 def _refused(message: OffsetFetchRequest, version: int) -> OffsetFetchResponse:

@@ -1,0 +1,201 @@
+"""The worst requests of a given size, for each API: what the broker reads, keeps and answers is bounded.
+
+The catalogue is `oncelog.bench.worst_requests`. Work is counted in elements and bytes, never in seconds. The
+limits are a fiftieth of the real ones here, and so is what a request may cost.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient
+from helpers_fuzz import NOW_MS, open_node
+
+from oncelog.bench.worst_requests import WorstRequest, by_hand, from_tables, worst_requests
+from oncelog.broker import request_limits
+from oncelog.broker.apis import describe_configs
+from oncelog.broker.node import Node, Request
+from oncelog.broker.registry import OFFERED
+from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
+from oncelog.broker.waiting import Deferred
+from oncelog.edge import server_connection
+from oncelog.edge.broker import Broker
+from oncelog.errors import OncelogError, PeerError
+from oncelog.sim.disk import MemoryDisk
+from oncelog.wire.frames import decode_request_header, encode_response
+from oncelog.wire.message import Api, Part
+from oncelog.wire.messages import API_BY_NAME, DescribeConfigsRequest, DescribeGroupsRequest
+from oncelog.wire.primitives import UNBOUNDED
+
+SIZE = 20_000
+SCALE = 50
+ELEMENT_BYTES = 8_000
+"""Memory for an element, its share of the answer, and what is remembered of it."""
+ONCE_BYTES = 4_000_000
+"""Memory that does not grow with the request: a broker's settings with their descriptions, say."""
+APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {name: limit // SCALE for name, limit in request_limits._MAX_ELEMENTS.items()}
+    monkeypatch.setattr(request_limits, "_MAX_ELEMENTS", limits)
+    monkeypatch.setattr(request_limits, "MAX_NAMES", MAX_NAMES // SCALE)
+
+
+def elements(value: Any) -> Iterator[Any]:
+    """All elements of all arrays of a message, however deep."""
+    if isinstance(value, list):
+        yield from value
+        for each in value:
+            yield from elements(each)
+    elif isinstance(value, Part):
+        for field in value._struct.fields:
+            yield from elements(getattr(value, field.name))
+
+
+def carry_out(node: Node, worst: WorstRequest) -> tuple[int, int]:
+    """Do what a connection does; returns (elements read, bytes of the answer)."""
+    frame = memoryview(bytearray(worst.frame()))
+    try:
+        header = decode_request_header(frame)
+        limit = max_elements(worst.api.name, len(frame))
+        message = worst.api.request.decode(
+            header.api_version, frame, header.body_position, max_elements=limit
+        )
+    except PeerError:
+        return 0, 0
+    count = sum(1 for _ in elements(message))
+    assert count <= limit
+    answer = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    if isinstance(answer, Deferred) or not hasattr(answer, "api"):
+        return count, 0
+    try:
+        return count, len(encode_response(answer, header.api_version, 1))
+    except OncelogError:
+        return count, 0
+
+
+def assert_bounded(worst: WorstRequest) -> None:
+    node = open_node(MemoryDisk())
+    node.topics.create("t", 1, {}, NOW_MS)
+    carry_out(node, worst)  # compiles what it needs
+    tracemalloc.start()
+    try:
+        _, answer_bytes = carry_out(node, worst)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    limit = max_elements(worst.api.name, 0)
+    assert peak_bytes <= ONCE_BYTES + ELEMENT_BYTES * limit, worst.name
+    assert answer_bytes <= ONCE_BYTES + ELEMENT_BYTES * limit, worst.name
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_the_worst_requests_of_an_api_take_bounded_memory(api: Api) -> None:
+    for worst in from_tables(api, SIZE):
+        assert_bounded(worst)
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.usefixtures("small_limits")
+def test_the_worst_requests_that_were_made_by_hand_take_bounded_memory() -> None:
+    for size in (1_500, SIZE):
+        for worst in by_hand(size, "t", "g"):
+            assert_bounded(worst)
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_a_request_above_its_limit_is_refused_before_its_elements_are_made(api: Api) -> None:
+    for worst in from_tables(api, SIZE):
+        if len(worst.body) < SIZE // 2 or "long" in worst.name:
+            continue
+        body = memoryview(worst.body)
+        tracemalloc.start()
+        try:
+            with pytest.raises(PeerError, match="above its limit"):
+                api.request.decode(worst.version, body, max_elements=10)
+            assert tracemalloc.get_traced_memory()[1] < 20_000, worst.name
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.behaviour("I29")
+def test_every_api_has_a_limit_that_real_clients_do_not_reach() -> None:
+    for api in APIS:
+        assert max_elements(api.name, 1000) in (MAX_NAMES, MAX_TOPICS, MAX_PARTITIONS)
+        assert max_elements(api.name, 1000) < UNBOUNDED
+    for api_name in ("Produce", "JoinGroup", "SyncGroup"):
+        assert max_elements(api_name, 100 << 20)
+    with pytest.raises(PeerError, match="ask for less"):
+        max_elements("Metadata", MAX_BYTES + 1)
+
+
+@pytest.mark.behaviour("I29")
+def test_a_request_with_too_many_elements_ends_its_connection_and_no_other() -> None:
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as greedy:
+        greedy.send(DescribeGroupsRequest(groups=[""] * (MAX_NAMES + 1)), 5)
+        assert greedy.is_closed()
+        with RawClient(broker.bootstrap_servers) as other:
+            answer = other.ask(DescribeGroupsRequest(groups=["g"] * 100), 5)
+            assert len(answer.groups) == 1
+
+
+@pytest.mark.behaviour("I29")
+def test_a_resource_that_is_named_again_and_again_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[str] = []
+    entries = describe_configs._entries
+    monkeypatch.setattr(
+        describe_configs, "_entries", lambda n, r, a: described.append(a.resource_name) or entries(n, r, a)
+    )
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+
+    def named(*keys: str | None) -> Any:
+        asked = [
+            resource(resource_type=4, resource_name="", configuration_keys=None if key is None else [key])
+            for key in keys
+        ]
+        (result,) = client.ask(DescribeConfigsRequest(resources=asked), 4).results
+        return sorted(config.name for config in result.configs)
+
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        assert len(named("log.segment.bytes", None)) > 50
+        assert named("log.segment.bytes", "log.roll.ms", "log.segment.bytes") == named(
+            "log.roll.ms", "log.segment.bytes"
+        )
+    assert len(described) == 3
+
+
+@pytest.mark.behaviour("I29")
+def test_large_requests_take_turns_with_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round is over after so many bytes of requests, not only after so many requests."""
+    rounds: list[int] = []
+    go_through = server_connection.Connection._go_through
+    begin = server_connection.Connection._begin
+
+    def counted_round(self: Any, *args: Any) -> Any:
+        rounds.append(0)
+        return go_through(self, *args)
+
+    def counted(self: Any, *args: Any) -> Any:
+        rounds[-1] += 1
+        return begin(self, *args)
+
+    monkeypatch.setattr(server_connection.Connection, "_go_through", counted_round)
+    monkeypatch.setattr(server_connection.Connection, "_begin", counted)
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        for _ in range(20):
+            client.send(DescribeGroupsRequest(groups=["x" * 20_000]), 5)
+        for _ in range(20):
+            assert client.read_frame() is not None
+    assert max(rounds) == 1
+
+
+def test_the_catalogue_names_every_api_that_is_offered() -> None:
+    assert {worst.api for worst in worst_requests(1_000)} >= set(APIS)
