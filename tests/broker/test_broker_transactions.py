@@ -25,7 +25,7 @@ from oncelog.errors import (
 )
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import TransactionState
+from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import decode_control
@@ -435,3 +435,30 @@ def test_a_time_out_that_finds_no_producer_id_comes_again(
     assert place.state() is S.ONGOING
     node.transactions.abort_timed_out(NOW_MS + 1_001)
     assert place.state() is S.COMPLETE_ABORT
+
+
+@pytest.mark.behaviour("T6")
+def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(place: Place) -> None:
+    """An operator's, say. The next transaction was complete, and stayed open in that partition for ever."""
+    who = place.begin()
+    forged = Marker(who.producer_id, who.producer_epoch, 7, False)
+    coordinator.write_marker(place.node, PARTITIONS[0], forged, NOW_MS)
+    who = identity(place.node.transactions.end("x", who, True, 2, NOW_MS).entry)
+    place.node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
+    for at in PARTITIONS:
+        data = build_batch(
+            [NewRecord(NOW_MS, None, b"two")],
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        place.node.topics.partition(at)[1].append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+    place.node.transactions.end("x", who, True, 2, NOW_MS)
+    assert place.state() is S.COMPLETE_COMMIT
+    assert [place.log(at)[-2:] for at in PARTITIONS] == [["two", "<commit>"]] * 3
+    assert [place.node.topics.partition(at)[1].open_transaction_count for at in PARTITIONS] == [0] * 3
+
+
+def identity(entry: TransactionEntry) -> Identity:
+    return Identity(entry.producer_id, entry.producer_epoch)

@@ -25,12 +25,14 @@ from oncelog.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     InvalidTxnState,
     NotCoordinator,
     NotEnoughReplicas,
     ProducerFenced,
     TransactionAbortable,
 )
+from oncelog.log.partition import Partition
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -134,15 +136,23 @@ class Admission:
 
 
 def admit_produce(node: Node, request: Request, now_ms: int) -> Admission:
-    """The transactional batches of a Produce request."""
+    """The transactional batches of a Produce request.
+
+    Raises InvalidProducerIdMapping when they are of several producers: nothing of the request is stored.
+    """
     message, version = request.message, request.header.api_version
     dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
-    outside = dict(_outside(node, request))
+    batches = list(_transactional_batches(node, request))
+    if len({who for _, who, _ in batches}) > 1:
+        raise InvalidProducerIdMapping("the transactional batches of a request must be of one producer")
+    outside = {at: who for at, who, partition in batches if not partition.has_open_transaction(*who)}
     return Admission(node, message.transactional_id or "", outside, dialect, now_ms)
 
 
-def _outside(node: Node, request: Request) -> Iterator[tuple[TopicPartition, Identity]]:
-    """Partitions that the producer of their batch has no transaction open in, with who that is."""
+def _transactional_batches(
+    node: Node, request: Request
+) -> Iterator[tuple[TopicPartition, Identity, Partition]]:
+    """Yield the partitions whose batch is transactional, with its producer."""
     message: ProduceRequest = request.message
     for topic in message.topic_data:
         may_write = request.may(ResourceType.TOPIC, topic.name)
@@ -157,5 +167,4 @@ def _outside(node: Node, request: Request) -> Iterator[tuple[TopicPartition, Ide
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue
             who = Identity(header.producer_id, header.producer_epoch)
-            if not known.partitions[part.index].has_open_transaction(*who):
-                yield TopicPartition(topic.name, part.index), who
+            yield TopicPartition(topic.name, part.index), who, known.partitions[part.index]

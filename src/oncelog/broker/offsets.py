@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written
-from oncelog.errors import NotCoordinator
+from oncelog.errors import BrokerError
 from oncelog.rules.offsets import CommittedOffset, is_expired, later
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -180,7 +180,7 @@ class Offsets:
                 for first in range(0, len(keys), _MAX_TOMBSTONES):
                     records = [(key, None) for key in keys[first : first + _MAX_TOMBSTONES]]
                     self._topic.append(index, records, now_ms)
-        except NotCoordinator:
+        except BrokerError:
             return False
         return is_whole
 

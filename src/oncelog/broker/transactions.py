@@ -27,7 +27,6 @@ from oncelog.errors import (
     NotCoordinator,
     PeerError,
     StorageError,
-    TransactionCoordinatorFenced,
     UnknownTopicOrPartition,
 )
 from oncelog.rules.append import Refuse
@@ -52,7 +51,7 @@ from oncelog.types import TopicPartition
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
-_GONE = (UnknownTopicOrPartition, InvalidProducerEpoch, TransactionCoordinatorFenced)
+_GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
 """A partition that answers a marker with these has no use for it: deleted, or a newer epoch was there."""
 
 
@@ -281,16 +280,10 @@ class TransactionCoordinator:
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
-        marker = Marker(
-            entry.producer_id,
-            entry.producer_epoch,
-            self._coordinator_epoch(transactional_id),
-            entry.state is TransactionState.PREPARE_COMMIT,
-        )
         marked = self._marked.setdefault(transactional_id, [])
         for at in sorted(remaining):
             try:
-                marked.append(write_marker(self._node, at, marker, now_ms))
+                marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
             except _GONE:
                 pass
             except BrokerError:
@@ -310,10 +303,19 @@ class TransactionCoordinator:
         except BrokerError:
             self._unfinished[prepared.transactional_id] = set()
 
-    def _coordinator_epoch(self, transactional_id: str) -> int:
+    def _marker(self, entry: TransactionEntry, at: TopicPartition) -> Marker:
+        """Return the marker for a partition. Raises UnknownTopicOrPartition."""
         topic = self.topic.topic
         assert topic is not None
-        return topic.partition(self.topic.partition_of(transactional_id)).leader_epoch
+        own_epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
+        _, partition = self._node.topics.partition(at)
+        known = partition.producer(entry.producer_id)
+        # A higher epoch than ours is an operator's, or from before `__transaction_state` was lost: one node
+        # has no other coordinator. Fenced by it, the transaction would stay open in this partition.
+        # See test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
+        epoch = own_epoch if known is None else max(own_epoch, known.coordinator_epoch or 0)
+        is_commit = entry.state is TransactionState.PREPARE_COMMIT
+        return Marker(entry.producer_id, entry.producer_epoch, epoch, is_commit)
 
 
 def _check_id(transactional_id: str) -> None:

@@ -212,6 +212,10 @@ class Partition(CompactedStore):
         entry = self._producers.table.get(producer_id)
         return entry is not None and entry.producer_epoch == producer_epoch
 
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """Return what is remembered of a producer id."""
+        return self._producers.table.get(producer_id)
+
     def describe_producers(self) -> list[ProducerState]:
         """What is remembered of every producer id, by id."""
         return sorted(

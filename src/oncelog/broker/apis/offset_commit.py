@@ -102,8 +102,12 @@ def codes_of_refusal(codes: Mapping[TopicPartition, int], error: BrokerError) ->
 
     The group is asked before metadata is measured, so its refusal wins over OFFSET_METADATA_TOO_LARGE.
     """
-    is_own = {tp: code not in (0, OffsetMetadataTooLarge.code) for tp, code in codes.items()}
-    return {tp: code if is_own[tp] else error.code for tp, code in codes.items()}
+    return {tp: error.code if is_for_group(code) else code for tp, code in codes.items()}
+
+
+def is_for_group(code: int) -> bool:
+    """Return True for the code of `check_offset` of an offset that the group is asked about."""
+    return code in (0, OffsetMetadataTooLarge.code)
 
 
 def _asked(message: OffsetCommitRequest) -> Iterator[tuple[TopicPartition, _Asked]]:

@@ -24,6 +24,7 @@ from oncelog.errors import (
     BrokerError,
     CorruptMessage,
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     InvalidRecord,
     InvalidRequiredAcks,
     InvalidTopicException,
@@ -73,7 +74,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if message.transactional_id is not None:
         if is_transactional and not request.may(ResourceType.TRANSACTIONAL_ID, message.transactional_id):
             return work.refuse(TransactionalIdAuthorizationFailed())
-        admission = work.admission = admit_produce(node, request, now_ms)
+        try:
+            admission = work.admission = admit_produce(node, request, now_ms)
+        except InvalidProducerIdMapping as error:
+            return work.refuse(error)
         if admission.is_early:
             _keep_records(message)
             return admission.later(lambda: handle(node, request, now_ms), work.refuse)

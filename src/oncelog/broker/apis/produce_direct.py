@@ -146,6 +146,12 @@ def _plain_batches(
         if frame[position]:
             return None
         position += 1
+    if (
+        is_transactional
+        and len(batches) > 1
+        and len({(h.producer_id, h.producer_epoch) for *_, h in batches}) > 1
+    ):
+        return None
     return batches if not frame[position] and position + 1 == len(frame) else None
 
 

@@ -1,8 +1,9 @@
 """TxnOffsetCommit (key 28), versions 0-5: a group's positions, which hold when a transaction commits.
 
-Per partition: 3 unknown, 12 metadata too long; for the whole group what `GroupCoordinator.check_commit`
-refuses with (row T7). The group's partition of `__consumer_offsets` must be part of the transaction, or
-becomes it by version 5.
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
+INVALID_GROUP_ID (empty), what the transaction coordinator refuses with (the group's partition of
+`__consumer_offsets` must be part of the transaction, or becomes it by version 5), what
+`GroupCoordinator.check_commit` refuses with (row T7). Without a known topic nobody is asked.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.admission import Admission, Dialect
-from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal
+from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal, is_for_group
 from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
-from oncelog.errors import BrokerError, CoordinatorNotAvailable, NotEnoughReplicas
+from oncelog.errors import BrokerError, CoordinatorNotAvailable, InvalidGroupId, NotEnoughReplicas
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -57,7 +58,17 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     ):
         if not request.may(resource_type, name):
             return _answer(message, dict.fromkeys(codes, refusal_of(resource_type).code))
+    if not any(is_for_group(code) for code in codes.values()):
+        return _answer(message, codes)
     try:
+        if not message.group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        admission = _admit(node, message, who, request.header.api_version, now_ms)
+        if admission.is_early:
+            return admission.later(
+                lambda: handle(node, request, now_ms),
+                lambda error: refusal(CoordinatorNotAvailable(str(error))),
+            )
         node.groups.check_commit(
             message.group_id,
             message.generation_id,
@@ -65,12 +76,6 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             message.group_instance_id,
             is_transactional=True,
         )
-        admission = _admit(node, message, who, request.header.api_version, now_ms)
-        if admission.is_early:
-            return admission.later(
-                lambda: handle(node, request, now_ms),
-                lambda error: refusal(CoordinatorNotAvailable(str(error))),
-            )
         written = []
         if offsets:
             written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))
