@@ -6,6 +6,8 @@ The tables themselves are in config.py.
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +16,9 @@ from typing import Any, Literal
 from oncelog.errors import ConfigError
 
 Kind = Literal["int", "float", "bool", "str", "list", "password"]
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_INT64 = range(-(2**63), 2**63)
 
 SCOPE = "listener.name."
 """Before a listener's name and a key: what holds there only, as Kafka writes it."""
@@ -57,8 +62,8 @@ class Setting:
         if raw is None:
             return None
         value = _PARSERS[self.kind](self, raw)
-        if self.choices and value not in self.choices:
-            raise ConfigError(f"{self.key}={raw!r}: expected one of {', '.join(self.choices)}")
+        if self.choices and any(part not in self.choices for part in _parts(value)):
+            raise ConfigError(f"{self.key}={raw!r}: expected {self._expected()}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
                 raise ConfigError(f"{self.key}={raw!r}: must be at least {self.low:g}")
@@ -66,23 +71,41 @@ class Setting:
                 raise ConfigError(f"{self.key}={raw!r}: must be at most {self.high:g}")
         return value
 
+    def _expected(self) -> str:
+        several = "any of" if self.kind == "list" else "one of"
+        return f"{several} {', '.join(self.choices)}"
+
+
+def _parts(value: SettingValue) -> list[str]:
+    """Return the texts that must be among a setting's choices."""
+    if isinstance(value, list):
+        return value
+    return [str(value).lower() if isinstance(value, bool) else str(value)]
+
 
 def _parse_int(setting: Setting, raw: object) -> int:
-    if isinstance(raw, bool):
-        raise ConfigError(f"{setting.key}={raw!r}: expected a whole number")
     try:
-        if isinstance(raw, float) and not raw.is_integer():
+        # Java's parser takes neither underscores nor more than 64 bits, and Python's int() both.
+        if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
             raise ValueError
-        return int(raw)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
+        if isinstance(raw, str) and not _WHOLE.fullmatch(raw.strip()):
+            raise ValueError
+        value = int(raw)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{setting.key}={raw!r}: expected a whole number") from None
+    if value not in _INT64:
+        raise ConfigError(f"{setting.key}={raw!r}: does not fit into 64 bits")
+    return int(value)
 
 
 def _parse_float(setting: Setting, raw: object) -> float:
     try:
-        return float(raw)  # type: ignore[arg-type]
+        value = float(raw)  # type: ignore[arg-type]
+        if not math.isfinite(value) or (isinstance(raw, str) and "_" in raw):
+            raise ValueError
     except (TypeError, ValueError):
         raise ConfigError(f"{setting.key}={raw!r}: expected a number") from None
+    return value
 
 
 def _parse_bool(setting: Setting, raw: object) -> bool:
@@ -95,10 +118,14 @@ def _parse_bool(setting: Setting, raw: object) -> bool:
 
 
 def _parse_str(setting: Setting, raw: object) -> str:
-    return str(raw)
+    return str(raw).strip() if setting.choices else str(raw)
 
 
 def _parse_list(setting: Setting, raw: object) -> list[str]:
+    if isinstance(raw, str) and setting.choices:
+        # As Kafka reads cleanup.policy: nothing at all is an empty list, twice the same counts once.
+        parts = [part.strip() for part in raw.split(",")] if raw.strip() else []
+        return list(dict.fromkeys(parts))
     if isinstance(raw, str):
         return [part.strip() for part in raw.split(",") if part.strip()]
     if isinstance(raw, (list, tuple)):

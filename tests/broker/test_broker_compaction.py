@@ -31,7 +31,7 @@ AT = TopicPartition("t", 0)
 
 def small(servers: str, **settings: object) -> str:
     """A compacted topic with short segments."""
-    return new_topic(servers, cleanup_policy="compact", segment_bytes=2_000, **settings)
+    return new_topic(servers, cleanup_policy="compact", internal_segment_bytes=2_000, **settings)
 
 
 def newest(servers: str, topic: str) -> dict[bytes | None, bytes | None]:

@@ -373,7 +373,7 @@ def test_the_log_of_transactions_is_a_compacted_topic(place: Place) -> None:
     topic = place.node.topics.get("__transaction_state")
     assert topic is not None
     assert len(topic.partitions) == 50
-    assert topic.settings["cleanup.policy"] == "compact"
+    assert topic.settings["cleanup.policy"] == ["compact"]
     assert topic.settings["segment.bytes"] == 104_857_600
     index = partition_for("x", 50)
     assert [p.log_end_offset > 0 for p in topic.partitions] == [i == index for i in range(50)]

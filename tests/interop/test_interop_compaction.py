@@ -25,7 +25,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
     directory = tmp_path_factory.mktemp("compacted")
     with Broker(directory, config=QUICK) as broker:
         servers = broker.bootstrap_servers
-        topic = new_topic(servers, cleanup_policy="compact", segment_bytes=3_000)
+        topic = new_topic(servers, cleanup_policy="compact", internal_segment_bytes=3_000)
         with RawClient(servers) as client:
             assert client.produce(topic, batch(b"old", key=b"k0", pid=77, sequence=0)).error_code == 0
         with producer_of(servers, transactional_id="compacted") as producer:

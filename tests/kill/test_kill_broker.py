@@ -150,7 +150,7 @@ def test_killed_again_and_again_everything_acknowledged_is_there(tmp_path: Path)
     for life in range(4):
         with Served(tmp_path) as broker, RawClient(broker.address) as client:
             if life == 0:
-                client.create_topic("lives", segment_bytes=2_000)
+                client.create_topic("lives", internal_segment_bytes=2_000)
             pid = client.new_producer_id()
             for n in range(25):
                 value = b"%d-%d" % (life, n) + b"." * 100

@@ -16,7 +16,7 @@ from oncelog.load.marks import MARKS_TOPIC, marks_partition
 from oncelog.load.parsing import Options
 
 ROWS = 400
-QUICK = {"segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "cleanup.policy": "compact"}
+QUICK = {"internal.segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "cleanup.policy": "compact"}
 
 
 @pytest.mark.behaviour("P4")

@@ -82,9 +82,11 @@ def alter(
         if resource_type != ResourceType.TOPIC:
             raise InvalidRequest(f"resource type {resource_type} is not served; 2 is a topic")
         topic = node.topics.get(name)
+        # What is wrong with the values is told even if there is no such topic, as by Kafka.
+        present = {} if topic is None else topic.overrides
+        overrides = check_overrides(node.settings, change(present), present)
         if topic is None:
             raise UnknownTopicOrPartition()
-        overrides = check_overrides(node.settings, change(topic.overrides))
         if not validate_only:
             node.topics.alter(topic, overrides)
     except BrokerError as error:

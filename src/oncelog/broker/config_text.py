@@ -64,6 +64,8 @@ def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[Co
     """Every topic setting, each with its synonyms: the topic's own, the broker's, the default."""
     settings = topic_settings(broker, overrides)
     for row in TOPIC.settings:
+        if row.key.startswith("internal.") and row.key not in overrides:
+            continue
         synonyms = []
         if row.key in overrides:
             synonyms.append(Synonym(row.key, to_text(settings[row.key]), Source.TOPIC))
@@ -103,10 +105,10 @@ def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> Config
 
 def _wire_type(row: Setting) -> int:
     """Kafka's ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list, 9 password."""
+    if row.high == INT32_MAX:
+        return 3
     if row.kind == "int":
         is_long = row.key.endswith((".ms", "retention.bytes"))
         fits = isinstance(row.default, int) and row.default <= INT32_MAX and not is_long
         return 3 if fits else 5
-    if row.key.endswith("cleanup.policy"):
-        return 7
     return {"bool": 1, "str": 2, "float": 6, "list": 7, "password": 9}[row.kind]

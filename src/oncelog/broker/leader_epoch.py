@@ -8,7 +8,7 @@ from oncelog.log.partition import Partition
 
 def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
     """-1 is not checked. Raises FencedLeaderEpoch for an older epoch, UnknownLeaderEpoch for a newer."""
-    if current_leader_epoch < 0 or current_leader_epoch == partition.leader_epoch:
+    if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
         return
     text = f"the client's leader epoch is {current_leader_epoch}, the partition's {partition.leader_epoch}"
     raise (

@@ -32,6 +32,9 @@ BROKER_DEFAULT_OF = {
 }
 """Topic key -> the broker key that is its default."""
 
+MIN_SEGMENT_BYTES = 1 << 20
+"""The least segment.bytes that a client may set. Source: Kafka 4.0's LogConfig."""
+
 
 def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
     """What holds for a topic with these settings of its own. Raises InvalidConfig naming the key."""
@@ -43,13 +46,22 @@ def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
     return own.replaced({key: value for key, value in defaults.items() if not own.is_user_set(key)})
 
 
-def check_overrides(broker: Settings, overrides: Mapping[str, str | None]) -> dict[str, str]:
-    """The overrides in the table's spelling. Raises InvalidConfig: unknown, malformed, null."""
+def check_overrides(
+    broker: Settings, overrides: Mapping[str, str | None], present: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The overrides in the table's spelling. Raises InvalidConfig: unknown, malformed, null, too small.
+
+    `present`: the topic's own settings before. A small segment.bytes among them may stay: versions before
+    0.5.0 accepted it.
+    """
     for key, value in overrides.items():
         if value is None:
             raise InvalidConfig(f"{key}: a null value is not a setting")
         if TOPIC.get(key) is None:
             raise InvalidConfig(f"unknown topic setting {key!r}")
     given = {key: str(value) for key, value in overrides.items()}
-    topic_settings(broker, given)
+    settings = topic_settings(broker, given)
+    is_new = present is None or given.get("segment.bytes") != present.get("segment.bytes")
+    if is_new and settings.is_user_set("segment.bytes") and settings["segment.bytes"] < MIN_SEGMENT_BYTES:
+        raise InvalidConfig(f"segment.bytes={given['segment.bytes']}: must be at least {MIN_SEGMENT_BYTES}")
     return given

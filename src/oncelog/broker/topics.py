@@ -23,7 +23,7 @@ from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError, TopicAlreadyExists, UnknownTopicOrPartition
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
-from oncelog.settings import Settings
+from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
 FILE_NAME = "oncelog-topics.json"
@@ -135,7 +135,7 @@ class Topics:
             self.large_answers.clear()
         self.large_answers[key] = body
 
-    def settings_of(self, name: str) -> Mapping[str, object]:
+    def settings_of(self, name: str) -> Mapping[str, SettingValue]:
         """What holds for a topic; empty for one that is not there."""
         topic = self._by_name.get(name)
         return topic.settings if topic else {}

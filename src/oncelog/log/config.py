@@ -15,7 +15,8 @@ DAY_MS = 86_400_000
 class LogConfig:
     """Settings of one topic under their Kafka names; see config.TOPIC for meanings and defaults.
 
-    `compression` None keeps the producer's codec. `retention_ms` and `retention_bytes` None: unlimited.
+    `compression` None keeps the producer's codec. `compression_level` None is the codec's default, which for
+    lz4 is the fast mode, as Kafka's. `retention_ms` and `retention_bytes` None: unlimited.
     """
 
     segment_bytes: int
@@ -24,6 +25,7 @@ class LogConfig:
     index_interval_bytes: int
     max_message_bytes: int
     compression: Compression | None
+    compression_level: int | None
     timestamp_type: TimestampType
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
@@ -42,19 +44,20 @@ class LogConfig:
     def from_settings(cls, settings: Settings, producer_expiration_ms: int = DAY_MS) -> LogConfig:
         """From parsed topic settings and the broker's producer.id.expiration.ms."""
         codec = settings["compression.type"]
-        policies = settings["cleanup.policy"].split(",")
+        policies = settings["cleanup.policy"]
         is_append_time = settings["message.timestamp.type"] == "LogAppendTime"
         segment_ms = settings["segment.ms"]
         if "compact" in policies:
             # A record can be compacted in time only if its segment is closed in time.
             segment_ms = min(segment_ms, settings["max.compaction.lag.ms"])
         return cls(
-            segment_bytes=settings["segment.bytes"],
+            segment_bytes=settings["internal.segment.bytes"] or settings["segment.bytes"],
             segment_ms=segment_ms,
             segment_index_bytes=settings["segment.index.bytes"],
             index_interval_bytes=settings["index.interval.bytes"],
             max_message_bytes=settings["max.message.bytes"],
             compression=None if codec == "producer" else _CODECS[codec],
+            compression_level=_level(settings, codec),
             timestamp_type=TimestampType.LOG_APPEND_TIME if is_append_time else TimestampType.CREATE_TIME,
             timestamp_before_max_ms=settings["message.timestamp.before.max.ms"],
             timestamp_after_max_ms=settings["message.timestamp.after.max.ms"],
@@ -83,6 +86,15 @@ _CODECS = {
     "lz4": Compression.LZ4,
     "zstd": Compression.ZSTD,
 }
+
+
+def _level(settings: Settings, codec: str) -> int | None:
+    key = f"compression.{codec}.level"
+    row = TOPIC.get(key)
+    if row is None or settings[key] == row.default:
+        return None
+    level: int = settings[key]
+    return level
 
 
 def _unless_negative(value: int) -> int | None:

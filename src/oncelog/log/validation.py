@@ -121,6 +121,7 @@ def _reencode(decoded: list[DecodedRecord], header: BatchHeader, config: LogConf
     return build_batch(
         [NewRecord(record.timestamp_ms, record.key, record.value, record.headers) for record in decoded],
         compression=config.compression,
+        level=config.compression_level,
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,

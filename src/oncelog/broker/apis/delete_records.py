@@ -54,7 +54,7 @@ def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_m
         topic, partition = node.topics.partition(at)
         if topic.is_internal:
             raise InvalidTopicException(f"{at.topic} is the broker's own")
-        if topic.settings["cleanup.policy"] == "compact":
+        if topic.settings["cleanup.policy"] == ["compact"]:
             raise PolicyViolation("records of a compacted topic are not deleted by offset")
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
         if not 0 <= target <= partition.high_watermark:

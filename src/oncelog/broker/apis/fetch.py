@@ -161,11 +161,12 @@ class _Fetch:
         # As on Kafka an offset between high watermark and log end is no error: there is nothing yet.
         if not first <= asked.fetch_offset <= end:
             raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{end}")
+        diverges = self._diverges(result, partition, asked)
         result.high_watermark, result.last_stable_offset, result.log_start_offset = high, stable, first
         upper_offset = stable if is_committed_only else high
         if is_committed_only:
             result.aborted_transactions = []
-        if self._diverges(result, partition, asked):
+        if diverges:
             return
         max_bytes = min(asked.partition_max_bytes, left_bytes)
         if asked.fetch_offset < upper_offset and (max_bytes > 0 or at_least_one):

@@ -1,7 +1,7 @@
 """IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic.
 
 Operations: 0 set, 1 delete (back to the default), 2 append to and 3 subtract from a list
-(cleanup.policy is the only one). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
+(cleanup.policy, and those of replication). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
 operation on what is no list, 42 not a topic, an unknown operation, a null, or a
 topic or key named twice.
 """
@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
+from oncelog.broker.config_text import to_text
+from oncelog.config import TOPIC
 from oncelog.errors import InvalidConfig, InvalidRequest
 from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY = 44
 SET, DELETE, APPEND, SUBTRACT = range(4)
-_LIST_KEYS = ("cleanup.policy",)
+_LIST_KEYS = frozenset(row.key for row in TOPIC.settings if row.kind == "list")
 
 _Asked = IncrementalAlterConfigsRequest.AlterConfigsResource
 _Config = IncrementalAlterConfigsRequest.AlterableConfig
@@ -46,7 +48,7 @@ def _alter(
         for config in asked.configs:
             if config.config_operation != DELETE:
                 check_has_value(config)
-            _apply(result, config, str(effective.get(config.name, "")))
+            _apply(result, config, to_text(effective.get(config.name)) or "")
         return result
 
     code, text = alter(node, request, asked, changed, validate_only, repeated)
@@ -68,7 +70,7 @@ def _apply(result: dict[str, str | None], config: _Config, effective: str) -> No
         if config.name not in _LIST_KEYS:
             raise InvalidConfig(f"{config.name} is not a list; set it instead")
         present = [part for part in effective.split(",") if part]
-        named = [part for part in (config.value or "").split(",") if part]
+        named = [part.strip() for part in (config.value or "").split(",") if part.strip()]
         if operation == APPEND:
             kept = present + [part for part in named if part not in present]
         else:
