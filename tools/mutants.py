@@ -98,11 +98,13 @@ def _pending_at_once(self: Any, group: str, who: Any, found: Any, now_ms: int) -
 
 def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
     for group, found in self._pending.pop((index, producer_id), {}).items():
+        self._forget_transaction(group, (index, producer_id))
         self._committed.setdefault(group, {}).update(found)
 
 
 def _offsets_never(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
-    self._pending.pop((index, producer_id), None)
+    for group in self._pending.pop((index, producer_id), {}):
+        self._forget_transaction(group, (index, producer_id))
 
 
 def _take_again(self: Any) -> int:
@@ -252,10 +254,16 @@ def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True) -> Any:
     return records.decode_records(buffer, position, verify=False)
 
 
+def _replay_plain(self: Any, index: int, producer_id: int | None, *record: Any) -> None:
+    if producer_id is None:
+        _REPLAY_RECORD(self, index, producer_id, *record)
+
+
 _own_producer.count = 0  # type: ignore[attr-defined]
 _NEW_TOPIC = topics.Topics._new_topic
 _READ_OFFSETS = manager.read_offsets
 _DELETE_RECORDS = partition.Partition.delete_records
+_REPLAY_RECORD = offsets.Offsets._replay_record
 _FIND = append._find_remembered
 _LOAD = snapshot.Snapshots.load_newest
 _PACK = producer_table.pack_entry
@@ -362,6 +370,7 @@ MUTANTS = [
         ((partition.Partition, "delete_records", _forget_producers),),
         "trimmed",
     ),
+    Mutant("pending offsets are not replayed", ((offsets.Offsets, "_replay_record", _replay_plain),)),
     Mutant("damage is taken for a torn tail", ((segment.Segment, "behind", _nothing),), "flip"),
     Mutant("a reader does not look at checksums", ((fetching, "decode_records", _decode_all),), "flip"),
 ]

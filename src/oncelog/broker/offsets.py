@@ -105,6 +105,15 @@ class Offsets:
         """Return the partitions with a committed or a pending offset."""
         return self.pending_of(group).union(self.of(group))
 
+    def snapshot(self) -> tuple[dict[str, _Offsets], dict[tuple[int, int], dict[str, _Offsets]]]:
+        """Return a copy of everything: committed offsets by group, pending ones as `_pending`."""
+        committed = {group: dict(offsets) for group, offsets in self._committed.items()}
+        pending = {
+            key: {group: dict(offsets) for group, offsets in groups.items()}
+            for key, groups in self._pending.items()
+        }
+        return committed, pending
+
     # Forgetting
 
     def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> Written | None:

@@ -75,6 +75,21 @@ def replayed(stored: list[tuple[BatchHeader, memoryview]]) -> dict[int, Known]:
     return known
 
 
+def coordinated(node: Node) -> dict[str, Any] | None:
+    """Return what coordinators know of offsets and transactions; None while a start would finish some.
+
+    What a client may ask again for, that lost an answer, is left out: Kafka's records do not keep all of it.
+    """
+    entries = {
+        entry.transactional_id: entry._replace(last_producer_epoch=-1, previous_producer_id=-1)
+        for entry in node.transactions.all()
+    }
+    if any(entry.state.is_prepared for entry in entries.values()):
+        return None
+    committed, pending = node.groups.offsets.snapshot()
+    return {"transactions": entries, "committed offsets": committed, "pending offsets": pending}
+
+
 class Watch:
     """Looks at the broker while it runs, and over its ends and starts."""
 
@@ -84,6 +99,8 @@ class Watch:
         """High watermark and last stable offset by partition and topic id, as seen last."""
         self.before: dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, Known]]] | None = None
         """Log ends and producers of the broker that ended; None when the disk may have lost something."""
+        self.coordinated: dict[str, Any] | None = None
+        """What coordinators knew then; None as for `before`, and when a start goes on with something."""
         self.positions: dict[tuple[str, TopicPartition], int] = {}
         """What groups have committed, as seen last."""
         self.unguarded_groups: set[str] = set()
@@ -109,9 +126,10 @@ class Watch:
 
     def ending(self, node: Node, *, keeps_all: bool) -> None:
         """The broker is about to end. `keeps_all`: all that it has written will be there again."""
-        self.before = None
+        self.before = self.coordinated = None
         if keeps_all:
             self.look(node)
+            self.coordinated = coordinated(node)
             self.before = {
                 (tp, partition.topic_id): (partition.log_end_offset, remembered(partition))
                 for tp, partition in node.log_manager.partitions.items()
@@ -121,18 +139,27 @@ class Watch:
             self.positions.clear()
 
     def recovered(self, node: Node) -> None:
-        """Producer state is what the log says, and after a mere kill what it was."""
+        """Producer state is what the log says, and after a mere kill what it was.
+
+        So is what coordinators know.
+        """
+        found = coordinated(node)
+        if self.coordinated is not None and found is not None:
+            for what, known in self.coordinated.items():
+                if known != found[what]:
+                    text = f"{what}: {known} before, {found[what]} now"
+                    self.world.violate("recovered coordinator state differs", text)
         for tp, partition in node.log_manager.partitions.items():
-            found = remembered(partition)
+            producers = remembered(partition)
             if not partition.config.is_compacted and partition.log_start_offset == 0:
-                self._compare(tp, "the log", replayed(batches_of(partition)), found)
+                self._compare(tp, "the log", replayed(batches_of(partition)), producers)
             if self.before is not None and (tp, partition.topic_id) in self.before:
                 end_offset, known = self.before[tp, partition.topic_id]
                 if partition.log_end_offset < end_offset:
                     text = f"{tp} ends at {partition.log_end_offset}, before it ended at {end_offset}"
                     self.world.violate("a kill lost records", text)
                 if partition.log_end_offset == end_offset:
-                    self._compare(tp, "before", known, found)
+                    self._compare(tp, "before", known, producers)
         self.before = None
 
     def _compare(
