@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog import errors
+from oncelog.broker import patterns
 from oncelog.broker.state_topic import StateTopic
 from oncelog.edge.broker import Broker
 from oncelog.wire.messages import (
@@ -149,6 +150,30 @@ def test_what_a_coordinator_remembers_is_what_its_log_says(steps: list[tuple[str
     after = players.node.state()
     after["classic"] = {name: group for name, group in after["classic"].items() if name not in changing}
     assert after == before
+
+
+def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = GroupNode()
+    for name in TOPICS:
+        node.ask(create(name), 5)
+    fields = {"subscribed_topic_names": None, "subscribed_topic_regex": "[tu]"}
+    (joined,) = node.ask(heartbeat("g", "m", **fields), 1)
+    before = node.state()
+    assert len(joined.assignment.topic_partitions) == 2
+    node.restart()
+    monkeypatch.setattr(patterns, "STEPS_AT_ONCE", 1)
+    consumers, chores = node.node.groups.consumers, node.node.log_manager.chores
+    chores.on_added = lambda: None  # they wait for this test
+    (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    assert consumers.patterns.is_pending(["[tu]"])
+    assert (answer.error_code, answer.member_epoch) == (0, joined.member_epoch)
+    assert node.state() == before
+    while consumers.patterns.is_pending(["[tu]"]):
+        chores.step()
+    node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    assert node.state() == before
 
 
 # Expiry

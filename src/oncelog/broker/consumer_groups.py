@@ -58,7 +58,7 @@ class ConsumerGroups:
         draft = self._new(group_id) if group is None else group.draft()
         self.patterns.begin()
         self._forget_patterns()
-        answer = draft.heartbeat(beat, self._catalogue, now_ms)
+        answer = draft.heartbeat(beat, self._catalogue, now_ms, self.patterns.is_pending)
         return answer, self._replace(draft, now_ms)
 
     def _new(self, group_id: str) -> ConsumerGroup:

@@ -165,6 +165,10 @@ class TopicPatterns:
                 self._chores.add(self._resolve())
         return resolution.names if resolution.was_complete else []
 
+    def is_pending(self, texts: Collection[str]) -> bool:
+        """True while `find` may return less than what matches one of these patterns."""
+        return any(text in self._resolutions and self._is_behind(self._resolutions[text]) for text in texts)
+
     def keep(self, texts: Collection[str]) -> None:
         """Forget every other pattern."""
         self._resolutions = {text: each for text, each in self._resolutions.items() if text in texts}

@@ -60,6 +60,9 @@ class TopicInfo(NamedTuple):
 Catalogue = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
 """The topics that are there, of these names and matching these regular expressions as a whole."""
 
+IsPending = Callable[[frozenset[str]], bool]
+"""True while the topics that regular expressions match are not all known yet."""
+
 
 class Beat(NamedTuple):
     """A heartbeat. None: as before. `regex` "": none any more. `owned`: what the member reads now."""
@@ -159,7 +162,9 @@ class ConsumerGroup:
 
     # Heartbeats
 
-    def heartbeat(self, beat: Beat, catalogue: Catalogue, now_ms: int) -> BeatAnswer:
+    def heartbeat(
+        self, beat: Beat, catalogue: Catalogue, now_ms: int, is_pending: IsPending = lambda regexes: False
+    ) -> BeatAnswer:
         """A member joins (epoch 0), is there, or leaves (-1; -2 a static one, to come back).
 
         Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId,
@@ -175,7 +180,7 @@ class ConsumerGroup:
         is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
             self._put(member, Entry(MEMBER, member.member_id))
-        self._assign(catalogue, is_changed)
+        self._assign(catalogue, is_changed, is_pending)
         subscribed_ids = (
             {each.topic_id for each in _subscribed(member, catalogue).values()} if is_changed else None
         )
@@ -250,11 +255,15 @@ class ConsumerGroup:
 
     # Assigning
 
-    def _assign(self, catalogue: Catalogue, is_changed: bool) -> None:
+    def _assign(self, catalogue: Catalogue, is_changed: bool, is_pending: IsPending) -> None:
         """Another epoch if the group or its topics changed, and the target that belongs to it."""
         names = frozenset[str]().union(*(member.topics for member in self.members.values()))
         regexes = frozenset(member.regex for member in self.members.values() if member.regex)
         topics = catalogue(names, regexes)
+        if self._topics is None and not is_changed and is_pending(regexes):
+            # After a restart the topics that patterns match may be found in the background. Until then the
+            # stored target stands; otherwise everybody would have to give up everything.
+            return
         is_other = self._is_off(topics) if self._topics is None else topics != self._topics
         # An epoch that has no target yet needs no successor: its target is made of these topics below.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
