@@ -22,6 +22,7 @@ from oncelog.wire.messages import (
     DescribeGroupsRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
+    ListGroupsRequest,
     OffsetDeleteRequest,
 )
 from oncelog.wire.stored import ConsumerProtocolSubscription
@@ -307,6 +308,7 @@ def protocol(name: str, metadata: bytes) -> JoinGroupRequest.JoinGroupRequestPro
 @pytest.mark.parametrize(
     "hostile",
     [
+        pytest.param(join("x" * LONG), id="group"),
         pytest.param(join("cg", group_instance_id="x" * LONG), id="instance id"),
         pytest.param(
             join("cg", group_instance_id="x" * 32_760), id="instance id that leaves no room for a member id"
@@ -321,6 +323,7 @@ def protocol(name: str, metadata: bytes) -> JoinGroupRequest.JoinGroupRequestPro
 def test_one_join_that_cannot_be_stored_does_not_break_its_group(own_broker: Broker, hostile: Any) -> None:
     tried(own_broker, hostile, 6)
     with RawClient(own_broker.bootstrap_servers) as client:
+        assert not {"cg", "x" * LONG} & {each.group_id for each in client.ask(ListGroupsRequest(), 4).groups}
         joined = client.ask(join("cg", session_timeout_ms=60_000), 3)
         assert joined.error_code == 0
         (described,) = client.ask(DescribeGroupsRequest(groups=["cg"]), 5).groups
@@ -332,6 +335,7 @@ def test_one_join_that_cannot_be_stored_does_not_break_its_group(own_broker: Bro
             == 0
         )
         client.ask(LeaveGroupRequest(group_id="cg", member_id=joined.member_id), 2)
+        assert client.ask(DeleteGroupsRequest(groups_names=["cg"]), 2).results[0].error_code == 0
 
 
 def test_an_assignment_above_a_records_size_is_refused_and_the_group_goes_on(own_broker: Broker) -> None:

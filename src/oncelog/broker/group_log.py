@@ -11,8 +11,11 @@ _KEY_VERSION, _VALUE_VERSION = 2, 3
 
 
 def group_key(group_id: str) -> bytes:
-    """The record's key."""
-    return GroupMetadataKey(group=group_id).to_bytes(_KEY_VERSION)
+    """Return the record's key. Raises InvalidRequest for a group id that is too long."""
+    try:
+        return GroupMetadataKey(group=group_id).to_bytes(_KEY_VERSION)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
 
 
 def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:

@@ -118,6 +118,11 @@ class GroupCoordinator:
 
     def settle(self, group: ClassicGroup, now_ms: int) -> None:
         """After every call that may have changed the group: store it, and be there at its next deadline."""
+        if group.is_unused:
+            # Made for a join that was refused. Only what is stored may stay, or refused joins would pile up.
+            if self._groups.get(group.group_id) is group:
+                del self._groups[group.group_id]
+            return
         if group.is_unsaved:
             self._save(group, now_ms)
         due_ms = group.next_deadline_ms()
@@ -311,7 +316,7 @@ class GroupCoordinator:
                     self._replay(batch, now_ms)
                 except PeerError as error:
                     raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
             self.settle(group, now_ms)
         self.consumers.resume(now_ms)
 

@@ -67,6 +67,11 @@ class ClassicGroup(Roster):
         self._is_initial = False
         self._deadline_ms: int | None = None
 
+    @property
+    def is_unused(self) -> bool:
+        """True when nobody ever joined or is about to: nothing of it is stored."""
+        return not (self.generation_id or self.members or self._pending)
+
     # Joining
 
     def join(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: WhenJoined) -> None:

@@ -26,18 +26,16 @@ FIRST_KNOWN_ID_VERSION, FIRST_NULL_NAME_VERSION, FIRST_SKIP_VERSION = 4, 7, 9
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: JoinGroupRequest = request.message
     version = request.header.api_version
-    try:
-        request.check(ResourceType.GROUP, message.group_id)
-        _check_timeout(node, message.session_timeout_ms)
-        group_id = message.group_id
-        group = node.groups.joined(group_id) if message.member_id else node.groups.open(group_id, now_ms)
-    except BrokerError as error:
-        return _response(JoinAnswer(error.code, message.member_id), version)
     joining = _request(message, request)
     base = message.group_instance_id if message.group_instance_id is not None else joining.client_id
     fresh_id = f"{base}-{node.new_name()}"
+    group_id = message.group_id
     try:
+        request.check(ResourceType.GROUP, group_id)
+        _check_timeout(node, message.session_timeout_ms)
+        # Before a group is made for it: what no record can hold must leave nothing behind.
         check_member(group_id, message.member_id or fresh_id, joining, node.settings["message.max.bytes"])
+        group = node.groups.joined(group_id) if message.member_id else node.groups.open(group_id, now_ms)
     except BrokerError as error:
         return _response(JoinAnswer(error.code, message.member_id), version)
     deferred = Deferred(holds_later_requests=True)
