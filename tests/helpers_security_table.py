@@ -133,14 +133,14 @@ def _of_topics(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
         yield f"DescribeTopicPartitions {topics}", Q(topics=named_topics), 0
 
 
-def _of_settings(kind: int, name: str) -> Iterator[tuple[str, Message, int]]:
+def _of_settings(
+    kind: int, name: str, key: str = "retention.ms", value: str = "1000000"
+) -> Iterator[tuple[str, Message, int]]:
     D, A, I = m.DescribeConfigsRequest, m.AlterConfigsRequest, m.IncrementalAlterConfigsRequest
-    resource = D.DescribeConfigsResource(
-        resource_type=kind, resource_name=name, configuration_keys=["retention.ms"]
-    )
+    resource = D.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=[key])
     yield f"DescribeConfigs {name}", D(resources=[resource]), 4
-    if kind == 2:
-        change = I.AlterableConfig(name="retention.ms", config_operation=0, value="1000000")
+    if kind != 4:
+        change = I.AlterableConfig(name=key, config_operation=0, value=value)
         altered = I.AlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
         yield f"IncrementalAlterConfigs {name}", I(resources=[altered], validate_only=True), 1
         old = A.AlterConfigsResource(resource_type=kind, resource_name=name, configs=[])
@@ -167,6 +167,7 @@ def _of_groups(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
         asked = O.OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0])
         group = O.OffsetFetchRequestGroup(group_id=GROUP, topics=[asked])
         yield f"OffsetFetch {name}", O(groups=[group]), 10
+    yield from _of_settings(32, GROUP, "consumer.session.timeout.ms", "46000")
     group = O.OffsetFetchRequestGroup(group_id=GROUP, topics=None)
     yield "OffsetFetch all", O(groups=[group]), 8
     yield from (

@@ -152,6 +152,14 @@ TOPIC = SettingsTable(
     ),
 )
 
+GROUP = SettingsTable(
+    "group",
+    _rows(
+        ("consumer.session.timeout.ms", "int", 45_000, "A member of the consumer protocol that is silent this long is removed.", 1, INT32_MAX),
+        ("consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1, INT32_MAX),
+    ),
+)
+
 BROKER = SettingsTable(
     "broker",
     _rows(
@@ -226,6 +234,10 @@ BROKER = SettingsTable(
         ("group.coordinator.rebalance.protocols", "list", ["classic", "consumer"], "Group protocols served."),
         ("group.consumer.session.timeout.ms", "int", 45_000, "A member of the consumer protocol that is silent this long is removed.", 1),
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1),
+        ("group.consumer.min.session.timeout.ms", "int", 45_000, "Least consumer.session.timeout.ms of a group.", 1, INT32_MAX),
+        ("group.consumer.max.session.timeout.ms", "int", 60_000, "Largest consumer.session.timeout.ms of a group.", 1, INT32_MAX),
+        ("group.consumer.min.heartbeat.interval.ms", "int", 5_000, "Least consumer.heartbeat.interval.ms of a group.", 1, INT32_MAX),
+        ("group.consumer.max.heartbeat.interval.ms", "int", 15_000, "Largest consumer.heartbeat.interval.ms of a group.", 1, INT32_MAX),
         ("group.consumer.max.size", "int", INT32_MAX, "Most members of such a group.", 1),
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first."),
         ("security.protocol", "str", "PLAINTEXT", "Name of a listener without one. (Ours.)", None, None, PROTOCOLS),
@@ -261,5 +273,5 @@ PIPELINE = SettingsTable(
     ),
 )
 
-TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC, PIPELINE)
+TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC, GROUP, PIPELINE)
 # fmt: on

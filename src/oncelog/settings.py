@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -148,14 +148,18 @@ _PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
 
 
 class Settings(Mapping[str, Any]):
-    """Parsed settings of one table: `settings["linger.ms"]`, and which keys the user set."""
+    """Parsed settings of one table: `settings["linger.ms"]`, and which keys the user set.
 
-    __slots__ = ("_table", "_user", "_values")
+    `layers`: what was set while the program runs, as text, the winning layer first.
+    """
+
+    __slots__ = ("_configured", "_table", "_user", "_values", "layers")
 
     def __init__(self, table: SettingsTable, values: dict[str, Any], user: frozenset[str]) -> None:
         self._table = table
-        self._values = values
+        self._values = self._configured = values
         self._user = user
+        self.layers: tuple[Mapping[str, str], ...] = ()
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -173,6 +177,18 @@ class Settings(Mapping[str, Any]):
     def user_set(self) -> dict[str, Any]:
         """Only what the user gave."""
         return {key: self._values[key] for key in self._values if key in self._user}
+
+    def configured(self, key: str) -> Any:
+        """Return what holds without any layer."""
+        return self._configured[key]
+
+    def lay_over(self, layers: Sequence[Mapping[str, str]]) -> None:
+        """Let these layers hold from now on, for everyone who has this object. Raises ConfigError."""
+        values = self._configured
+        for layer in reversed(layers):
+            parsed = self._table.parse(layer)
+            values = {**values, **parsed.user_set()}
+        self._values, self.layers = values, tuple(layers)
 
     def replaced(self, changes: Mapping[str, Any]) -> Settings:
         """A copy with other values; the user-set marks stay as they were."""

@@ -6,17 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
+from helpers_broker import RawClient, batch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog import Broker
+from oncelog.broker.dynamic_config import FILE_NAME as CONFIGS_FILE
 from oncelog.broker.topics import FILE_NAME
 from oncelog.config import TOPIC
-from oncelog.errors import ConfigError, InvalidConfig
+from oncelog.errors import ConfigError, InvalidConfig, KafkaStorageError, MessageTooLarge, StorageError
+from oncelog.rules.consumer_group import Beat, ConsumerGroup
+from oncelog.wire.messages import ConsumerGroupHeartbeatRequest as Heartbeat
+from oncelog.wire.messages import DescribeConfigsRequest as Describe
 from oncelog.wire.messages import IncrementalAlterConfigsRequest as Alter
 
 SET, DELETE = 0, 1
+BROKER_TYPE, GROUP_TYPE = 4, 32
 
 
 def alter(client: RawClient, resource_type: int, name: str, **values: str | None) -> int:
@@ -62,3 +67,89 @@ def test_a_small_segment_size_of_an_older_version_still_opens(tmp_path: Path) ->
         assert alter(client, 2, "t", segment_bytes="999") == InvalidConfig.code
         assert alter(client, 2, "t", segment_bytes="2000000") == 0
         assert alter(client, 2, "t", segment_bytes="1000") == InvalidConfig.code
+
+
+def describe(client: RawClient, resource_type: int, name: str, key: str) -> list[tuple[str | None, int]]:
+    """Value and source of a setting, the one that holds first."""
+    resource = Describe.DescribeConfigsResource(
+        resource_type=resource_type, resource_name=name, configuration_keys=[key]
+    )
+    (result,) = client.ask(Describe(resources=[resource], include_synonyms=True), 4).results
+    assert result.error_code == 0
+    for config in result.configs:
+        assert (config.value, config.config_source) == (config.synonyms[0].value, config.synonyms[0].source)
+    return [(each.value, each.source) for config in result.configs for each in config.synonyms]
+
+
+def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    config = {"message.max.bytes": 2_000_000}
+    with Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert client.produce("t", batch(b"v" * 5_000)).error_code == 0
+        assert alter(client, BROKER_TYPE, "", message_max_bytes="1000") == 0
+        assert client.produce("t", batch(b"v" * 5_000)).error_code == MessageTooLarge.code
+        assert alter(client, BROKER_TYPE, "1", message_max_bytes="100000") == 0
+        assert client.produce("t", batch(b"v" * 5_000)).error_code == 0
+    with Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        layers = [("100000", 2), ("1000", 3), ("2000000", 4), ("1048588", 5)]
+        assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == layers
+        assert describe(client, 2, "t", "max.message.bytes") == layers
+        assert describe(client, BROKER_TYPE, "", "message.max.bytes") == [("1000", 3)]
+        assert client.produce("t", batch(b"v" * 200_000)).error_code == MessageTooLarge.code
+        assert alter(client, BROKER_TYPE, "1", message_max_bytes=None) == 0
+        assert alter(client, BROKER_TYPE, "", message_max_bytes=None) == 0
+        assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == layers[2:]
+        assert client.produce("t", batch(b"v" * 200_000)).error_code == 0
+
+
+def test_what_cannot_be_stored_has_not_changed(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        (tmp_path / CONFIGS_FILE).mkdir()  # so that no file can take its place
+        assert alter(client, BROKER_TYPE, "1", message_max_bytes="1000") == KafkaStorageError.code
+        assert alter(client, GROUP_TYPE, "g", consumer_session_timeout_ms="46000") == KafkaStorageError.code
+        assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == [("1048588", 5)]
+        (tmp_path / CONFIGS_FILE).rmdir()
+
+
+def test_settings_that_cannot_be_read_keep_the_broker_from_starting(tmp_path: Path) -> None:
+    for text in ("{", '{"version": 2}', '{"version": 1, "brokers": {"1": {"node.id": "2"}}, "groups": {}}'):
+        (tmp_path / CONFIGS_FILE).write_text(text)
+        with pytest.raises(StorageError, match=CONFIGS_FILE), Broker(tmp_path):
+            pass
+
+
+def test_a_groups_setting_holds_from_the_next_heartbeat_and_after_a_restart(tmp_path: Path) -> None:
+    def interval_ms(client: RawClient) -> int:
+        request = Heartbeat(
+            group_id="g",
+            member_id="m",
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        answer = client.ask(request, 1)
+        assert answer.error_code == 0, answer
+        return int(answer.heartbeat_interval_ms)
+
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert interval_ms(client) == 5_000
+        assert alter(client, GROUP_TYPE, "g", consumer_heartbeat_interval_ms="7000") == 0
+        assert interval_ms(client) == 7_000
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert interval_ms(client) == 7_000
+        key = "consumer.heartbeat.interval.ms"
+        assert describe(client, GROUP_TYPE, "g", key) == [("7000", 8), ("5000", 5)]
+        assert alter(client, GROUP_TYPE, "g", consumer_heartbeat_interval_ms=None) == 0
+        assert interval_ms(client) == 5_000
+
+
+def test_a_groups_session_ends_by_its_own_timeout() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=45_000)
+    beat = Beat("m", 0, rebalance_timeout_ms=60_000, topics=frozenset({"t"}), owned=frozenset())
+    group.heartbeat(beat, lambda names, regexes: {}, 1_000)
+    group.set_session_timeout(50_000)
+    assert group.next_deadline_ms() == 46_000
+    group.heartbeat(beat, lambda names, regexes: {}, 2_000)
+    assert group.next_deadline_ms() == 52_000

@@ -1,4 +1,4 @@
-"""What AlterConfigs and IncrementalAlterConfigs share: find the topic, check, store."""
+"""What AlterConfigs and IncrementalAlterConfigs share: find the resource, check, store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
-"""From a topic's present overrides to its new ones."""
+"""From a resource's own settings to its new ones."""
 
 
 class Resource(Protocol):
@@ -75,22 +75,40 @@ def alter(
             raise InvalidRequest(f"{name!r} is named twice; name each resource once")
         if resource_type == ResourceType.TOPIC:
             request.check(acl.TOPIC, name)
+            _alter_topic(node, name, change, validate_only)
+        elif resource_type == ResourceType.GROUP:
+            request.check(acl.GROUP, name)
+            check_group_name(name)
+            node.dynamic.set_group(name, change(node.dynamic.of_group(name)), validate_only=validate_only)
+            if not validate_only:
+                node.groups.consumers.reconfigure(name)
         else:
             request.check(acl.CLUSTER)
-        if resource_type == ResourceType.BROKER:
-            raise InvalidRequest("broker settings are fixed at start: use --config or --set and restart")
-        if resource_type != ResourceType.TOPIC:
-            raise InvalidRequest(f"resource type {resource_type} is not served; 2 is a topic")
-        topic = node.topics.get(name)
-        # What is wrong with the values is told even if there is no such topic, as by Kafka.
-        present = {} if topic is None else topic.overrides
-        overrides = check_overrides(node.settings, change(present), present)
-        if topic is None:
-            raise UnknownTopicOrPartition()
-        if not validate_only:
-            node.topics.alter(topic, overrides)
+            if resource_type != ResourceType.BROKER:
+                raise InvalidRequest(f"resource type {resource_type} has no settings here; 2, 4 and 32 have")
+            node.dynamic.check_broker_name(name)
+            node.dynamic.set_broker(name, change(node.dynamic.of_broker(name)), validate_only=validate_only)
+            if not validate_only:
+                node.topics.reconfigure()
     except BrokerError as error:
         return error.code, str(error)
     except StorageError as error:
         return KafkaStorageError.code, str(error)
     return 0, None
+
+
+def check_group_name(name: str) -> None:
+    """Raises InvalidRequest: there are no settings of all groups."""
+    if not name:
+        raise InvalidRequest("a group needs a name; group.consumer.* of the broker hold for the others")
+
+
+def _alter_topic(node: Node, name: str, change: Change, validate_only: bool) -> None:
+    topic = node.topics.get(name)
+    # What is wrong with the values is told even if there is no such topic, as by Kafka.
+    present = {} if topic is None else topic.overrides
+    overrides = check_overrides(node.settings, change(present), present)
+    if topic is None:
+        raise UnknownTopicOrPartition()
+    if not validate_only:
+        node.topics.alter(topic, overrides)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from oncelog.broker.dynamic_config import DYNAMIC, GROUP_DEFAULT_OF
 from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
-from oncelog.config import BROKER, INT32_MAX, TOPIC
+from oncelog.config import BROKER, GROUP, INT32_MAX, TOPIC
 from oncelog.settings import Password, Setting, Settings, SettingValue
 
 
@@ -15,8 +16,15 @@ class Source(IntEnum):
     """DescribeConfigs' config_source. Source: Kafka's DescribeConfigsResponse.ConfigSource."""
 
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    GROUP = 8
+
+
+_LAYERS = (Source.DYNAMIC_BROKER, Source.DYNAMIC_DEFAULT_BROKER)
+"""Sources of the layers over the broker's settings, in their order."""
 
 
 class ResourceType(IntEnum):
@@ -49,6 +57,7 @@ class ConfigEntry:
     wire_type: int
     doc: str
     is_sensitive: bool
+    is_read_only: bool = False
 
 
 def to_text(value: SettingValue) -> str | None:
@@ -77,18 +86,42 @@ def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[Co
         yield _entry(row, settings[row.key], synonyms)
 
 
+def group_entries(broker: Settings, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
+    """Every group setting, each with its synonyms: the group's own, the broker's, the default."""
+    for row in GROUP.settings:
+        broker_key = GROUP_DEFAULT_OF[row.key]
+        synonyms = [Synonym(row.key, own[row.key], Source.GROUP)] if row.key in own else []
+        synonyms += _broker_synonyms(broker, broker_key)
+        value = row.parse(own[row.key]) if row.key in own else broker[broker_key]
+        yield _entry(row, value, synonyms)
+
+
 def broker_entries(broker: Settings) -> Iterator[ConfigEntry]:
-    """Every broker setting; all are read-only while the broker runs."""
+    """Every broker setting; most are read-only while the broker runs."""
     for row in BROKER.settings:
-        yield _entry(row, broker[row.key], _broker_synonyms(broker, row.key))
+        entry = _entry(row, broker[row.key], _broker_synonyms(broker, row.key))
+        yield replace(entry, is_read_only=row.key not in DYNAMIC)
+
+
+def cluster_entries(own: Mapping[str, str]) -> Iterator[ConfigEntry]:
+    """What was set for all brokers of the cluster."""
+    for key, text in own.items():
+        row = BROKER.get(key)
+        if row is not None:
+            synonym = Synonym(key, text, Source.DYNAMIC_DEFAULT_BROKER)
+            yield replace(_entry(row, row.default, [synonym]), value=text)
 
 
 def _broker_synonyms(broker: Settings, key: str) -> list[Synonym]:
     row = BROKER.get(key)
-    default = Synonym(key, to_text(row.default if row else None), Source.DEFAULT)
-    if not broker.is_user_set(key):
-        return [default]
-    return [Synonym(key, to_text(broker[key]), Source.STATIC_BROKER), default]
+    synonyms = [
+        Synonym(key, layer[key], source)
+        for layer, source in zip(broker.layers, _LAYERS, strict=False)
+        if key in layer
+    ]
+    if broker.is_user_set(key):
+        synonyms.append(Synonym(key, to_text(broker.configured(key)), Source.STATIC_BROKER))
+    return [*synonyms, Synonym(key, to_text(row.default if row else None), Source.DEFAULT)]
 
 
 def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> ConfigEntry:

@@ -65,10 +65,19 @@ class ConsumerGroups:
         settings = self._node.settings
         return ConsumerGroup(
             group_id,
-            session_timeout_ms=settings["group.consumer.session.timeout.ms"],
+            session_timeout_ms=self._session_ms(group_id),
             max_size=settings["group.consumer.max.size"],
             assignor=settings["group.consumer.assignors"][0],
         )
+
+    def _session_ms(self, group_id: str) -> int:
+        return self._node.dynamic.group_ms(group_id, "consumer.session.timeout.ms")
+
+    def reconfigure(self, group_id: str) -> None:
+        """Let a group have its settings as they are now; a member's time-out from its next heartbeat on."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.set_session_timeout(self._session_ms(group_id))
 
     def _catalogue(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         """Return the topics of these names or patterns; made once for every change of the topics."""

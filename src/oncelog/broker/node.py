@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from oncelog.broker.apis import api_versions
 from oncelog.broker.authorizer import EVERYTHING, Access, Authorizer, refusal_of
 from oncelog.broker.door import Door, Farewell
+from oncelog.broker.dynamic_config import DynamicConfig
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.flushing import Flushes, FlushWait
 from oncelog.broker.groups import GroupCoordinator
@@ -96,7 +97,9 @@ class Node:
         on_append: Callable[[AppendEvent], None] | None = None,
     ) -> None:
         self.log_manager = log_manager
-        self.settings = settings
+        # A copy: what clients change while it runs is this node's alone.
+        self.settings = settings = settings.replaced({})
+        self.dynamic = DynamicConfig(log_manager.disk, settings)
         self.on_append = on_append
         self.offered = OFFERED
         self.features = {

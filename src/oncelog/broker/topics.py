@@ -213,6 +213,14 @@ class Topics:
         for partition in topic.partitions:
             partition.reconfigure(config)
 
+    def reconfigure(self) -> None:
+        """Let every topic have the broker's settings as they are now."""
+        for topic in self._by_name.values():
+            topic.configure(self._settings, topic.overrides)
+            config = self._log_config(topic)
+            for partition in topic.partitions:
+                partition.reconfigure(config)
+
     def _new_topic(self, name: str, topic_id: bytes, overrides: dict[str, str]) -> Topic:
         topic = Topic(name, topic_id, overrides, topic_settings(self._settings, overrides))
         topic.configure(self._settings, overrides)

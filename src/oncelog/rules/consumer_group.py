@@ -148,6 +148,10 @@ class ConsumerGroup:
         ranked = sorted(set(wishes), key=list(SERVER_ASSIGNORS).index)
         return max(ranked, key=wishes.count, default=self._default_assignor)
 
+    def set_session_timeout(self, session_timeout_ms: int) -> None:
+        """Give members this long between heartbeats, from each one's next heartbeat on."""
+        self._session_ms = session_timeout_ms
+
     def draft(self) -> ConsumerGroup:
         """Return a copy to apply a request to. This group stays as it is until the copy is stored."""
         draft = copy.copy(self)

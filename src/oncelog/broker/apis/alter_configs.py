@@ -1,4 +1,4 @@
-"""AlterConfigs (key 33), versions 0-2: replace the whole set of a topic's own settings.
+"""AlterConfigs (key 33), versions 0-2: replace the whole set of a resource's own settings.
 
 Errors: 3 unknown topic, 40 unknown key or bad value, 42 anything that is not a topic, a null, or a topic
 or key named twice.

@@ -50,7 +50,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         answer, written = node.groups.consumers.heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, written, _response(node, answer), refusal)
+    return answer_when_durable(node, written, _response(node, message.group_id, answer), refusal)
 
 
 def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> None:
@@ -104,7 +104,7 @@ def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) 
     )
 
 
-def _response(node: Node, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
+def _response(node: Node, group_id: str, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
     assignment = None
     if answer.assigned is not None:
         assignment = _Assignment(
@@ -118,6 +118,6 @@ def _response(node: Node, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
         member_epoch=answer.epoch,
         heartbeat_interval_ms=0
         if answer.epoch < 0
-        else node.settings["group.consumer.heartbeat.interval.ms"],
+        else node.dynamic.group_ms(group_id, "consumer.heartbeat.interval.ms"),
         assignment=assignment,
     )

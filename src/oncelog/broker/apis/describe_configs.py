@@ -1,8 +1,9 @@
-"""DescribeConfigs (key 32), versions 1-4: settings of topics (type 2) and of this broker (type 4).
+"""DescribeConfigs (key 32), versions 1-4: settings of topics (type 2), of this broker (4), of groups (32).
 
-Sources: 1 the topic's own, 4 the broker's configuration, 5 default; synonyms from v1, types and
-documentation from v3. A broker's name is its id; broker settings are read-only. Errors: 3 unknown
-topic, 42 another type or another broker's id.
+Sources: 1 the topic's own, 2 set for this broker while it runs, 3 set for the whole cluster, 4 the broker's
+configuration, 5 default, 8 the group's own; synonyms from v1, types and documentation from v3. A broker's
+name is its id; an empty name asks for what was set for the whole cluster. Errors: UNKNOWN_TOPIC_OR_PARTITION,
+INVALID_REQUEST (another type, another broker's id, a group without a name).
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oncelog.broker.config_text import ConfigEntry, ResourceType, broker_entries, topic_entries
+from oncelog.broker.altering import check_group_name
+from oncelog.broker.config_text import (
+    ConfigEntry,
+    ResourceType,
+    broker_entries,
+    cluster_entries,
+    group_entries,
+    topic_entries,
+)
+from oncelog.broker.dynamic_config import CLUSTER
 from oncelog.broker.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.authorization import ResourceType as acl
@@ -34,7 +44,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse
         try:
             wanted = set(asked.configuration_keys or ())
             result.configs = [
-                _config(entry, asked.resource_type == ResourceType.BROKER, message)
+                _config(entry, message)
                 for entry in _entries(node, request, asked)
                 if not wanted or entry.name in wanted
             ]
@@ -73,20 +83,25 @@ def _entries(
         return topic_entries(node.settings, topic.overrides)
     if asked.resource_type == ResourceType.BROKER:
         request.check(acl.CLUSTER)
-        if asked.resource_name not in ("", str(node.node_id)):
-            raise InvalidRequest(f"this is broker {node.node_id}, not {asked.resource_name!r}")
+        node.dynamic.check_broker_name(asked.resource_name)
+        if asked.resource_name == CLUSTER:
+            return cluster_entries(node.dynamic.of_broker(CLUSTER))
         return broker_entries(node.settings)
-    raise InvalidRequest(f"resource type {asked.resource_type} is not served; 2 is a topic, 4 a broker")
+    if asked.resource_type == ResourceType.GROUP:
+        request.check(acl.GROUP, asked.resource_name)
+        check_group_name(asked.resource_name)
+        return group_entries(node.settings, node.dynamic.of_group(asked.resource_name))
+    raise InvalidRequest(f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have")
 
 
 def _config(
-    entry: ConfigEntry, is_read_only: bool, message: DescribeConfigsRequest
+    entry: ConfigEntry, message: DescribeConfigsRequest
 ) -> DescribeConfigsResponse.DescribeConfigsResourceResult:
     synonyms = entry.synonyms if message.include_synonyms else ()
     return DescribeConfigsResponse.DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
-        read_only=is_read_only,
+        read_only=entry.is_read_only,
         config_source=entry.source,
         is_sensitive=entry.is_sensitive,
         synonyms=[

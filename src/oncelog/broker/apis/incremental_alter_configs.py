@@ -1,4 +1,5 @@
-"""IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic.
+"""IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic, the broker
+or a group.
 
 Operations: 0 set, 1 delete (back to the default), 2 append to and 3 subtract from a list
 (cleanup.policy, and those of replication). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
@@ -12,9 +13,11 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
-from oncelog.broker.config_text import to_text
-from oncelog.config import TOPIC
+from oncelog.broker.config_text import ResourceType, to_text
+from oncelog.broker.dynamic_config import CLUSTER
+from oncelog.config import BROKER, TOPIC
 from oncelog.errors import InvalidConfig, InvalidRequest
+from oncelog.settings import SettingValue
 from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
 if TYPE_CHECKING:
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
 
 KEY = 44
 SET, DELETE, APPEND, SUBTRACT = range(4)
-_LIST_KEYS = frozenset(row.key for row in TOPIC.settings if row.kind == "list")
+_LISTS: dict[int, frozenset[str]] = {
+    resource_type: frozenset(row.key for row in table.settings if row.kind == "list")
+    for resource_type, table in ((ResourceType.TOPIC, TOPIC), (ResourceType.BROKER, BROKER))
+}
+"""Resource type -> settings that are lists."""
 
 _Asked = IncrementalAlterConfigsRequest.AlterConfigsResource
 _Config = IncrementalAlterConfigsRequest.AlterableConfig
@@ -44,10 +51,12 @@ def _alter(
     def changed(present: Mapping[str, str]) -> Mapping[str, str | None]:
         check_each_once(asked.configs)
         result: dict[str, str | None] = dict(present)
-        effective = node.topics.settings_of(asked.resource_name)
+        effective, is_list = _effective(node, asked), _LISTS.get(asked.resource_type, frozenset())
         for config in asked.configs:
             if config.config_operation != DELETE:
                 check_has_value(config)
+            if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
+                raise InvalidConfig(f"{config.name} is not a list; set it instead")
             _apply(result, config, to_text(effective.get(config.name)) or "")
         return result
 
@@ -60,6 +69,15 @@ def _alter(
     )
 
 
+def _effective(node: Node, asked: _Asked) -> Mapping[str, SettingValue]:
+    """What lists are appended to."""
+    if asked.resource_type == ResourceType.TOPIC:
+        return node.topics.settings_of(asked.resource_name)
+    if asked.resource_type == ResourceType.BROKER and asked.resource_name != CLUSTER:
+        return node.settings
+    return node.dynamic.of_broker(asked.resource_name)
+
+
 def _apply(result: dict[str, str | None], config: _Config, effective: str) -> None:
     operation = config.config_operation
     if operation == SET:
@@ -67,8 +85,6 @@ def _apply(result: dict[str, str | None], config: _Config, effective: str) -> No
     elif operation == DELETE:
         result.pop(config.name, None)
     elif operation in (APPEND, SUBTRACT):
-        if config.name not in _LIST_KEYS:
-            raise InvalidConfig(f"{config.name} is not a list; set it instead")
         present = [part for part in effective.split(",") if part]
         named = [part.strip() for part in (config.value or "").split(",") if part.strip()]
         if operation == APPEND:

@@ -45,4 +45,6 @@ def _names(node: Node, resource_type: int) -> Iterable[str]:
         return (topic.name for topic in node.topics.all())
     if resource_type == ResourceType.BROKER:
         return (str(node.node_id),)
+    if resource_type == ResourceType.GROUP:
+        return node.dynamic.groups()
     return ()

@@ -1,0 +1,164 @@
+"""Settings of the broker and of groups that clients change while the broker runs.
+
+One file, replaced durably with every change. What was set for this broker wins over what was set for the
+whole cluster, and both win over the configuration of its start. Source: KIP-226, Kafka's
+DynamicBrokerConfig; KIP-848's GroupConfig.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.topic_config import BROKER_DEFAULT_OF, MIN_SEGMENT_BYTES
+from oncelog.config import BROKER, GROUP
+from oncelog.errors import ConfigError, InvalidConfig, InvalidRequest, StorageError
+from oncelog.log.disk import Disk
+from oncelog.settings import Settings
+
+FILE_NAME = "oncelog-configs.json"
+CLUSTER = ""
+"""The name of what holds for every broker of the cluster."""
+MAX_GROUPS = 10_000
+"""Groups with settings of their own: each change writes them all."""
+DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
+    "producer.id.expiration.ms",
+    "transaction.partition.verification.enable",
+}
+"""Broker settings that can be changed: those that are looked up when used, or given to the topics."""
+
+GROUP_DEFAULT_OF = {
+    "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
+    "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
+}
+"""Group key -> the broker key that is its default."""
+_BOUNDS_OF = {
+    "consumer.session.timeout.ms": (
+        "group.consumer.min.session.timeout.ms",
+        "group.consumer.max.session.timeout.ms",
+    ),
+    "consumer.heartbeat.interval.ms": (
+        "group.consumer.min.heartbeat.interval.ms",
+        "group.consumer.max.heartbeat.interval.ms",
+    ),
+}
+
+
+class DynamicConfig:
+    """What was set while the broker ran. `settings` are the broker's, over which it lies."""
+
+    def __init__(self, disk: Disk, settings: Settings) -> None:
+        self._disk, self._settings = disk, settings
+        self._broker_name = str(settings["node.id"])
+        self._brokers: dict[str, dict[str, str]] = {}
+        self._groups: dict[str, dict[str, str]] = {}
+        text = read_state(disk, FILE_NAME)
+        if text is not None:
+            self._brokers, self._groups = _parse(text)
+            try:
+                self._apply()
+            except (ConfigError, InvalidRequest) as error:
+                raise StorageError(f"{FILE_NAME}: {error}; correct the file, or remove it") from None
+
+    def of_broker(self, name: str) -> Mapping[str, str]:
+        """What was set for this broker, or for the cluster."""
+        return self._brokers.get(name, {})
+
+    def of_group(self, group_id: str) -> Mapping[str, str]:
+        return self._groups.get(group_id, {})
+
+    def groups(self) -> Iterable[str]:
+        """Groups with settings of their own."""
+        return self._groups
+
+    def group_ms(self, group_id: str, key: str) -> int:
+        """What holds for a group: its own, else the broker's."""
+        own = self._groups.get(group_id)
+        if own is not None and key in own:
+            return int(own[key])
+        default: int = self._settings[GROUP_DEFAULT_OF[key]]
+        return default
+
+    def check_broker_name(self, name: str) -> None:
+        """Raises InvalidRequest unless it is this broker's, or the cluster's."""
+        if name not in (CLUSTER, self._broker_name):
+            raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
+
+    def set_broker(self, name: str, values: Mapping[str, str | None], *, validate_only: bool) -> None:
+        """Replace what was set. Raises InvalidRequest, StorageError; then nothing has changed."""
+        checked = _checked_broker(values)
+        if not validate_only:
+            self._save(_with(self._brokers, name, checked), self._groups)
+            self._apply()
+
+    def set_group(self, group_id: str, values: Mapping[str, str | None], *, validate_only: bool) -> None:
+        """Replace what was set. Raises as `set_broker`, and InvalidConfig."""
+        checked = self._checked_group(values)
+        if group_id not in self._groups and checked and len(self._groups) >= MAX_GROUPS:
+            raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
+        if not validate_only:
+            self._save(self._brokers, _with(self._groups, group_id, checked))
+
+    def _checked_group(self, values: Mapping[str, str | None]) -> dict[str, str]:
+        for key in values:
+            if GROUP.get(key) is None:
+                raise InvalidConfig(f"unknown group setting {key!r}")
+        try:
+            parsed = GROUP.parse(values)
+        except ConfigError as error:
+            raise InvalidConfig(str(error)) from None
+        for key, bounds in _BOUNDS_OF.items():
+            low, high = (self._settings[bound] for bound in bounds)
+            if parsed.is_user_set(key) and not low <= parsed[key] <= high:
+                raise InvalidConfig(f"{key}={parsed[key]}: {bounds[0]} is {low}, {bounds[1]} is {high}")
+        return {key: str(parsed[key]) for key in values}
+
+    def _apply(self) -> None:
+        layers = self.of_broker(self._broker_name), self.of_broker(CLUSTER)
+        for layer in layers:
+            _checked_broker(layer)
+        self._settings.lay_over(layers)
+
+    def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
+        content = {"version": 1, "brokers": brokers, "groups": groups}
+        write_state(self._disk, FILE_NAME, json.dumps(content, indent=1))
+        self._brokers, self._groups = brokers, groups
+
+
+def _with(
+    resources: dict[str, dict[str, str]], name: str, values: dict[str, str]
+) -> dict[str, dict[str, str]]:
+    """Return a copy in which a resource has these values; without any it is not in it."""
+    others = {key: value for key, value in resources.items() if key != name}
+    return {**others, name: values} if values else others
+
+
+def _checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
+    """The values as they were given. Raises InvalidRequest, as Kafka for settings of brokers."""
+    static = [key for key in values if key not in DYNAMIC]
+    if static:
+        raise InvalidRequest(
+            f"cannot be changed while the broker runs: {', '.join(static)}; use --config or --set and restart"
+        )
+    try:
+        parsed = BROKER.parse(values)
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from None
+    if parsed.is_user_set("log.segment.bytes") and parsed["log.segment.bytes"] < MIN_SEGMENT_BYTES:
+        raise InvalidRequest(f"log.segment.bytes must be at least {MIN_SEGMENT_BYTES}")
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _parse(text: str) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    try:
+        content: dict[str, Any] = json.loads(text)
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
+        brokers, groups = (
+            {name: dict(own) for name, own in content[key].items()} for key in ("brokers", "groups")
+        )
+        return brokers, groups
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
