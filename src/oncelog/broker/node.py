@@ -25,7 +25,7 @@ from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.quotas import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
-from oncelog.broker.sessions import FetchSessions
+from oncelog.broker.sessions import EXPIRY_MS, FetchSessions
 from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.users import Users
@@ -70,6 +70,11 @@ class Request:
     def payer(self) -> Payer | None:
         """Whose quotas it uses."""
         return None if self.door is None else self.door.payer(self.header.client_id)
+
+    @property
+    def principal(self) -> str:
+        """Return the client's principal, such as User:alice."""
+        return "" if self.door is None else self.door.principal or ""
 
     def may(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether its client may do to the resource what its API does (`broker.needs`)."""
@@ -120,7 +125,7 @@ class Node:
         self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled)
         self.sessions = FetchSessions(
             settings["max.incremental.fetch.session.cache.slots"],
-            first_id=int.from_bytes(new_uuid()[:3], "big") + 1,
+            new_id=lambda: int.from_bytes(new_uuid()[:4], "big") >> 1,
         )
         self.fetch_waits = FetchWaits()
         self.flushes = Flushes(self._note_visible)
@@ -263,7 +268,8 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
     ]
     timed: list[tuple[int, _Job]] = [(max(settings[key], 1), job) for key, job in jobs]
     return [
-        (now_ms + every_ms, every_ms, job) for every_ms, job in [*timed, (FLUSH_CHECK_MS, _flush_by_time)]
+        (now_ms + every_ms, every_ms, job)
+        for every_ms, job in [*timed, (FLUSH_CHECK_MS, _flush_by_time), (EXPIRY_MS // 4, _expire_sessions)]
     ]
 
 
@@ -295,6 +301,10 @@ def _expire_producers(node: Node, now_ms: int) -> None:
 def _abort_timed_out(node: Node, now_ms: int) -> None:
     node.transactions.retry_markers(now_ms)
     node.transactions.abort_timed_out(now_ms)
+
+
+def _expire_sessions(node: Node, now_ms: int) -> None:
+    node.sessions.expire(now_ms)
 
 
 def _forget_transactional_ids(node: Node, now_ms: int) -> None:

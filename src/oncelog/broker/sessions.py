@@ -6,7 +6,8 @@ their answers only partitions with news. Source: KIP-227, Kafka's FetchSession.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from oncelog.errors import (
@@ -21,6 +22,10 @@ FULL_AND_CREATE, FULL_WITHOUT_SESSION = 0, -1
 INT32_MAX = 2**31 - 1
 EVICTION_MS = 120_000
 """A session unused for this long gives up its slot to a new one."""
+EXPIRY_MS = 600_000
+"""A session unused for this long is forgotten; its client begins another one."""
+MAX_PARTITIONS = 200_000
+"""What all sessions together remember: about 80 MB."""
 
 PartitionKey = tuple[str, bytes, int]
 """Topic name ("" from version 13 on), topic id (NO_ID before it), partition."""
@@ -44,6 +49,8 @@ class FetchSession:
     uses_topic_ids: bool
     next_epoch: int
     used_ms: int
+    owner: str
+    """The principal that opened it."""
     targets: dict[PartitionKey, Target] = field(default_factory=dict)
 
     def update(self, message: FetchRequest) -> None:
@@ -91,37 +98,73 @@ class FetchContext:
 
 
 class FetchSessions:
-    """At most `slots` sessions; when none is free, clients are told session id 0 and send everything."""
+    """At most `slots` sessions of `max_partitions` partitions together.
 
-    def __init__(self, slots: int, *, first_id: int) -> None:
+    When there is no room, clients get session id 0 and send everything. A session belongs to the principal
+    that opened it; to others its id is not known. `new_id` draws a random one, so that none can be guessed.
+    """
+
+    def __init__(
+        self, slots: int, *, new_id: Callable[[], int], max_partitions: int = MAX_PARTITIONS
+    ) -> None:
         self._slots = slots
-        self._next_id = first_id
-        self._sessions: dict[int, FetchSession] = {}
+        self._new_id = new_id
+        self._max_partitions = max_partitions
+        self._partition_count = 0
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, message: FetchRequest, version: int, now_ms: int) -> FetchContext:
+    @property
+    def partition_count(self) -> int:
+        """Partitions that all sessions remember."""
+        return self._partition_count
+
+    def open(self, message: FetchRequest, version: int, now_ms: int, owner: str = "") -> FetchContext:
         """Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch, FetchSessionTopicIdError."""
         uses_topic_ids = version >= 13
         if message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
-            self._sessions.pop(message.session_id, None)
+            self._close(self._find(message.session_id, owner))
             targets = {key: Target(key, asked) for key, asked in _partitions(message)}
             session = None
             if message.session_epoch == FULL_AND_CREATE:
-                session = self._create(targets, uses_topic_ids, now_ms)
+                session = self._create(targets, uses_topic_ids, now_ms, owner)
             return FetchContext(tuple(targets.values()), session, is_incremental=False)
-        session = self._resume(message, uses_topic_ids)
+        session = self._resume(message, uses_topic_ids, owner)
         session.used_ms = now_ms
+        self._sessions.move_to_end(session.session_id)
+        known_count = len(session.targets)
         session.update(message)
+        self._partition_count += len(session.targets) - known_count
+        if self._partition_count > self._max_partitions and len(session.targets) > known_count:
+            self._close(session)
+            raise FetchSessionIdNotFound(f"fetch session {session.session_id} has grown too large")
         if not session.targets:
             # Nothing is left to remember: the session ends, which the client reads from the id 0.
-            del self._sessions[session.session_id]
+            self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)
 
-    def _resume(self, message: FetchRequest, uses_topic_ids: bool) -> FetchSession:
-        session = self._sessions.get(message.session_id)
+    def expire(self, now_ms: int) -> None:
+        """Forget the sessions that nobody has used for long."""
+        while self._sessions:
+            oldest = next(iter(self._sessions.values()))
+            if now_ms - oldest.used_ms < EXPIRY_MS:
+                return
+            self._close(oldest)
+
+    def _find(self, session_id: int, owner: str) -> FetchSession | None:
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.owner == owner else None
+
+    def _close(self, session: FetchSession | None) -> None:
+        if session is not None:
+            del self._sessions[session.session_id]
+            self._partition_count -= len(session.targets)
+
+    def _resume(self, message: FetchRequest, uses_topic_ids: bool, owner: str) -> FetchSession:
+        session = self._find(message.session_id, owner)
         if session is None:
             raise FetchSessionIdNotFound(f"fetch session {message.session_id} is not known")
         if message.session_epoch != session.next_epoch:
@@ -135,25 +178,27 @@ class FetchSessions:
         return session
 
     def _create(
-        self, targets: dict[PartitionKey, Target], uses_topic_ids: bool, now_ms: int
+        self, targets: dict[PartitionKey, Target], uses_topic_ids: bool, now_ms: int, owner: str
     ) -> FetchSession | None:
-        if len(self._sessions) >= self._slots and not self._evict_one(now_ms):
-            return None
-        while self._next_id in self._sessions:
-            self._advance_id()
-        session = FetchSession(self._next_id, uses_topic_ids, 1, now_ms, targets)
-        self._advance_id()
-        self._sessions[session.session_id] = session
+        while len(self._sessions) >= self._slots or self._is_too_much(len(targets)):
+            if not self._evict_one(now_ms):
+                return None
+        session_id = self._new_id()
+        while session_id in self._sessions or session_id <= 0:
+            session_id = self._new_id()
+        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, owner, targets)
+        self._sessions[session_id] = session
+        self._partition_count += len(targets)
         return session
 
-    def _advance_id(self) -> None:
-        self._next_id = 1 if self._next_id == INT32_MAX else self._next_id + 1
+    def _is_too_much(self, more_count: int) -> bool:
+        return self._partition_count + more_count > self._max_partitions
 
     def _evict_one(self, now_ms: int) -> bool:
-        oldest = min(self._sessions.values(), key=lambda s: s.used_ms, default=None)
+        oldest = next(iter(self._sessions.values()), None)
         if oldest is None or now_ms - oldest.used_ms < EVICTION_MS:
             return False
-        del self._sessions[oldest.session_id]
+        self._close(oldest)
         return True
 
 

@@ -29,7 +29,9 @@ class Deferred:
     answered (a fetch); otherwise they are carried out and only their answers wait (an append).
     """
 
-    __slots__ = ("_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure")
+    __slots__ = (
+        "_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure", "on_cancelled"
+    )  # fmt: skip
 
     def __init__(self, *, holds_later_requests: bool) -> None:
         self.holds_later_requests = holds_later_requests
@@ -39,6 +41,8 @@ class Deferred:
         """Set by who charges the client for the time in which its answer is made: calls what it is given."""
         self._answer: Any = None
         self._listener: Callable[[Any], None] | None = None
+        self.on_cancelled: Callable[[], None] | None = None
+        """Called once if nobody waits any more."""
 
     def listen(self, listener: Callable[[Any], None]) -> None:
         """Call `listener` with the answer, at once when it is there. One listener only."""
@@ -62,8 +66,10 @@ class Deferred:
 
     def cancel(self) -> None:
         """Nobody waits any more: the connection is gone."""
-        self.is_cancelled = True
+        is_first, self.is_cancelled = not (self.is_cancelled or self.is_done), True
         self._listener = None
+        if is_first and self.on_cancelled is not None:
+            self.on_cancelled()
 
 
 @dataclass(eq=False, slots=True)
@@ -83,9 +89,10 @@ class FetchWaits:
     """The waiting fetches, found by partition and by deadline."""
 
     def __init__(self) -> None:
-        self._by_partition: dict[TopicPartition, list[FetchWait]] = {}
+        self._by_partition: dict[TopicPartition, dict[FetchWait, None]] = {}
         self._deadlines: list[tuple[int, int, FetchWait]] = []
         self._serial = count()
+        self._abandoned_count = 0
 
     def __len__(self) -> int:
         return sum(1 for _, _, wait in self._deadlines if _is_open(wait))
@@ -104,19 +111,20 @@ class FetchWaits:
     def add(self, wait: FetchWait) -> None:
         """Wait for appends to the wait's partitions, until its deadline."""
         for partition in wait.partitions:
-            self._by_partition.setdefault(partition, []).append(wait)
+            self._by_partition.setdefault(partition, {})[wait] = None
+        wait.deferred.on_cancelled = lambda: self._abandon(wait)
         heapq.heappush(self._deadlines, (wait.deadline_ms, next(self._serial), wait))
 
     def appended(self, partition: TopicPartition, size_bytes: int) -> None:
         """`size_bytes` were stored in the partition: answer the fetches that now have enough."""
-        for wait in self._by_partition.get(partition, ())[:]:
+        for wait in list(self._by_partition.get(partition, ())):
             wait.missing_bytes -= size_bytes
             if wait.missing_bytes <= 0 or not _is_open(wait):
                 self._try(wait)
 
     def changed(self, partition: TopicPartition) -> None:
         """The partition went away or lost its head: whoever waits for it is answered now."""
-        for wait in self._by_partition.get(partition, ())[:]:
+        for wait in list(self._by_partition.get(partition, ())):
             self._complete(wait)
 
     def expire(self, now_ms: int) -> None:
@@ -137,13 +145,27 @@ class FetchWaits:
         if _is_open(wait):
             wait.deferred.resolve(wait.deferred.build(lambda: wait.answer(True)))
 
+    def _abandon(self, wait: FetchWait) -> None:
+        """Forget a fetch whose connection is gone, with all that it holds; its deadline may be far."""
+        self._forget(wait)
+        wait.partitions, wait.answer = (), _no_answer
+        self._abandoned_count += 1
+        if self._abandoned_count > len(self._deadlines) // 2:
+            self._deadlines = [entry for entry in self._deadlines if _is_open(entry[2])]
+            heapq.heapify(self._deadlines)
+            self._abandoned_count = 0
+
     def _forget(self, wait: FetchWait) -> None:
         for partition in wait.partitions:
             waits = self._by_partition.get(partition)
-            if waits and wait in waits:
-                waits.remove(wait)
+            if waits is not None:
+                waits.pop(wait, None)
                 if not waits:
                     del self._by_partition[partition]
+
+
+def _no_answer(is_due: bool) -> None:
+    """Answer nobody."""
 
 
 def _is_open(wait: FetchWait) -> bool:

@@ -31,7 +31,7 @@ from oncelog.rules.compaction import (
     SeenTransactions,
 )
 from oncelog.wire.batch import BatchHeader, read_header, rewrite_batch
-from oncelog.wire.records import decode_records
+from oncelog.wire.records import DecodedRecord, decode_records
 
 CLEANED, SWAP = ".cleaned", ".swap"
 # About 100 bytes each. A range with more keys is cleaned in several rounds.
@@ -118,9 +118,7 @@ class Compaction:
                     and not _is_aborted(header, transactions)
                 ):
                     items += header.records_count
-                    for record in decode_records(found.data, found.data_position):
-                        if record.key is not None:
-                            latest.note(record.key, record.offset)
+                    yield from _note_keys(found, latest)
                 if latest.is_full:
                     return header.last_offset + 1
                 if items >= _STEP_ITEMS:
@@ -142,7 +140,7 @@ class Compaction:
             items = 0
             for segment in group:
                 for found in _batches(segment):
-                    items += 1 + self._take(output, found, cleaning, end_offset)
+                    items += 1 + (yield from self._take(output, found, cleaning, end_offset))
                     if items >= _STEP_ITEMS:
                         items = 0
                         yield None
@@ -168,7 +166,9 @@ class Compaction:
             error = failed
         self._owner.end_swap(group, error)
 
-    def _take(self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int) -> int:
+    def _take(
+        self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int
+    ) -> Generator[Job | None, None, int]:
         """Write what stays of a batch; how many records it had."""
         header = found.header
         if header.base_offset >= end_offset:
@@ -179,7 +179,10 @@ class Compaction:
                 output.transactions.append(entry)
             return 0
         judged = cleaning.judge(_facts(header))
-        kept = self._rewritten(found, judged, cleaning)
+        rewritten: list[bytearray | memoryview | None] = []
+        # A batch of many records takes long. Nothing else touches `cleaning` meanwhile.
+        yield from _do(lambda: rewritten.append(self._rewritten(found, judged, cleaning)), header)
+        (kept,) = rewritten
         if kept is not None:
             self._append(output, kept, read_header(kept))
             if judged.noted is not None:
@@ -304,6 +307,26 @@ def _groups(segments: Iterable[Segment], segment_bytes: int) -> Iterator[list[Se
         group.append(segment)
     if group:
         yield group
+
+
+def _do(job: Job, header: BatchHeader) -> Chore:
+    """Do what takes as long as a batch has records: at once, or in a thread if it has many."""
+    if header.records_count > _STEP_ITEMS:
+        yield job
+    else:
+        job()
+
+
+def _note_keys(found: FoundBatch, latest: LatestOffsets) -> Chore:
+    """Note where the keys of a batch stand, in bounded steps."""
+    records: list[DecodedRecord] = []
+    yield from _do(lambda: records.extend(decode_records(found.data, found.data_position)), found.header)
+    for start in range(0, len(records), _STEP_ITEMS):
+        if start:
+            yield None
+        for record in records[start : start + _STEP_ITEMS]:
+            if record.key is not None:
+                latest.note(record.key, record.offset)
 
 
 def _batches(segment: Segment) -> Iterator[FoundBatch]:

@@ -8,7 +8,7 @@ Source: Kafka's UnifiedLog.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, assert_never, cast
 
 from oncelog.errors import (
     CorruptMessage,
@@ -23,12 +23,14 @@ from oncelog.log.reading import (
     FoundTime,
     LogSlice,
     Place,
-    find_max_timestamp,
+    Search,
+    StepCost,
     find_place,
-    find_timestamp,
     read_at,
+    search_max_timestamp,
+    search_timestamp,
 )
-from oncelog.log.validation import check_batch, decode_and_check, needs_decoding
+from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
 from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
 from oncelog.rules.marker import StoreMarker, decide_marker
 from oncelog.types import Origin, TimestampType
@@ -93,8 +95,8 @@ class Partition(CompactedStore):
         config = self.config
         if origin is _CLIENT:
             check_batch(records, header, config, now_ms)
-            if needs_decoding(header, config):
-                records = decode_and_check(records, header, config)
+            if needs_preparing(header, config):
+                records = prepare_batch(records, header, config)
                 header = read_header(records)
         elif header.attributes & _CONTROL_BIT:
             return self._append_control(records, header, origin, now_ms)
@@ -193,13 +195,34 @@ class Partition(CompactedStore):
             del self._places[next(iter(self._places))]
         self._places[found.next_offset] = Place(place.segment, place.position + len(found.records))
 
+    def search_timestamp(self, timestamp_ms: int | None, cost: StepCost) -> Search:
+        """Find the first record at or after a time, or with the largest time (None), in bounded steps.
+
+        Raises KafkaStorageError when the partition is closed meanwhile, or cannot be read.
+        """
+        segments, start_offset = self._segments, self._log_start_offset
+        if timestamp_ms is None:
+            search = search_max_timestamp(segments, start_offset, cost)
+        else:
+            search = search_timestamp(segments, timestamp_ms, start_offset, cost)
+        while True:
+            try:
+                job = next(search)
+            except StopIteration as done:
+                return cast(FoundTime | None, done.value)
+            except OSError as error:
+                raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
+            yield job
+            if self._is_closed:
+                raise KafkaStorageError(f"{self.topic_partition} was closed meanwhile")
+
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
-        """The first record at or after a time: (timestamp_ms, offset)."""
-        return find_timestamp(self._segments, timestamp_ms, self._log_start_offset)
+        """The first record at or after a time: (timestamp_ms, offset), however long that takes."""
+        return _finish(self.search_timestamp(timestamp_ms, StepCost()))
 
     def max_timestamp_offset(self) -> FoundTime | None:
         """The record with the largest timestamp; None when there is none."""
-        return find_max_timestamp(self._segments, self._log_start_offset)
+        return _finish(self.search_timestamp(None, StepCost()))
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int | None, int | None]:
         """(largest leader epoch not above `epoch`, where it ends); (None, None) when it is unknown."""
@@ -268,3 +291,13 @@ class Partition(CompactedStore):
             excess = None if excess is None else excess - segment.size_bytes
             offset = segment.end_offset
         return offset
+
+
+def _finish(search: Search) -> FoundTime | None:
+    while True:
+        try:
+            job = next(search)
+        except StopIteration as done:
+            return cast(FoundTime | None, done.value)
+        if job is not None:
+            job()

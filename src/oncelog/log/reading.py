@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
+from oncelog.log.chores import Job
 from oncelog.log.disk import Buffer
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
@@ -38,6 +40,14 @@ class FoundTime(NamedTuple):
 
     timestamp_ms: int
     offset: int
+
+
+Search = Generator[Job | None, None, FoundTime | None]
+"""A look-up in bounded steps, as `oncelog.log.chores` does them; it returns what was found."""
+
+_STEP_COST = 4096
+"""Batches, records and kilobytes read in one step of a look-up by time: a few milliseconds' work."""
+_BYTES_PER_COST = 1024
 
 
 def find_place(segments: Segments, offset: int) -> Place | None:
@@ -151,23 +161,61 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
     return LogSlice(chunk if end == len(chunk) else memoryview(chunk)[:end], next_offset)
 
 
-def find_timestamp(segments: Segments, timestamp_ms: int, start_offset: int) -> FoundTime | None:
-    """The first record at or after `start_offset` whose timestamp is at least `timestamp_ms`."""
-    for segment in segments:
-        if segment.max_timestamp_ms < timestamp_ms or segment.end_offset <= start_offset:
-            continue
-        relative = segment.times.offset_before(timestamp_ms)
-        position = segment.index.position_for(relative)
-        for found in scan(segment.file, position, segment.size_bytes):
+class StepCost:
+    """The cost of a step so far; look-ups of one request share it."""
+
+    __slots__ = ("spent",)
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+
+def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, cost: StepCost) -> Search:
+    """Find the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`.
+
+    In bounded steps: the time index tells what the largest time before an offset is, so that a segment whose
+    largest time is before `start_offset`, or only claimed by a header, is read to its end.
+    """
+    while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
+        relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
+        for found in scan(segment.file, segment.index.position_for(relative), segment.size_bytes):
             if isinstance(found, BadBatch):
+                start_offset = segment.end_offset
                 break
             header = found.header
-            if header.max_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
-                continue
-            record = _first_record_at(found, timestamp_ms, start_offset)
-            if record is not None:
-                return record
+            cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
+            if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
+                records: list[FoundTime | None] = []
+                job = partial(_append_first_record, records, found, timestamp_ms, start_offset)
+                cost.spent += header.records_count
+                if header.records_count > _STEP_COST:
+                    yield job
+                else:
+                    job()
+                if records[0] is not None:
+                    return records[0]
+            start_offset = max(start_offset, header.last_offset + 1)
+            if cost.spent >= _STEP_COST:
+                cost.spent = 0
+                yield None
+                if not any(each is segment for each in segments):
+                    break  # compacted or deleted meanwhile: go on where its offsets are now
+        else:
+            start_offset = max(start_offset, segment.end_offset)
     return None
+
+
+def _first_with(segments: Segments, timestamp_ms: int, start_offset: int) -> Segment | None:
+    for segment in segments:
+        if segment.max_timestamp_ms >= timestamp_ms and segment.end_offset > start_offset:
+            return segment
+    return None
+
+
+def _append_first_record(
+    records: list[FoundTime | None], found: FoundBatch, timestamp_ms: int, start_offset: int
+) -> None:
+    records.append(_first_record_at(found, timestamp_ms, start_offset))
 
 
 def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
@@ -177,9 +225,9 @@ def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) ->
     return None
 
 
-def find_max_timestamp(segments: Segments, start_offset: int) -> FoundTime | None:
-    """The record with the largest timestamp, the first of them if several; None in an empty log."""
+def search_max_timestamp(segments: Segments, start_offset: int, cost: StepCost) -> Search:
+    """Find the record with the largest timestamp, the first of them if several; None in an empty log."""
     newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
     if newest.max_timestamp_ms < 0:
         return None
-    return find_timestamp(segments, newest.max_timestamp_ms, start_offset)
+    return (yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost))

@@ -2,7 +2,7 @@
 
 Records are never looked into, compressed or not: the timestamps checked are the header's first and
 largest. Two settings ask for more and get it: a `compression.type` other than `producer` re-encodes the
-batch, and a compacted topic needs a key in every record; both decode.
+batch, and a compacted topic needs a key in every record; both open the payload, within bounds.
 Source: Kafka's UnifiedLog.analyzeAndValidateRecords, LogValidator; reference order base offset 87, size
 10, CRC 2, counts 87, control 87, sequence 87, timestamps 32, segment size 18.
 """
@@ -20,12 +20,16 @@ from oncelog.errors import (
 )
 from oncelog.log.config import LogConfig
 from oncelog.types import Compression, TimestampType
-from oncelog.wire.batch import BatchHeader, build_batch, read_header, restamp_time
+from oncelog.wire.batch import BatchHeader, read_header, restamp_time, seal
 from oncelog.wire.header import CRC_START
-from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
+from oncelog.wire.primitives import Buffer
+from oncelog.wire.records import MAX_RECORDS, MIN_RECORD_BYTES, find_records_without_key, payload_of
 
 _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
+_MAX_RECORD_ERRORS = 10
+MAX_GROWTH = 4
+"""Times max.message.bytes that a batch may become when it must be opened."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
@@ -85,47 +89,62 @@ def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
     return error
 
 
-def needs_decoding(header: BatchHeader, config: LogConfig) -> bool:
-    """Whether the topic's settings ask to look into the batch, or its timestamp type is not the topic's."""
+def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
+    """Return whether a batch is not stored as it came.
+
+    That is so on a compacted topic, with a codec that is not the topic's, or a timestamp type that is not.
+    """
     if config.is_compacted or header.attributes & _LOG_APPEND_TIME_BIT:
         return True
     return config.compression is not None and config.compression != header.attributes & _CODEC_BITS
 
 
-def decode_and_check(records: memoryview, header: BatchHeader, config: LogConfig) -> memoryview:
-    """The batch as it is to be stored: re-encoded if its codec is not the topic's.
+def prepare_batch(records: memoryview, header: BatchHeader, config: LogConfig) -> memoryview:
+    """Return the batch as it is to be stored: with the topic's timestamp type and codec.
 
-    A timestamp type that is not the topic's is put right in place. Raises InvalidRecord for a record that
-    does not parse, or without a key on a compacted topic.
+    A timestamp type is put right in the header alone. For keys and another codec the payload is opened,
+    within bounds, for this runs on the one thread that serves everybody. Raises InvalidRecord for a payload
+    or a count above them, a record that does not parse and, on a compacted topic, one without a key.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
-    decoded = decode_records(records, verify=False)
-    if config.is_compacted:
-        _check_keys(decoded)
-    if config.compression is None or config.compression == header.attributes & _CODEC_BITS:
+    has_codec = config.compression is None or config.compression == header.attributes & _CODEC_BITS
+    if has_codec and not config.is_compacted:
         return records
-    return memoryview(_reencode(decoded, header, config))
+    most_records = min(config.max_message_bytes // MIN_RECORD_BYTES, MAX_RECORDS)
+    if header.records_count > most_records:
+        raise InvalidRecord(
+            f"{header.records_count} records in a batch that must be opened; at most {most_records} fit into"
+            f" max.message.bytes={config.max_message_bytes}"
+        )
+    payload = payload_of(records, 0, header, False, MAX_GROWTH * config.max_message_bytes)
+    _check_keys(payload, header, config)
+    return records if has_codec else memoryview(_recompress(payload, header, config))
 
 
-def _check_keys(decoded: list[DecodedRecord]) -> None:
-    missing = [index for index, record in enumerate(decoded) if record.key is None]
-    if missing:
+def _check_keys(payload: Buffer, header: BatchHeader, config: LogConfig) -> None:
+    missing = find_records_without_key(payload, header, _MAX_RECORD_ERRORS)
+    if missing and config.is_compacted:
         error = InvalidRecord("a compacted topic takes no record without a key")
         error.record_errors = tuple((index, "the record has no key") for index in missing)
         raise error
 
 
-def _reencode(decoded: list[DecodedRecord], header: BatchHeader, config: LogConfig) -> bytearray:
+def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> bytearray:
+    """Return the batch in the topic's codec; its records stay the bytes they are."""
     assert config.compression is not None
-    return build_batch(
-        [NewRecord(record.timestamp_ms, record.key, record.value, record.headers) for record in decoded],
+    return seal(
+        [payload],
+        header.records_count,
+        header.base_timestamp_ms,
+        header.max_timestamp_ms,
         compression=config.compression,
         level=config.compression_level,
+        attributes=header.attributes & ~(_CODEC_BITS | _LOG_APPEND_TIME_BIT),
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,
-        is_transactional=header.is_transactional,
+        last_offset_delta=header.last_offset_delta,
     )
 
 

@@ -39,6 +39,8 @@ _SCHEMA = pa.schema(
 )
 _MAX_TOTAL_BYTES = 1 << 30
 """What all batches of one call may become; Arrow's own limit for a binary column is twice that."""
+# Of one batch: a record takes about 100 bytes on its way to columns.
+_MAX_RECORDS = 1 << 22
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -100,6 +102,11 @@ class _Picked:
         self.budget = _MAX_TOTAL_BYTES
 
     def add(self, position: int, header: BatchHeader, verify: bool) -> None:
+        if header.records_count > _MAX_RECORDS:
+            raise InvalidRecord(
+                f"the batch at offset {header.base_offset} says {header.records_count} records;"
+                f" at most {_MAX_RECORDS} of one batch are decoded"
+            )
         self.headers.append(header)
         self.positions.append(position + HEADER_BYTES)
         payload = payload_of(self.buffer, position, header, verify, min(self.budget, MAX_DECOMPRESSED_BYTES))

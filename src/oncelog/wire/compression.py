@@ -25,6 +25,7 @@ MAX_DECOMPRESSED_BYTES = 256 << 20
 
 _STEP_BYTES = 1 << 20
 _GZIP_WINDOW = 31
+_GZIP_INPUT_BYTES = 4 << 10
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 << 10
@@ -134,21 +135,37 @@ def _corrupt(codec: Compression, detail: object) -> CorruptMessage:
 
 
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
-    """All members of the data, one after the other; None over the limit."""
-    parts, total, rest = [], 0, bytes(data)
+    """All members of the data, one after the other; None over the limit.
+
+    The input is fed in slices: zlib copies what it leaves of each, and many small members in one slice
+    would each copy all that follows. Guarded by test_gzip_of_many_members_copies_little.
+    """
+    parts, total, fed = [], 0, 0
+    rest: Buffer = b""
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    is_begun = False
     try:
-        while rest:
-            unpacker = zlib.decompressobj(_GZIP_WINDOW)
-            while not unpacker.eof:
-                part = unpacker.decompress(rest, _STEP_BYTES)
-                rest = unpacker.unconsumed_tail
-                total += len(part)
-                if total > max_bytes:
-                    return None
-                parts.append(part)
-                if not part and not rest and not unpacker.eof:
-                    raise _corrupt(Compression.GZIP, "the stream is cut short")
-            rest = unpacker.unused_data
+        while len(rest) or fed < len(data):
+            if not len(rest):
+                rest, fed = data[fed : fed + _GZIP_INPUT_BYTES], fed + _GZIP_INPUT_BYTES
+            is_begun = True
+            part = unpacker.decompress(rest, _STEP_BYTES)
+            total += len(part)
+            if total > max_bytes:
+                return None
+            parts.append(part)
+            rest = unpacker.unconsumed_tail
+            if unpacker.eof:
+                rest, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP_WINDOW), False
+            elif len(part) == _STEP_BYTES and not rest:
+                # The step was filled; what zlib holds back comes without more input.
+                while part := unpacker.decompress(b"", _STEP_BYTES):
+                    total += len(part)
+                    if total > max_bytes:
+                        return None
+                    parts.append(part)
+        if is_begun:
+            raise _corrupt(Compression.GZIP, "the stream is cut short")
     except zlib.error as error:
         raise _corrupt(Compression.GZIP, error) from error
     return b"".join(parts)

@@ -24,7 +24,10 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 _ZERO, _NULL = b"\x00", b"\x01"
 """Varints of 0 and -1."""
 _NULL_SIZE = 1
-_MIN_RECORD_BYTES = 7
+MIN_RECORD_BYTES = 7
+"""The smallest record: its length, attributes, two deltas, no key, no value, no headers."""
+MAX_RECORDS = 1 << 20
+"""Records of one batch that are decoded to rows, each of which takes 150 bytes of memory or more."""
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
@@ -131,7 +134,7 @@ def payload_of(
 
 def check_count(header: BatchHeader, payload: Buffer) -> None:
     """Refuse a record count that the bytes cannot hold. Raises InvalidRecord."""
-    if not 0 <= header.records_count * _MIN_RECORD_BYTES <= len(payload):
+    if not 0 <= header.records_count * MIN_RECORD_BYTES <= len(payload):
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records "
             f"in {len(payload)} bytes"
@@ -147,6 +150,11 @@ def decode_records(
     is wrong), UnsupportedCompressionType.
     """
     header = read_header(buffer, position)
+    if header.records_count > MAX_RECORDS:
+        raise InvalidRecord(
+            f"the batch at offset {header.base_offset} says {header.records_count} records;"
+            f" at most {MAX_RECORDS} of one batch are decoded"
+        )
     data = bytes(payload_of(buffer, position, header, verify, max_bytes))
     check_count(header, data)
     try:
@@ -219,6 +227,56 @@ def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
         timestamp_ms = base_timestamp + delta if fixed_time is None else fixed_time
         append(make((base_offset + index, timestamp_ms, key, value, headers)))
     return records, position
+
+
+def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -> list[int]:
+    """Return the indexes of the first `limit` records without a key, and check where every record ends.
+
+    No record is made of what is read. Raises InvalidRecord (a record that does not parse, a wrong count).
+    """
+    check_count(header, payload)
+    data, position, end, missing = bytes(payload), 0, len(payload), list[int]()
+    base_offset = header.base_offset
+    try:
+        for index in range(header.records_count):
+            size = data[position]
+            if size < 128:
+                size, position = size >> 1 ^ -(size & 1), position + 1
+            else:
+                size, position = read_varint(data, position)
+            stop = position + size
+            if size < 0 or stop > end:
+                raise _bad_record(base_offset, index)
+            position += 1
+            for _ in range(2):  # timestamp delta, offset delta: at most 10 bytes each
+                while data[position] > 127:
+                    position += 1
+                position += 1
+            key_size, position = read_varint(data, position)
+            if key_size < 0:
+                if len(missing) < limit:
+                    missing.append(index)
+                key_size = 0
+            value_size, position = read_varint(data, position + key_size)
+            position += max(value_size, 0)
+            if key_size > stop or position >= stop:
+                raise _bad_record(base_offset, index)
+            if data[position]:
+                _, position = parse_headers(data, position, stop)
+            else:
+                position += 1
+            if position != stop:
+                raise _bad_record(base_offset, index)
+    except IndexError as error:
+        raise InvalidRecord(f"the batch at offset {base_offset} holds a record cut short") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"a header name at offset {base_offset} is not UTF-8: {error}") from error
+    if position != end:
+        raise InvalidRecord(
+            f"the batch at offset {base_offset} says {header.records_count} records, "
+            f"after which {end - position} bytes are left"
+        )
+    return missing
 
 
 def _bad_record(base_offset: int, index: int) -> InvalidRecord:

@@ -56,7 +56,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if owes and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
         return FetchResponse(responses=[])
     try:
-        context = node.sessions.open(message, request.header.api_version, now_ms)
+        context = node.sessions.open(message, request.header.api_version, now_ms, request.principal)
     except BrokerError as error:
         return error_response(error)
     if owes:
@@ -66,13 +66,15 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
         return fetch.response(results)
+    # A connection that waits longer than an idle one may stay has no client any more.
+    idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
     deferred = Deferred(holds_later_requests=True)
     node.fetch_waits.add(
         FetchWait(
             deferred,
             fetch.partitions(),
             missing_bytes,
-            now_ms + message.max_wait_ms,
+            now_ms + (min(max_wait_ms, idle_ms) if idle_ms > 0 else max_wait_ms),
             fetch.answer,
         )
     )

@@ -10,17 +10,26 @@ version, 74 / 75 leader epoch.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
+from oncelog.log.chores import Chore, Job
 from oncelog.log.partition import Partition
+from oncelog.log.reading import StepCost
 from oncelog.rules.authorization import ResourceType
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
+
+_T = TypeVar("_T")
+_Work = Generator[Job | None, None, _T]
+"""Work in bounded steps, as `oncelog.log.chores` does it, and what comes of it."""
 
 KEY = 2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
@@ -34,46 +43,72 @@ FIRST_VERSION_OF = {
 }
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ListOffsetsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    work = _answer_all(node, request)
+    try:
+        job = next(work)
+    except StopIteration as done:
+        return cast(ListOffsetsResponse, done.value)
+    # A look-up by time that reads much goes on between other requests.
+    deferred = Deferred(holds_later_requests=True)
+    node.log_manager.chores.add(_go_on(work, job, deferred))
+    return deferred
+
+
+def _go_on(work: _Work[ListOffsetsResponse], job: Job | None, deferred: Deferred) -> Chore:
+    """Do the rest of the work, step by step, while its client waits."""
+    while not deferred.is_cancelled:
+        try:
+            yield job
+        except Exception as error:
+            go_on = partial(work.throw, error)
+        else:
+            go_on = partial(next, work)
+        try:
+            job = go_on()
+        except StopIteration as done:
+            deferred.resolve(done.value)
+            return
+        except Exception as error:
+            deferred.resolve(Disconnect(f"a look-up by time failed: {error!r}"))
+            raise
+
+
+def _answer_all(node: Node, request: Request) -> _Work[ListOffsetsResponse]:
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {at for at, times in named.items() if times > 1}
-    version = request.header.api_version
-    is_committed_only = message.isolation_level == Isolation.READ_COMMITTED
-
-    def answer(name: str, asked: _Asked) -> _Result:
-        if (name, asked.partition_index) in repeated:
-            return _error(asked, InvalidRequest("the partition is named twice"))
-        if not request.may(ResourceType.TOPIC, name):
-            return _error(asked, TopicAuthorizationFailed())
-        return _answer(node, TopicPartition(name, asked.partition_index), asked, version, is_committed_only)
-
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsResponse.ListOffsetsTopicResponse(
-                name=topic.name,
-                # However often a partition is named, it is answered once.
-                partitions=[
-                    answer(topic.name, asked)
-                    for asked in {asked.partition_index: asked for asked in topic.partitions}.values()
-                ],
-            )
-            for topic in message.topics
-        ]
-    )
+    response, cost = ListOffsetsResponse(topics=[]), StepCost()
+    for topic in message.topics:
+        results: list[_Result] = []
+        response.topics.append(
+            ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=results)
+        )
+        is_allowed = request.may(ResourceType.TOPIC, topic.name)
+        # However often a partition is named, it is answered once.
+        for asked in {asked.partition_index: asked for asked in topic.partitions}.values():
+            if (topic.name, asked.partition_index) in repeated:
+                results.append(_error(asked, InvalidRequest("the partition is named twice")))
+            elif not is_allowed:
+                results.append(_error(asked, TopicAuthorizationFailed()))
+            else:
+                results.append((yield from _answer(node, request, topic.name, asked, cost)))
+    return response
 
 
 _Asked = ListOffsetsRequest.ListOffsetsPartition
 _Result = ListOffsetsResponse.ListOffsetsPartitionResponse
 
 
-def _answer(node: Node, at: TopicPartition, asked: _Asked, version: int, is_committed_only: bool) -> _Result:
+def _answer(node: Node, request: Request, topic: str, asked: _Asked, cost: StepCost) -> _Work[_Result]:
+    version = request.header.api_version
+    is_committed_only = request.message.isolation_level == Isolation.READ_COMMITTED
     try:
         if asked.timestamp < 0 and version < FIRST_VERSION_OF.get(asked.timestamp, version + 1):
             raise UnsupportedVersion(f"timestamp {asked.timestamp} has no meaning at version {version}")
-        _, partition = node.topics.partition(at)
+        _, partition = node.topics.partition(TopicPartition(topic, asked.partition_index))
         check_leader_epoch(partition, asked.current_leader_epoch)
-        timestamp, offset = _look_up(partition, asked.timestamp, is_committed_only)
+        timestamp, offset = yield from _look_up(partition, asked.timestamp, is_committed_only, cost)
     except BrokerError as error:
         return _error(asked, error)
     epoch = partition.leader_epoch if offset >= 0 else -1
@@ -86,16 +121,15 @@ def _error(asked: _Asked, error: BrokerError) -> _Result:
     return _Result(partition_index=asked.partition_index, error_code=error.code)
 
 
-def _look_up(partition: Partition, timestamp: int, is_committed_only: bool) -> tuple[int, int]:
+def _look_up(
+    partition: Partition, timestamp: int, is_committed_only: bool, cost: StepCost
+) -> _Work[tuple[int, int]]:
     end_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
     if timestamp == LATEST:
         return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+    if timestamp == LATEST_TIERED:
         return -1, -1
-    if timestamp == MAX_TIMESTAMP:
-        found = partition.max_timestamp_offset()
-    else:
-        found = partition.offset_for_timestamp(timestamp)
+    found = yield from partition.search_timestamp(None if timestamp == MAX_TIMESTAMP else timestamp, cost)
     return found if found is not None and found[1] < end_offset else (-1, -1)

@@ -1,0 +1,241 @@
+"""Requests that ask for much work: each step of it is bounded, and others are served between the steps."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from helpers_broker import RawClient, batch, produce_request
+from helpers_log import NOW_MS, config, open_partition, put
+from helpers_log import batch as log_batch
+
+from oncelog.edge.broker import Broker
+from oncelog.errors import InvalidRecord
+from oncelog.log import reading, validation
+from oncelog.log.partition import Partition
+from oncelog.log.reading import StepCost
+from oncelog.types import Compression
+from oncelog.wire import columns, compression, records
+from oncelog.wire.batch import read_header
+from oncelog.wire.columns import batches_to_arrow
+from oncelog.wire.compression import compress, decompress
+from oncelog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest, MetadataRequest
+from oncelog.wire.records import decode_records
+
+_LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
+_RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
+
+
+def bomb(count: int, record: bytes = _RECORD, attributes: int = 0) -> bytearray:
+    """A small batch of very many equal records; its header is honest."""
+    data = compress(Compression.ZSTD, record * count)
+    tail = struct.pack(">hiqqqhii", attributes | _ZSTD, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count) + bytes(
+        data
+    )
+    return bytearray(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the payloads that the log opened."""
+    sizes: list[int] = []
+    original = validation.payload_of
+
+    def payload_of(*args: Any) -> Any:
+        payload = original(*args)
+        sizes.append(len(payload))
+        return payload
+
+    monkeypatch.setattr(validation, "payload_of", payload_of)
+    return sizes
+
+
+def test_the_append_time_bit_opens_no_batch(opened: list[int]) -> None:
+    partition = open_partition(log_config=config())
+    put(partition, memoryview(bomb(300_000, attributes=_LOG_APPEND_TIME)))
+    assert opened == []
+    stored = memoryview(partition.read(0, 1 << 20).records)
+    assert not read_header(stored).attributes & _LOG_APPEND_TIME
+
+
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"compression_type": "gzip"}])
+def test_a_batch_of_too_many_records_is_refused_before_it_is_opened(
+    settings: dict[str, str], opened: list[int]
+) -> None:
+    partition = open_partition(log_config=config(max_message_bytes=70_000, **settings))
+    with pytest.raises(InvalidRecord, match="10001 records"):
+        put(partition, memoryview(bomb(10_001)))
+    assert opened == []
+    put(partition, memoryview(bomb(10_000)))
+    assert opened == [10_000 * len(_RECORD)]
+
+
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"compression_type": "gzip"}])
+def test_a_batch_that_grows_too_much_is_refused(settings: dict[str, str]) -> None:
+    partition = open_partition(log_config=config(max_message_bytes=10_000, **settings))
+    large = log_batch(value=bytes(50_000), compression=Compression.ZSTD)
+    with pytest.raises(InvalidRecord, match="over 40000 bytes"):
+        put(partition, large)
+    put(partition, log_batch(value=bytes(30_000), compression=Compression.ZSTD))
+
+
+def test_ten_records_without_a_key_are_named() -> None:
+    partition = open_partition(log_config=config(cleanup_policy="compact"))
+    with pytest.raises(InvalidRecord) as caught:
+        put(partition, memoryview(bomb(50_000, _KEYLESS)))
+    assert [index for index, _ in caught.value.record_errors] == list(range(10))
+
+
+def test_a_batch_in_another_codec_keeps_its_records() -> None:
+    partition = open_partition(log_config=config(compression_type="gzip"))
+    sent = log_batch(0, 3, compression=Compression.ZSTD)
+    before = decode_records(sent)
+    put(partition, sent)
+    stored = memoryview(partition.read(0, 1 << 20).records)
+    header = read_header(stored)
+    assert header.compression is Compression.GZIP and (header.producer_id, header.base_sequence) == (7, 0)
+    assert decode_records(stored) == before
+
+
+def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = bomb(2_000)
+    monkeypatch.setattr(records, "MAX_RECORDS", 1_999)
+    monkeypatch.setattr(columns, "_MAX_RECORDS", 1_999)
+    for module in (records, columns):
+        monkeypatch.setattr(module, "payload_of", None)
+    with pytest.raises(InvalidRecord, match="2000 records"):
+        decode_records(data)
+    with pytest.raises(InvalidRecord, match="2000 records"):
+        batches_to_arrow(bytes(data), topic="t", partition=0)
+
+
+def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's rest was copied: members times bytes."""
+    copied: list[int] = []
+    make = compression.zlib.decompressobj
+
+    class Counting:
+        def __init__(self, window: int) -> None:
+            self.unpacker = make(window)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            copied.append(len(data))
+            return self.unpacker.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.unpacker, name)
+
+    data = compress(Compression.GZIP, b"") * 5_000 + compress(Compression.GZIP, b"end")
+    monkeypatch.setattr(compression.zlib, "decompressobj", Counting)
+    assert decompress(Compression.GZIP, data) == b"end"
+    assert sum(copied) < 300 * len(data)
+
+
+@pytest.fixture
+def behind() -> Partition:
+    """A partition whose largest time is below its log start: a look-up finds nothing and reads all."""
+    partition = open_partition(log_config=config(segment_bytes=200_000))
+    put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
+    for _ in range(3_000):
+        put(partition, log_batch())
+    partition.delete_records(1, NOW_MS)
+    return partition
+
+
+def _steps(search: Iterator[Any]) -> int:
+    return sum(1 for _ in search)
+
+
+def _found(search: Any) -> int:
+    """Do the rest of a look-up; the offset it finds."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as done:
+            return int(done.value.offset)
+
+
+def test_a_look_up_by_time_rests_after_a_bounded_number_of_batches(
+    behind: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_STEP_COST", 100)
+    steps = _steps(behind.search_timestamp(NOW_MS + 1, StepCost()))
+    first = next(iter(behind._segments))
+    assert steps == (first.end_offset - 1) // 100 > 10
+
+
+def test_a_look_up_by_time_survives_a_deletion_between_its_steps(
+    behind: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_STEP_COST", 100)
+    put(behind, log_batch(timestamp_ms=NOW_MS + 1))
+    search = behind.search_timestamp(NOW_MS + 1, StepCost())
+    next(search)
+    behind.delete_records(2_990, NOW_MS)
+    assert _found(search) == 3_001
+
+
+def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up goes on in steps; another client's request is answered before the last of them."""
+    monkeypatch.setattr(reading, "_STEP_COST", 2)
+    answered_at: list[int] = []
+    steps: list[int] = []
+    original = Partition.search_timestamp
+
+    def search(self: Partition, *args: Any) -> Any:
+        work = original(self, *args)
+        while True:
+            try:
+                job = next(work)
+            except StopIteration as done:
+                return done.value
+            steps.append(1)
+            yield job
+
+    monkeypatch.setattr(Partition, "search_timestamp", search)
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as asking:
+        asking.create_topic("t")
+        asking.produce("t", batch(b"v", timestamp_ms=2_000))
+        for _ in range(40):
+            for _ in range(50):
+                asking.send(produce_request("t", batch(b"v", timestamp_ms=1_000)), 9)
+            assert all(asking.read_frame() for _ in range(50))
+        partitions = [DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=1)]
+        topics = [DeleteRecordsRequest.DeleteRecordsTopic(name="t", partitions=partitions)]
+        asking.ask(DeleteRecordsRequest(topics=topics, timeout_ms=5_000), 2)
+        asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1_500)
+        topic = ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[asked])
+        with RawClient(broker.bootstrap_servers) as other:
+            asking.send(ListOffsetsRequest(replica_id=-1, topics=[topic]), 7)
+            other.ask(MetadataRequest(topics=[]), 9)
+            answered_at.append(len(steps))
+            frame = asking.read_frame()
+        assert frame is not None and answered_at[0] < len(steps) and len(steps) >= 900
+
+
+@pytest.mark.parametrize(("count", "jobs"), [(400, 2), (5_000, 4)])
+def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: int) -> None:
+    """Besides the two jobs of a swap: the keys of the batch, and what stays of it."""
+    settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
+    partition = open_partition(log_config=config(**settings))
+    put(partition, log_batch(count=count, value=b"old"))
+    partition._roll(NOW_MS)
+    put(partition, log_batch(value=b"new"))
+    partition.flush()
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    done, steps = 0, 0
+    for job in partition.compact(dirty, NOW_MS):
+        steps += 1
+        if job is not None:
+            job()
+            done += 1
+    # Keys are noted in steps of 500.
+    assert done == jobs and steps >= count // 500
+    (last,) = decode_records(partition.read(0, 1 << 20).records)
+    assert last.offset == count - 1

@@ -1,0 +1,83 @@
+"""Fetch sessions: whose they are, how many partitions they keep, and what abandoned fetches leave behind."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from helpers_broker import fetch_request
+
+from oncelog.broker.sessions import EVICTION_MS, EXPIRY_MS, FetchSessions
+from oncelog.broker.waiting import Deferred, FetchWait, FetchWaits
+from oncelog.errors import FetchSessionIdNotFound
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import FetchRequest
+
+
+def _sessions(slots: int = 1000, **how: int) -> FetchSessions:
+    return FetchSessions(slots, new_id=lambda: next(_IDS), **how)
+
+
+_IDS = count(1)
+
+
+def _request(session_id: int, epoch: int, partitions: int = 0) -> FetchRequest:
+    positions = [("t", partition, 0) for partition in range(partitions)]
+    return fetch_request(positions, session_id=session_id, session_epoch=epoch)
+
+
+def test_a_fetch_session_is_unknown_to_anybody_but_its_owner() -> None:
+    sessions = _sessions()
+    alices = sessions.open(_request(0, 0, 2), 12, 0, "User:alice").session_id
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.open(_request(alices, 1), 12, 0, "User:mallory")
+    sessions.open(_request(alices, -1), 12, 0, "User:mallory")  # does not end it either
+    sessions.open(_request(alices, 0, 1), 12, 0, "User:mallory")
+    context = sessions.open(_request(alices, 1), 12, 0, "User:alice")
+    assert len(context.targets) == 2
+
+
+def test_a_session_id_is_drawn_again_while_it_is_taken() -> None:
+    drawn = iter([5, 5, 0, 9])
+    sessions = FetchSessions(10, new_id=lambda: next(drawn))
+    ids = [sessions.open(_request(0, 0, 1), 12, 0, "").session_id for _ in range(2)]
+    assert ids == [5, 9]
+
+
+def test_fetch_sessions_remember_a_bounded_number_of_partitions() -> None:
+    sessions = _sessions(max_partitions=10)
+    first = sessions.open(_request(0, 0, 6), 12, 0, "").session_id
+    assert first and sessions.partition_count == 6
+    assert sessions.open(_request(0, 0, 5), 12, 0, "").session_id == 0
+    second = sessions.open(_request(0, 0, 4), 12, 0, "").session_id
+    assert second and sessions.partition_count == 10
+    # One that grows above it ends; its client sends everything from then on.
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.open(_request(second, 1, 5), 12, 0, "")
+    assert (sessions.partition_count, len(sessions)) == (6, 1)
+    assert sessions.open(_request(0, 0, 5), 12, EVICTION_MS, "").session_id
+    assert (sessions.partition_count, len(sessions)) == (5, 1)
+
+
+def test_an_idle_fetch_session_is_forgotten() -> None:
+    sessions = _sessions()
+    old, used = (sessions.open(_request(0, 0, 1), 12, 0, "").session_id for _ in range(2))
+    sessions.open(_request(used, 1), 12, 1, "")
+    sessions.expire(EXPIRY_MS)
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.open(_request(old, 1), 12, EXPIRY_MS, "")
+    assert sessions.open(_request(used, 2), 12, EXPIRY_MS, "").session_id == used
+
+
+def test_a_fetch_whose_connection_is_gone_leaves_nothing_behind() -> None:
+    waits, partitions = FetchWaits(), [TopicPartition("t", index) for index in range(100)]
+    stays = Deferred(holds_later_requests=True)
+    waits.add(FetchWait(stays, partitions[:1], 1, 1 << 40, lambda is_due: "answer"))
+    for _ in range(1000):
+        deferred = Deferred(holds_later_requests=True)
+        waits.add(FetchWait(deferred, partitions, 1, 1 << 40, lambda is_due: "answer"))
+        deferred.cancel()
+    assert (len(waits), len(waits._deadlines)) == (1, 1)
+    assert [waits.is_awaited(partition) for partition in partitions] == [True] + [False] * 99
+    waits.appended(partitions[0], 1)
+    assert stays.is_done and waits.next_deadline_ms is None
