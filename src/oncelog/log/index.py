@@ -49,6 +49,8 @@ class _IndexFile(ABC):
         self._disk = disk
         self._path = path
         self._written = 0
+        self.holds_back = False
+        """While true nothing is written before `write_pending` is called."""
 
     @property
     def path(self) -> str:
@@ -78,11 +80,15 @@ class _IndexFile(ABC):
 
     def write_runs(self) -> None:
         """Write when enough has gathered; a failure leaves the entries for the next call."""
-        if len(self) - self._written >= _RUN:
+        if len(self) - self._written >= _RUN and not self.holds_back:
             try:
                 self.write_pending()
             except OSError:
                 pass  # the log is what counts; flush, roll and close insist
+
+    def write_again(self) -> None:
+        """Make the next write bring every entry: a sync of what is in the file may have failed once."""
+        self._written = 0
 
     def _loaded(self, file_size: int) -> None:
         """All entries in memory came from the file; preallocated or torn bytes after them are cut off."""
@@ -233,6 +239,11 @@ class TimeIndex(_IndexFile):
         count = bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
         del self._timestamps[count:], self._offsets[count:]
         self.cut_file()
+
+    def last_below(self, relative_offset: int) -> int | None:
+        """The offset of the last entry below one; None without an entry."""
+        found = bisect_right(self._offsets, relative_offset - 1) - 1 if relative_offset > 0 else -1
+        return self._offsets[found] if found >= 0 else None
 
     def _pack(self, start: int, stop: int) -> bytes:
         pairs = zip(self._timestamps[start:stop], self._offsets[start:stop], strict=True)

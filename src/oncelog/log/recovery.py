@@ -111,7 +111,9 @@ def _open_segments(
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         is_all_sure = next_base is not None and (how.is_clean or next_base <= how.recovery_point)
-        if how.is_clean or is_all_sure:
+        # A flush that ended where the segment did came before the roll, which wrote the rest of its indexes.
+        is_index_sure = next_base is not None and (how.is_clean or next_base < how.recovery_point)
+        if how.is_clean or is_index_sure:
             try:
                 if next_base is None:
                     segment.load_indexes(interval)
@@ -142,6 +144,8 @@ def _open_segments(
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], how.now_ms)
             break
+        if next_base is not None:
+            segment.note_last_time()
     return segments, replay_from
 
 

@@ -6,6 +6,7 @@ Source: Kafka's LogSegment.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from oncelog.errors import StorageError
 from oncelog.log.chores import Job
@@ -63,6 +64,8 @@ class Segment:
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
+        self.is_index_synced = False
+        """True for a closed segment whose offset and time index survive a power loss."""
         self.damaged: dict[int, int] = {}
         """Positions of batches that are bad though synced, and where the log goes on."""
 
@@ -122,12 +125,13 @@ class Segment:
         last = TimeIndex.read_last(self._disk, self._path(TIME_SUFFIX))
         if last is None:
             self.load_indexes(index_interval_bytes)
-            self.end_offset = next_base_offset
+            self.end_offset, self.is_index_synced = next_base_offset, True
             return
         self.transactions = TransactionIndex.load(self._disk, self._path(TXN_SUFFIX), self.base_offset)
         self.max_timestamp_ms, self.max_timestamp_offset = last[0], self.base_offset + last[1]
         self.end_offset, self._interval_bytes = next_base_offset, index_interval_bytes
         self._index = self._times = None
+        self.is_index_synced = True
 
     def _load_late(self) -> None:
         """Indexes of a closed segment; unreadable ones are made again in memory."""
@@ -163,6 +167,31 @@ class Segment:
         readers to be told, and so does what follows; `is_whole`: up to there. Returns what was cut.
         """
         self._load_trusted(trusted_offset)
+        if is_whole:
+            self._hold_indexes_back()
+        bad = self._check(index_interval_bytes, sure_offset, is_whole=is_whole)
+        if is_whole:
+            self._write_indexes_again()
+        return bad
+
+    def _hold_indexes_back(self) -> None:
+        """The next start takes the files of a synced segment as they are: none may be there in part."""
+        remove_if_exists(self._disk, self.index.path)
+        self.index.holds_back = self.times.holds_back = True
+
+    def _write_indexes_again(self) -> None:
+        """The offset index last: without it the next start makes both again."""
+        self._note_time()
+        self.index.holds_back = self.times.holds_back = False
+        with suppress(OSError):  # a full disk; the next flush tries again
+            self._sync_indexes()
+
+    def _sync_indexes(self) -> None:
+        self.times.write_pending(sync=True)
+        self.index.write_pending(sync=True)
+        self.is_index_synced = True
+
+    def _check(self, index_interval_bytes: int, sure_offset: int, *, is_whole: bool) -> BadBatch | None:
         bad = self._walk_from_index(index_interval_bytes, verify=True)
         while bad is not None and self.end_offset < sure_offset:
             follower = self.behind(bad.position, self.end_offset) or (self.size_bytes if is_whole else None)
@@ -203,13 +232,18 @@ class Segment:
         except StorageError:
             self.transactions_from = self.base_offset
         self.transactions.cut_below(self.transactions_from)
+        self.index.write_again()
+        self.times.write_again()
 
     def _trusted_indexes(self, trusted_offset: int) -> tuple[OffsetIndex, TimeIndex]:
         try:
             if trusted_offset > self.base_offset:
                 index = OffsetIndex.load(self._disk, self.index.path, self.size_bytes)
                 times = TimeIndex.load(self._disk, self.times.path)
-                index.cut(index.count_below(trusted_offset - self.base_offset))
+                # A crash may have kept more of one file than of the other, and time entries are not at
+                # equal distances: only up to the last of them it is sure that none is missing.
+                last = times.last_below(trusted_offset - self.base_offset)
+                index.cut(index.count_below(0 if last is None else last + 1))
                 self._check_last_entry(index)
                 return index, times
         except StorageError:
@@ -340,6 +374,10 @@ class Segment:
         if self.max_timestamp_ms >= 0:
             self.times.append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
 
+    def note_last_time(self) -> None:
+        """Append the time entry that ends a closed segment's index: look-ups and retention go by it."""
+        self._note_time()
+
     def finish(self) -> None:
         """The last time entry, and every entry into its file: at a roll or on closing."""
         self._note_time()
@@ -358,9 +396,8 @@ class Segment:
             if self.transactions.is_unsynced:
                 self.transactions.sync()
             self.file.sync()
-            if not is_active:
-                self.index.write_pending(sync=True)
-                self.times.write_pending(sync=True)
+            if not is_active and not self.is_index_synced:
+                self._sync_indexes()
         except FileNotFoundError:
             if not self._is_removed:
                 raise

@@ -362,12 +362,16 @@ class PartitionStore:
         self._check_online()
         self._check_open()
         end_offset = self._log_end_offset
-        segments = self._segments.from_offset(self._recovery_point)
+        synced_to = self._recovery_point
+        # With the segment that ends at the recovery point: its indexes were written after that flush.
+        segments = self._segments.from_offset(synced_to - 1)
         try:
             # Before the syncs: a segment that comes meanwhile makes it dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
+                if segment.is_index_synced and segment.end_offset <= synced_to:
+                    continue
                 segment.sync(is_active=segment is segments[-1])
             if is_dirty:
                 for name in (PARTITION_METADATA, LEADER_EPOCHS):

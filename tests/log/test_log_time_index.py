@@ -1,0 +1,109 @@
+"""The largest time of every segment, look-ups by time and retention, through a crash at every step."""
+
+from __future__ import annotations
+
+from random import Random
+from unittest.mock import patch
+
+import pytest
+from helpers_log import NOW_MS, batch, config, open_partition, put, read_all
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.log import index
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.wire.batch import iter_batches
+
+HOUR_MS = 3_600_000
+START_MS = NOW_MS - 100 * HOUR_MS
+SMALL = config(segment_bytes=900, index_interval_bytes=150, retention_ms=20 * HOUR_MS)
+
+
+def stored(partition: Partition) -> list[tuple[int, int]]:
+    """(offset, timestamp) of every record; each batch has one."""
+    data = read_all(partition)
+    return [(header.base_offset, header.max_timestamp_ms) for _, header in iter_batches(data)]
+
+
+def check(partition: Partition) -> None:
+    rows = stored(partition)
+    for segment in partition._segments:
+        times = [time for offset, time in rows if segment.base_offset <= offset < segment.end_offset]
+        assert segment.max_timestamp_ms == max(times, default=-1), segment.base_offset
+    for time in sorted({time for _, time in rows}):
+        expected = next((row for row in rows if row[1] >= time), None)
+        found = partition.offset_for_timestamp(time)
+        assert found is not None and expected is not None
+        assert (found.offset, found.timestamp_ms) == expected
+
+
+def work(partition: Partition, draw: Random, count: int) -> None:
+    """One batch an hour or so, some late; syncs come at any time, also just before a roll."""
+    for number in range(count):
+        hours = number - draw.choice((0, 0, 0, 5))
+        put(partition, batch(value=bytes(draw.randrange(60)), timestamp_ms=START_MS + hours * HOUR_MS))
+        if draw.random() < 0.3:
+            partition.flush()
+
+
+def crashed_at(step: int | None, seed: int) -> tuple[MemoryDisk, Partition]:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    disk.crash_after = step
+    if step is None:
+        work(partition, Random(seed), 40)
+    else:
+        with pytest.raises(SimulatedCrash):
+            work(partition, Random(seed), 40)
+    return disk, partition
+
+
+def reopened(disk: MemoryDisk, point: int, **how: bool) -> Partition:
+    return open_partition(disk, SMALL, recovery_point=point, **how)
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 10**6), part=st.floats(0, 1), loss=st.integers(0, 10**6), again=st.floats(0, 1))
+def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss: int, again: float) -> None:
+    with patch.object(index, "_RUN", 2):
+        total = crashed_at(None, seed)[0].steps
+        disk, partition = crashed_at(min(5 + int(part * total), total - 1), seed)
+        point, draw = partition.recovery_point, Random(loss)
+        for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
+            probe = survivor.after_kill()
+            check(reopened(probe, point))
+            # The start crashes as well, anywhere.
+            survivor.crash_after = int(again * probe.steps)
+            try:
+                reopened(survivor, point)
+            except SimulatedCrash:
+                pass
+            survivor = draw.choice((survivor.after_kill(), survivor.after_power_loss(draw)))
+            recovered = reopened(survivor, point)
+            check(recovered)
+            put(recovered, batch(timestamp_ms=START_MS + 50 * HOUR_MS))
+            recovered.flush()
+            check(reopened(survivor.after_power_loss(draw), recovered.recovery_point))
+            recovered.close(NOW_MS)
+            check(reopened(survivor.after_kill(), 0, clean_shutdown=True))
+
+
+def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
+    """A recovered segment that lacks its last time entry looked older than it is."""
+    settings_60 = config(segment_ms=60 * HOUR_MS, retention_ms=20 * HOUR_MS)
+    disk = MemoryDisk()
+    partition = open_partition(disk, settings_60)
+    for hour in range(70):
+        put(partition, batch(value=bytes(100), timestamp_ms=START_MS + hour * HOUR_MS))
+    assert partition.segment_count == 2
+    disk = disk.after_kill()
+    partition = open_partition(disk, settings_60)
+    partition.close(NOW_MS)
+    partition = open_partition(disk, settings_60, clean_shutdown=True)
+    found = partition.offset_for_timestamp(START_MS + 55 * HOUR_MS)
+    assert found is not None and found.offset == 55
+    partition.enforce_retention(START_MS + 80 * HOUR_MS)
+    assert partition.log_start_offset == 0, "hour 60 is in the first segment"
+    partition.enforce_retention(START_MS + 81 * HOUR_MS)
+    assert partition.log_start_offset == 61
