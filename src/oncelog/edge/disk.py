@@ -17,6 +17,7 @@ from oncelog.edge.event_log import log_event
 from oncelog.log.disk import Buffer, SyncFailed, explain
 
 _FILE_MODE = 0o644
+_REWRITE_BYTES = 1 << 20
 TELL_EVERY_SECONDS = 60.0
 
 
@@ -81,6 +82,19 @@ class RealFile:
                 self._fd = _open(self._path, os.O_RDWR)
             if self._fd >= 0:
                 _sync(_fdatasync, self._fd, self._path)
+
+    def rewrite(self, start: int, stop: int) -> None:
+        while start < stop:
+            # A part at a time: `close` waits for it.
+            with self._lock:
+                if self._fd is None:
+                    self._fd = _open(self._path, os.O_RDWR)
+                if self._fd < 0:
+                    return
+                data = os.pread(self._fd, min(_REWRITE_BYTES, stop - start), start)
+                if not data:
+                    return
+                start += os.pwrite(self._fd, data, start)
 
     def rest(self) -> None:
         with self._lock:
@@ -192,6 +206,9 @@ class RealDisk:
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._prefix + old, self._prefix + new)
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(self._prefix + path).st_mtime_ns // 1_000_000
 
     def remove(self, path: str) -> None:
         os.unlink(self._prefix + path)

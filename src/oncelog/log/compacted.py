@@ -51,7 +51,7 @@ class CompactedStore(PartitionStore):
         if self._is_uncleanable:
             return None
         closed = [
-            Span(each.base_offset, each.end_offset, each.size_bytes, each.max_timestamp_ms)
+            Span(each.base_offset, each.end_offset, each.size_bytes, each.largest_timestamp_ms)
             for each in list(self._segments)[:-1]
         ]
         return find_dirty(

@@ -40,6 +40,13 @@ class File(Protocol):
         """fdatasync: what was written before survives a power loss. Raises SyncFailed."""
         ...
 
+    def rewrite(self, start: int, stop: int) -> None:
+        """Write what is there once more, so that a sync covers it whatever became of earlier ones.
+
+        Safe in another thread while what is behind `stop` is written, or the file closed.
+        """
+        ...
+
     def rest(self) -> None:
         """Give up what an open file costs until it is used again; not while another thread uses it."""
         ...
@@ -87,6 +94,10 @@ class Disk(Protocol):
         ...
 
     def rename(self, old: str, new: str) -> None: ...
+
+    def modified_ms(self, path: str) -> int:
+        """When the file was written last, by the clock of the file system."""
+        ...
 
     def remove(self, path: str) -> None:
         """Remove a file; FileNotFoundError when there is none."""
@@ -148,13 +159,15 @@ def write_synced(disk: Disk, path: str, data: bytes) -> None:
         file.close()
 
 
-def sync_file(disk: Disk, path: str) -> None:
-    """Sync a file that may be missing."""
+def sync_file(disk: Disk, path: str, *, rewrites: bool = False) -> None:
+    """Sync a file that may be missing; with `rewrites` write it once more first."""
     try:
         file = disk.open(path)
     except FileNotFoundError:
         return
     try:
+        if rewrites:
+            file.rewrite(0, file.size())
         file.sync()
     finally:
         file.close()

@@ -258,8 +258,10 @@ def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTran
     entries: list[AbortedTransaction] = []
     previous = base_offset - 1
     for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
+        if not any(fields):
+            break  # after a power loss the length may be there without the bytes
         entry = AbortedTransaction(*fields[1:])
-        if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset > entry.last_offset:
+        if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset >= entry.last_offset:
             raise StorageError(f"{path}: entry {len(entries)} is {fields}")
         entries.append(entry)
         previous = entry.last_offset

@@ -284,7 +284,7 @@ class Partition(CompactedStore):
         excess = None if config.retention_bytes is None else self.size_bytes - config.retention_bytes
         for segment in self._segments:
             oldest_ms = None if config.retention_ms is None else now_ms - config.retention_ms
-            is_old = oldest_ms is not None and segment.max_timestamp_ms < oldest_ms
+            is_old = oldest_ms is not None and segment.largest_timestamp_ms < oldest_ms
             is_excess = excess is not None and excess >= segment.size_bytes
             if segment.size_bytes == 0 or not (is_old or is_excess) or segment.end_offset > high_watermark:
                 break

@@ -97,6 +97,11 @@ class PartitionDisk:
             self._check()
             self._disk.rename(old, new)
 
+    def modified_ms(self, path: str) -> int:
+        with self._lock:
+            self._check()
+            return self._disk.modified_ms(path)
+
     def remove(self, path: str) -> None:
         with self._lock:
             self._check()

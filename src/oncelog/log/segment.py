@@ -64,6 +64,7 @@ class Segment:
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
+        self._doubtful: tuple[int, int] | None = None
         self.is_index_synced = False
         """True for a closed segment whose offset and time index survive a power loss."""
         self.damaged: dict[int, int] = {}
@@ -374,6 +375,16 @@ class Segment:
         if self.max_timestamp_ms >= 0:
             self.times.append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
 
+    @property
+    def largest_timestamp_ms(self) -> int:
+        """For retention and compaction: that of its records or, without any, when the file was written."""
+        if self.max_timestamp_ms >= 0:
+            return self.max_timestamp_ms
+        try:
+            return self._disk.modified_ms(self.log_path)
+        except OSError:
+            return self.created_ms  # no reason to delete anything
+
     def note_last_time(self) -> None:
         """Append the time entry that ends a closed segment's index: look-ups and retention go by it."""
         self._note_time()
@@ -395,12 +406,25 @@ class Segment:
         try:
             if self.transactions.is_unsynced:
                 self.transactions.sync()
+            if self._doubtful is not None:
+                self.file.rewrite(*self._doubtful)
+                self._doubtful = None
             self.file.sync()
             if not is_active and not self.is_index_synced:
                 self._sync_indexes()
         except FileNotFoundError:
             if not self._is_removed:
                 raise
+
+    def doubt(self, from_offset: int) -> None:
+        """Write what is stored from an offset on once more with the next sync.
+
+        After a failed sync Linux keeps the bytes in memory, where a restarted process finds them, and calls
+        them clean: a later sync succeeds and writes nothing.
+        """
+        if self.end_offset > from_offset:
+            start = self.index.position_for(max(from_offset - self.base_offset, 0))
+            self._doubtful = start, self.size_bytes
 
     def cut(self, position: int) -> None:
         """Drop everything from a position on (a torn tail)."""

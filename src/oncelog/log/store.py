@@ -81,7 +81,7 @@ class PartitionStore:
         self._unsnapshotted_bytes = 0
         self._is_directory_dirty = True
         self._as_opened: tuple[int, int] | None = None  # log end and start that need nothing on closing
-        self._is_closed = self._is_swapping = False
+        self._is_closed = self._is_swapping = self._rewrites_small = False
         self.cleaned_to = recovered.log_start_offset
         """Below it compaction has met every key; what newer records replaced there is gone."""
         self.on_log_start: Callable[[], None] | None = None
@@ -135,9 +135,7 @@ class PartitionStore:
                 text = f"ends at offset {end_offset}, though {recovery_point} were synced: files are missing,"
                 recovered.reports.append(f"{text} or were copied while a broker wrote (docs/operations.md)")
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
-            synced = end_offset if clean_shutdown else max(recovery_point, log_start_offset)
-            rebuilt_from = end_offset if recovered.rebuilt_from is None else recovered.rebuilt_from
-            partition._recovery_point = min(synced, rebuilt_from, end_offset)
+            partition._settle_recovery_point(recovered.rebuilt_from, how)
             is_in_order = clean_shutdown and not recovered.reports and stored_id is not None
             if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
                 partition._as_opened = end_offset, recovered.log_start_offset
@@ -156,6 +154,17 @@ class PartitionStore:
                 self.flush()
             except KafkaStorageError as error:
                 raise StorageError(f"{self._directory} cannot be opened: {error}") from error
+
+    def _settle_recovery_point(self, rebuilt_from: int | None, how: OpenAs) -> None:
+        """After an unclean start the first flush writes again what no flush has vouched for."""
+        end_offset = self._log_end_offset
+        synced = end_offset if how.is_clean else max(how.recovery_point, how.log_start_offset)
+        self._recovery_point = min(synced, end_offset if rebuilt_from is None else rebuilt_from, end_offset)
+        if how.is_clean:
+            return
+        self._rewrites_small = True
+        for segment in self._segments.from_offset(self._recovery_point):
+            segment.doubt(self._recovery_point)
 
     @property
     def log_start_offset(self) -> int:
@@ -375,7 +384,8 @@ class PartitionStore:
                 segment.sync(is_active=segment is segments[-1])
             if is_dirty:
                 for name in (PARTITION_METADATA, LEADER_EPOCHS):
-                    sync_file(self._disk, f"{self._directory}/{name}")
+                    sync_file(self._disk, f"{self._directory}/{name}", rewrites=self._rewrites_small)
+                self._rewrites_small = False
                 self._disk.sync_directory(self._directory)
         except SyncFailed as error:
             self._failure = f"a sync failed ({error}); start the broker again once the disk works"

@@ -24,13 +24,42 @@ class SimulatedCrash(BaseException):
 
 
 class _Inode:
-    """A file's bytes now, and as of its last sync."""
+    """A file's bytes now, and as of its last sync.
 
-    __slots__ = ("data", "synced")
+    `lost`: ranges that a failed sync left readable, but that later ones do not write, as on Linux.
+    """
+
+    __slots__ = ("data", "lost", "modified_ms", "synced")
 
     def __init__(self, data: bytes = b"", synced: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = synced
+        self.lost: list[tuple[int, int]] = []
+        self.modified_ms = 0
+
+    def copy(self) -> _Inode:
+        copied = _Inode(bytes(self.data), self.synced)
+        copied.lost, copied.modified_ms = self.lost[:], self.modified_ms
+        return copied
+
+    def fail_sync(self) -> None:
+        same = len(posixpath.commonprefix([bytes(self.data), self.synced]))
+        if same < len(self.data):
+            self.lost.append((same, len(self.data)))
+
+    def written(self, start: int, stop: int) -> None:
+        """These bytes are dirty again."""
+        parts = [part for a, b in self.lost for part in ((a, min(b, start)), (max(a, stop), b))]
+        self.lost = [(a, b) for a, b in parts if a < b]
+
+    def durable(self) -> bytes:
+        """What the disk has once all that is dirty is written."""
+        data = bytearray(self.data)
+        for start, stop in self.lost:
+            stop = min(stop, len(data))
+            if start < stop:
+                data[start:stop] = self.synced[start:stop].ljust(stop - start, b"\0")
+        return bytes(data)
 
 
 class MemoryFile:
@@ -52,6 +81,8 @@ class MemoryFile:
 
     def pwrite(self, data: Buffer, position: int) -> None:
         self._check()
+        self._inode.written(position, position + len(data))
+        self._inode.modified_ms = self._disk.now_ms()
         self._disk.write_into(self._inode.data, bytes(data), position, self._path)
 
     def truncate(self, size: int) -> None:
@@ -62,8 +93,17 @@ class MemoryFile:
 
     def sync(self) -> None:
         self._check()
-        self._disk.step("sync", self._path)
-        self._inode.synced = bytes(self._inode.data)
+        try:
+            self._disk.step("sync", self._path)
+        except SyncFailed:
+            self._inode.fail_sync()
+            raise
+        self._inode.synced = self._inode.durable()
+
+    def rewrite(self, start: int, stop: int) -> None:
+        self._check()
+        self._disk.step("write", self._path)
+        self._inode.written(start, stop)
 
     def rest(self) -> None:
         self._check()
@@ -99,6 +139,8 @@ class MemoryDisk:
         self.errors: dict[tuple[str, str], int] = {}
         self.crash_after: int | None = None
         self.steps = 0
+        self.now_ms: Callable[[], int] = lambda: 1 << 60
+        """The clock that files get their times from; without one they stay young."""
         self.on_crash: Callable[[], object] = lambda: None
         """Told once, when it crashes by itself."""
         self._files: dict[str, _Inode] = {}
@@ -109,11 +151,9 @@ class MemoryDisk:
 
     def after_kill(self) -> MemoryDisk:
         """The disk after the process was killed: everything written is there, and as durable as it was."""
-        copies = {
-            id(node): _Inode(bytes(node.data), node.synced)
-            for node in (*self._files.values(), *self._durable.values())
-        }
+        copies = {id(node): node.copy() for node in (*self._files.values(), *self._durable.values())}
         disk = MemoryDisk()
+        disk.now_ms = self.now_ms
         disk._directories = set(self._directories)
         disk._files = {path: copies[id(node)] for path, node in self._files.items()}
         disk._durable = {path: copies[id(node)] for path, node in self._durable.items()}
@@ -130,7 +170,10 @@ class MemoryDisk:
                     found[path] = _survivor(inode, rng)
         disk = MemoryDisk()
         disk._directories = set(self._directories)
+        disk.now_ms = self.now_ms
         disk._files = {path: _Inode(data, data) for path, data in found.items()}
+        for inode in disk._files.values():
+            inode.modified_ms = self.now_ms()
         disk._durable = dict(disk._files)
         return disk
 
@@ -226,6 +269,11 @@ class MemoryDisk:
         if old in self._directories:
             self._directories = {new + d[len(old) :] if d == old else d for d in self._directories}
 
+    def modified_ms(self, path: str) -> int:
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return self._files[path].modified_ms
+
     def remove(self, path: str) -> None:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -266,7 +314,7 @@ class MemoryDisk:
 
 def _survivor(inode: _Inode, rng: Random) -> bytes:
     """One of the contents a power loss may leave."""
-    data, synced = bytes(inode.data), inode.synced
+    data, synced = inode.durable(), inode.synced
     fate = rng.choice(("synced", "written", "torn", "holed"))
     if fate == "synced":
         return synced
