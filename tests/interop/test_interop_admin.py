@@ -1,10 +1,11 @@
-"""kafka-python's admin client asks our broker what every cluster is asked."""
+"""kafka-python's and librdkafka's admin clients ask our broker what every cluster is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
@@ -46,3 +47,18 @@ def test_the_quorum_is_this_node(admin: KafkaAdminClient) -> None:
 
 def test_resources_are_listed(admin: KafkaAdminClient) -> None:
     assert "t" in str(admin.list_config_resources())
+
+
+def test_confluent_kafka_changes_settings_of_the_broker_and_of_a_group() -> None:
+    with Broker() as broker:
+        client = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        for kind, name, key, value in (
+            (ConfigResource.Type.BROKER, "1", "message.max.bytes", "58000"),
+            (ResourceType.GROUP, "g", "consumer.session.timeout.ms", "50000"),
+        ):
+            change = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            resource = ConfigResource(kind, name, incremental_configs=[change])
+            (done,) = client.incremental_alter_configs([resource]).values()
+            done.result(60)
+            (described,) = client.describe_configs([ConfigResource(kind, name)]).values()
+            assert described.result(60)[key].value == value
