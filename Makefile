@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
 
-$(STAMP): requirements.lock pyproject.toml tools/make_venv.sh
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml tools/make_venv.sh
 	@tools/make_venv.sh $(VENV)
 	@touch $(STAMP)
 
@@ -47,8 +47,10 @@ bench: setup  ## measure beside Apache Kafka (about 50 minutes), and write docs/
 behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
 	$(BIN)/python tools/behaviours.py
 
-lock:  ## solve requirements.lock anew (needs uv)
-	uv pip compile pyproject.toml --all-extras --no-header --no-annotate --no-emit-index-url -o requirements.lock
+COMPILE := uv pip compile --no-header --no-annotate --no-emit-index-url --generate-hashes
+lock:  ## solve requirements.lock and requirements-build.lock again (needs uv)
+	$(COMPILE) pyproject.toml --all-extras -o requirements.lock
+	printf 'editables\nhatchling\nsetuptools\nwheel\n' | $(COMPILE) - -c requirements.lock -o requirements-build.lock
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) out dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

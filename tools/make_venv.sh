@@ -30,7 +30,9 @@ fi
 
 echo "setup: installing the locked packages (about a minute the first time)"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
-# Nothing is added to what the lock names, and what it names is taken exactly.
-"${pip[@]}" --no-deps -r requirements.lock
-"${pip[@]}" --no-deps --editable .
+# Nothing is added to what the locks name, and each file is compared with its hash. What comes as source is
+# built with the build tools of requirements-build.lock: an isolated build would fetch the newest ones.
+"${pip[@]}" --no-deps --require-hashes --only-binary :all: -r requirements-build.lock
+"${pip[@]}" --no-deps --require-hashes --no-build-isolation -r requirements.lock
+"${pip[@]}" --no-deps --no-build-isolation --editable .
 echo "setup: done; $venv/bin/oncelog --help"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers_broker import RawClient, batch
+from helpers_broker import RawClient, batch, wait_until
 
 from oncelog.broker.events import AppendEvent
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, check_metrics
+from oncelog.edge.metrics_server import MAX_CONNECTIONS
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
@@ -78,6 +81,41 @@ def test_metrics_with_a_token(caplog: pytest.LogCaptureFixture) -> None:
         with urllib.request.urlopen(right, timeout=60) as page:
             assert b"oncelog_connections" in page.read()
     assert "s3cr3t" not in caplog.text
+
+
+def test_an_empty_metrics_token_is_refused() -> None:
+    for token in ("", " "):
+        with pytest.raises(ConfigError, match=r"oncelog\.metrics\.token is empty"):
+            check_metrics("127.0.0.1", BROKER.parse({"oncelog.metrics.token": token}))
+        with (
+            pytest.raises(ConfigError, match="is empty"),
+            Broker(metrics_port=0, config={"oncelog.metrics.token": token}),
+        ):
+            pass
+
+
+@pytest.mark.behaviour("I29")
+def test_silent_readers_of_metrics_take_a_bounded_number_of_descriptors() -> None:
+    with Broker(metrics_port=0) as broker, ExitStack() as stack:
+        address = "127.0.0.1", broker.metrics_port
+        silent = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(60)]
+        ended = 0
+        for each in silent[MAX_CONNECTIONS:]:
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+            ended += 1
+        assert ended == 60 - MAX_CONNECTIONS
+        for each in silent:
+            each.close()
+        wait_until(lambda: _is_readable(broker))
+
+
+def _is_readable(broker: Broker) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=60) as page:
+            return b"oncelog_connections" in page.read()
+    except OSError:
+        return False
 
 
 def test_metrics_are_on_loopback_unless_they_are_locked() -> None:

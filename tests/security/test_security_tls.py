@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import trustme
+from helpers_broker import wait_until
 from helpers_security import Certificates, client_config, make_certificates, secured_broker
 
 import oncelog
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
 from oncelog.errors import AuthenticationError, ConfigError, DisconnectedError
+from oncelog.wire.frames import encode_request
+from oncelog.wire.messages import MetadataRequest
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,47 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         time.sleep(1.5)
         with Admin(client_config(broker, old)) as admin:  # what cannot be read changes nothing
             assert admin.list_topics() == []
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_removed_authority_does_not_come_back_by_resuming_a_session(
+    tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    old, new = make_certificates(tmp_path / "old"), make_certificates(tmp_path / "new", "bob")
+    certificates = make_certificates(tmp_path / "broker")
+    truststore = tmp_path / "trusted.pem"
+    truststore.write_bytes(old.authority.read_bytes())
+
+    def context(client: Path) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=certificates.authority)
+        made.minimum_version = made.maximum_version = version
+        made.load_cert_chain(client)
+        return made
+
+    config = {"ssl.client.auth": "required", "ssl.truststore.location": str(truststore)}
+    with secured_broker(tmp_path / "data", certificates, sasl=False, **config) as broker:
+        removed = context(old.client)
+        session = _talk(broker, removed, None)
+        assert session is not None
+        os.replace(new.authority, truststore)
+        wait_until(lambda: _talk(broker, context(new.client), None) is not None)
+        assert _talk(broker, removed, None) is None
+        assert _talk(broker, removed, session) is None
+
+
+def _talk(broker: Broker, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
+    """One request; the session to resume, or None if the broker ends the connection."""
+    host, _, port = broker.bootstrap_servers.rpartition(":")
+    frame = encode_request(MetadataRequest(topics=[]), 9, 1, "x")
+    try:
+        with (
+            socket.create_connection((host, int(port)), 60) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as secured,
+        ):
+            secured.sendall(frame)
+            return secured.session if len(secured.recv(4)) == 4 else None
+    except OSError:
+        return None
 
 
 def test_client_certificates(tmp_path: Path, certificates: Certificates) -> None:

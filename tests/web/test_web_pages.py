@@ -87,7 +87,12 @@ def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
         assert f"yes: no coordinator knows producer id {producer_id}" in page and form[1]
         token = re.findall(r'name="token" value="([^"]+)"', form[0])[-1]
         fields = {"topic": topic, "partition": "0", "producer_id": str(producer_id), "token": token}
-        for wrong, status in [({"token": "x"}, 403), ({"partition": "x"}, 400), ({"producer_id": "1"}, 404)]:
+        for wrong, status in [
+            ({"token": "x"}, 403),
+            ({"token": "é"}, 403),
+            ({"partition": "x"}, 400),
+            ({"producer_id": "1"}, 404),
+        ]:
             assert pages.post("/abort", data={**fields, **wrong}).status_code == status
         assert values(ours, topic) == []
         done = pages.post("/abort", data=fields)
@@ -151,3 +156,10 @@ def test_the_command(ours: str) -> None:
         finally:
             child.send_signal(signal.SIGINT)
         assert child.wait(200) == 0
+
+
+@pytest.mark.parametrize(("host", "in_a_url"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])
+def test_a_host_stands_in_a_url_as_browsers_write_it(host: str, in_a_url: str) -> None:
+    from oncelog.cli.web import in_url
+
+    assert in_url(host) == in_a_url

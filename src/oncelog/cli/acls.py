@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,7 +120,7 @@ def add(client_config: dict[str, Any], **given: Any) -> None:
     with _admin(client_config) as admin:
         admin.create_acls(acls)
     for acl in acls:
-        click.echo(acl_text(acl))
+        say(acl_text(acl))
 
 
 def _acls(given: dict[str, Any]) -> Iterator[Any]:
@@ -176,6 +176,6 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
         else:
             gone = sorted({acl for wanted in filters for acl in admin.describe_acls(wanted)})
     for acl in gone:
-        click.echo(f"{'removed' if yes else 'would remove'}: {acl_text(acl)}")
+        say(f"{'removed' if yes else 'would remove'}: {acl_text(acl)}")
     if not yes:
-        click.echo("nothing is removed; repeat with --yes", err=True)
+        say("nothing is removed; repeat with --yes", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 if TYPE_CHECKING:
     from oncelog.spark.audit import AuditResult
@@ -97,7 +97,7 @@ def _show(result: AuditResult, what: str, output: str, html: Path | None) -> Non
     rows, summary = result.to_rows(), _summary(result)
     if rows or output not in ("table", "wide"):
         emit(rows, output, columns=_COLUMNS, wide=_WIDE)
-    click.echo("\n".join(summary), err=True)
+    say("\n".join(summary), err=True)
     if html is not None:
         from oncelog.spark.audit_page import render_audit
 

@@ -125,6 +125,24 @@ output_option = click.option(
 )
 
 
+def printable(text: str) -> str:
+    """Return text whose control characters are escaped: names come from the cluster, and may be hostile.
+
+    A terminal would carry out what a name tells it. Line ends and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line that may hold names of the cluster."""
+    click.echo(printable(text), err=err)
+
+
 def emit(
     rows: Iterable[Mapping[str, Any]],
     output: str,
@@ -154,11 +172,17 @@ def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(lines) or "[]\n"
 
 
+def _cell(value: object) -> str:
+    """Return a cell on one line."""
+    return "-" if value is None else printable(str(value)).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _emit_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None, wide: Sequence[str]
 ) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     names = [*(columns or (list(rows[0]) if rows else [])), *wide]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -168,7 +192,8 @@ def _emit_table(
             name.upper().replace("_", " "), justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*("-" if row.get(name) is None else str(row.get(name)) for name in names))
+        # Text: rich would take what a str holds in brackets for its markup.
+        table.add_row(*(Text(_cell(row.get(name))) for name in names))
     # Piped output keeps a row on one line, for a reader or grep.
     piped = None if sys.stdout.isatty() else _PIPED_COLUMNS
     Console(width=piped).print(table)

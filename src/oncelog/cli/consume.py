@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, only_settings_of
+from oncelog.cli.common import bootstrap_options, only_settings_of, printable
 
 _POLL_SECONDS = 0.5
 _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
@@ -185,7 +185,8 @@ def _text_of(record: Any, output: str, index: int) -> str:
         lines = [f"{key}: {json.dumps(value)}" for key, value in row.items()]
         return "- " + "\n  ".join(lines) + "\n"
     cells = [str(row["partition"]), str(row["offset"]), str(row["timestamp_ms"]), _plain(record.key)]
-    return _table_line([*cells, _plain(record.value)], output == "wide") + "\n"
+    cells.append(_plain(record.value))
+    return _table_line([printable(cell) for cell in cells], output == "wide") + "\n"
 
 
 def _table_line(cells: list[str], wide: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 OFFSET_COLUMNS = ["group", "topic", "partition", "offset", "end_offset", "lag", "member"]
 
@@ -128,7 +128,7 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
         if yes:
             admin.alter_group_offsets(group, offsets)
     if not yes:
-        click.echo("nothing is changed; repeat with --yes to commit", err=True)
+        say("nothing is changed; repeat with --yes to commit", err=True)
 
 
 def _planned(
@@ -186,6 +186,6 @@ def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
             offsets = admin.group_offsets(group)
             if yes:
                 admin.delete_group(group)
-            click.echo(f"{'deleted' if yes else 'would delete'} {group}: {len(offsets)} committed offsets")
+            say(f"{'deleted' if yes else 'would delete'} {group}: {len(offsets)} committed offsets")
     if not yes:
-        click.echo("nothing is deleted; repeat with --yes", err=True)
+        say("nothing is deleted; repeat with --yes", err=True)

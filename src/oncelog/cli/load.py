@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 _MAX_BATCH_BYTES = 256 << 20
 
@@ -108,9 +108,7 @@ def command(
     with _progress() as show:
         report = _on_spark(load, config, master, show) if spark else run_load(load, config, show)
     if report.was_complete:
-        click.echo(
-            f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True
-        )
+        say(f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True)
     emit([_row(load, report)], output)
 
 

@@ -74,7 +74,9 @@ def main() -> None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    click.echo(f"oncelog: {type(error).__name__}: {error}", err=True)
+    from oncelog.cli.common import say
+
+    say(f"oncelog: {type(error).__name__}: {error}", err=True)
     sys.exit(code)
 
 

@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 from oncelog.errors import MessageTooLarge, OncelogError, TimedOut
 from oncelog.types import Header, RecordMetadata
 
@@ -67,7 +67,7 @@ def command(
     emit(tally.rows(), output, columns=["topic", "partition", "first_offset", "last_offset", "records"])
     if tally.failed:
         error = tally.first_error
-        click.echo(f"oncelog: {tally.failed} records failed: {type(error).__name__}: {error}", err=True)
+        say(f"oncelog: {tally.failed} records failed: {type(error).__name__}: {error}", err=True)
     if stopped is not None:
         raise stopped
     if tally.failed:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from oncelog.cli.common import printable
 from oncelog.faults.diagram import DRAWN_APIS
 from oncelog.faults.events import Direction, Fate, WireEvent
 from oncelog.faults.proxy import Proxy, parse_address
@@ -93,7 +94,7 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
         if is_dull and not show_all and event.api not in DRAWN_APIS:
             return
         try:
-            click.echo(json.dumps(event.to_dict()) if output == "jsonl" else event_line(event))
+            click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(event_line(event)))
         except BrokenPipeError:
             stop.set()  # whoever read our lines is gone, as with `| head`
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +114,7 @@ def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: 
     with _admin(client_config) as admin:
         admin.alter_client_quotas({entity: values})
     for key, value in values.items():
-        click.echo(f"{entity}: {key}={value:.15g}")
+        say(f"{entity}: {key}={value:.15g}")
 
 
 def _pair(text: str) -> tuple[str, float]:
@@ -143,8 +143,8 @@ def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **
         if yes and gone:
             admin.alter_client_quotas({entity: dict.fromkeys(gone)})
     for key, value in gone.items():
-        click.echo(f"{'removed' if yes else 'would remove'}: {entity}: {key}={value:.15g}")
+        say(f"{'removed' if yes else 'would remove'}: {entity}: {key}={value:.15g}")
     if not gone:
-        click.echo(f"{entity} has no such quota", err=True)
+        say(f"{entity} has no such quota", err=True)
     elif not yes:
-        click.echo("nothing is removed; repeat with --yes", err=True)
+        say("nothing is removed; repeat with --yes", err=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, parse_properties
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, parse_properties, say
 
 ALIASES = {"ls": "list"}
 
@@ -135,9 +135,9 @@ def create(
         created = admin.create_topics(wanted, raise_errors=False)
     for topic in created.values():
         if topic.error is None:
-            click.echo(f"created {topic.name}")
+            say(f"created {topic.name}")
         elif if_not_exists and isinstance(topic.error, TopicAlreadyExists):
-            click.echo(f"{topic.name} is there already", err=True)
+            say(f"{topic.name} is there already", err=True)
     raise_first(
         topic
         for topic in created.values()
@@ -169,10 +169,10 @@ def alter(
     with _admin(client_config) as admin:
         if values:
             admin.alter_configs({ConfigResource("topic", topic): values})
-            click.echo(f"altered {topic}: {', '.join(values)}")
+            say(f"altered {topic}: {', '.join(values)}")
         if partitions is not None:
             admin.create_partitions({topic: partitions})
-            click.echo(f"{topic} has {partitions} partitions")
+            say(f"{topic} has {partitions} partitions")
 
 
 @command.command("delete")
@@ -185,11 +185,11 @@ def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
         if yes:
             admin.delete_topics(topics)
             for name in topics:
-                click.echo(f"deleted {name}")
+                say(f"deleted {name}")
             return
         rows = _partition_rows(admin, topics)
     for name in topics:
         mine = [row for row in rows if row["topic"] == name]
         offsets = sum((row["end_offset"] or 0) - (row["start_offset"] or 0) for row in mine)
-        click.echo(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
-    click.echo("nothing was deleted; add --yes to do it", err=True)
+        say(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
+    say("nothing was deleted; add --yes to do it", err=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 from oncelog.cli.producers import parse_where, time_text
 
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
@@ -158,7 +158,7 @@ def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]
             f" {opened.first_offset} on are dropped for read_committed readers"
         )
         if not yes:
-            click.echo(f"would write {marker}\nrepeat with --yes to write it")
+            say(f"would write {marker}\nrepeat with --yes to write it")
             return
         admin.abort_transaction(opened)
-    click.echo(f"wrote {marker}")
+    say(f"wrote {marker}")

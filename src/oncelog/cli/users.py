@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 
 @click.group("users")
@@ -63,7 +63,7 @@ def set_user(user: str, iterations: int, data_dir: Path | None, client_config: d
     else:
         with _admin(client_config) as admin:
             admin.set_user(user, password, iterations=iterations)
-    click.echo(f"user {user} is set")
+    say(f"user {user} is set")
 
 
 def _ask_password(user: str) -> str:
@@ -102,6 +102,6 @@ def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
         if yes:
             admin.delete_user(user)
     names = ", ".join(each.label for each in mechanisms)
-    click.echo(f"{'deleted' if yes else 'would delete'} {user}: {names}")
+    say(f"{'deleted' if yes else 'would delete'} {user}: {names}")
     if not yes:
-        click.echo("nothing is deleted; repeat with --yes", err=True)
+        say("nothing is deleted; repeat with --yes", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import click
@@ -26,7 +27,6 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     The first line on standard output is `pages on http://HOST:PORT/`.
     """
     import contextlib
-    import socket
 
     from oncelog.broker.listeners import EVERY_INTERFACE, parse_address
     from oncelog.config import ADMIN
@@ -48,10 +48,22 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
             "put a web server with one before them, or say --insecure where the network keeps others out"
         )
     servers = client_config["bootstrap.servers"]
-    with Admin(only_settings_of(ADMIN, client_config)) as admin, socket.create_server((host, port)) as sock:
+    with Admin(only_settings_of(ADMIN, client_config)) as admin, _listening(host, port) as sock:
         port = sock.getsockname()[1]
         names = [socket.gethostname(), socket.getfqdn()] if host in EVERY_INTERFACE else [host]
-        click.echo(f"pages on http://{names[0]}:{port}/")
-        app = make_app(admin, hosts=[*names, "localhost"], servers=servers)
+        click.echo(f"pages on http://{in_url(names[0])}:{port}/")
+        # Browsers put an IPv6 address in brackets.
+        hosts = {*names, *map(in_url, names), "localhost"}
+        app = make_app(admin, hosts=sorted(hosts), servers=servers)
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[sock])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def in_url(host: str) -> str:
+    """Return a host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

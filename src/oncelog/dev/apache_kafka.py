@@ -53,7 +53,10 @@ def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
     if not complete.exists() or complete.read_text() != pom:
         cache.mkdir(parents=True, exist_ok=True)
         (cache / "pom.xml").write_text(pom)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
+        # Jars of an earlier POM would stay on the class path, which is the whole directory.
+        shutil.rmtree(cache / "jars", ignore_errors=True)
+        # --strict-checksums: a jar that does not fit its checksum is an error, not a warning.
+        command = ["mvn", "-q", "-B", "--strict-checksums", "dependency:copy-dependencies"]
         command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
         try:
             done = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=300)

@@ -38,7 +38,8 @@ class Acceptor:
     async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
         """Listen; `connect` makes what serves a connection. Raises StorageError."""
         host, port = self.listener.host, self.listener.port
-        context = None if self._tls is None else self._tls.context
+        tls = self._tls
+        context = None if tls is None else lambda: tls.context
         try:
             self._opened = await self._listen(connect, host, port, ssl=context)
         except OSError as error:

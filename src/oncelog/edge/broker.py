@@ -31,7 +31,7 @@ from oncelog.edge.disk import RealDisk
 from oncelog.edge.event_log import log_event
 from oncelog.edge.listener import Listen, listen
 from oncelog.edge.loop import LoopThread, close_loop, new_event_loop
-from oncelog.edge.metrics_server import MetricsServer
+from oncelog.edge.metrics_server import MetricsServer, metrics_token
 from oncelog.edge.server import Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
@@ -116,8 +116,12 @@ _OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keep
 
 
 def check_metrics(host: str, settings: Settings) -> None:
-    """Metrics beyond loopback want a token. Raises ConfigError unless `oncelog.insecure`."""
-    if not (is_loopback(host) or settings["oncelog.metrics.token"] or settings["oncelog.insecure"]):
+    """Metrics beyond loopback want a token. Raises ConfigError unless `oncelog.insecure`.
+
+    Raises ConfigError for an empty token, too.
+    """
+    token = metrics_token(settings)
+    if not (is_loopback(host) or token or settings["oncelog.insecure"]):
         raise ConfigError(
             f"metrics on {host or 'every interface'}: anybody could read them; set oncelog.metrics.token "
             f"(docs/security.md), {_OR_INSECURE}"

@@ -22,7 +22,8 @@ def log_event(level: str, event: str, *, exc_info: BaseException | None = None, 
 
 def _shown(value: object) -> str:
     text = str(value)
-    return text if text and not set(' "=\n') & set(text) else json.dumps(text)
+    # Control characters of a client's names must not reach the terminal that shows the log.
+    return text if text.isprintable() and text and not set(' "=') & set(text) else json.dumps(text)
 
 
 def log_to_stderr(level: str = "info") -> None:

@@ -38,9 +38,12 @@ class Accepted(asyncio.BufferedProtocol, ABC):
 
 
 class ListeningSockets:
-    """Listens with one or several sockets (a name may have more than one address)."""
+    """Listens with one or several sockets (a name may have more than one address).
 
-    def __init__(self, factory: Callable[[], Accepted], context: ssl.SSLContext | None) -> None:
+    `context`: asked for each connection that is accepted; None without TLS.
+    """
+
+    def __init__(self, factory: Callable[[], Accepted], context: Callable[[], ssl.SSLContext] | None) -> None:
         self._factory, self._context = factory, context
         self._loop = asyncio.get_running_loop()
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -92,10 +95,11 @@ class ListeningSockets:
                 accepted.close()
 
     async def _hand_over(self, accepted: socket.socket, connection: Accepted) -> None:
-        seconds = None if self._context is None else HANDSHAKE_SECONDS
+        context = None if self._context is None else self._context()
+        seconds = None if context is None else HANDSHAKE_SECONDS
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: connection, accepted, ssl=context, ssl_handshake_timeout=seconds
             )
         except (OSError, asyncio.CancelledError) as error:
             log_event("debug", "no TLS handshake", error=repr(error))
@@ -119,13 +123,17 @@ def _keep_alive(listening: socket.socket) -> None:
 
 
 Listen = Callable[..., Awaitable[Any]]
-"""As asyncio's create_server: (protocol factory, host, port, ssl=) -> what has `sockets` and `close()`."""
+"""(protocol factory, host, port, ssl=the context of the next connection) -> what has `sockets`, `close()`."""
 
 
 async def listen(
-    factory: Callable[[], Accepted], host: str, port: int, *, ssl: ssl.SSLContext | None = None
+    factory: Callable[[], Accepted],
+    host: str,
+    port: int,
+    *,
+    ssl: Callable[[], ssl.SSLContext] | None = None,
 ) -> ListeningSockets:
-    """As asyncio's `create_server`, which the simulator gives instead. Raises OSError."""
+    """Listen as asyncio's `create_server` does, which the simulator gives instead. Raises OSError."""
     listener = ListeningSockets(factory, ssl)
     await listener.open(host, port)
     return listener

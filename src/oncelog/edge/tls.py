@@ -138,19 +138,17 @@ def _reading(load: Callable[[], None], what: str) -> None:
 
 
 class ServerTls:
-    """What a listener is given: one context, behind which stands the newest one."""
+    """The TLS of a listener. `context` is for the next connection, and is replaced when files change.
+
+    A new context has new ticket keys and an empty session cache. So a client whose authority was removed
+    cannot come back by resuming a session of before; a context exchanged during the handshake
+    (`sni_callback`) would not prevent that, since tickets belong to the context that began it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._newest = _server_context(settings)
-        self._seen = self._stamps()
         self.context = _server_context(settings)
-        self.context.sni_callback = self._hand_over
-
-    def _hand_over(
-        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
-    ) -> None:
-        connection.context = self._newest
+        self._seen = self._stamps()
 
     def _stamps(self) -> list[tuple[int, int] | None]:
         return [_stamp(self._settings[key]) for key in _FILES]
@@ -162,7 +160,7 @@ class ServerTls:
             return
         self._seen = stamps
         try:
-            self._newest = _server_context(self._settings)
+            self.context = _server_context(self._settings)
         except ConfigError as error:
             log_event("error", "changed certificates cannot be used; the old ones stay", error=error)
         else:

@@ -142,7 +142,8 @@ class _Pages:
     async def abort(self, request: Request) -> Response:
         """Abort a hanging transaction on one partition: topic, partition, producer_id, token."""
         form = await request.form()
-        if not hmac.compare_digest(str(form.get("token", "")), self._token):
+        shown = str(form.get("token", "")).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(shown, self._token.encode()):
             return self._render("error.html", {"error": "this form is not of this page: open it again"}, 403)
         try:
             where = TopicPartition(str(form["topic"]), int(str(form["partition"])))

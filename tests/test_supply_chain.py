@@ -1,0 +1,68 @@
+"""What the set-up installs: pinned, by hash, and built with pinned tools."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oncelog.dev import apache_kafka
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ("requirements.lock", "requirements-build.lock")
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Version by name; every entry has hashes."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / lock).read_text().strip()):
+        head = re.match(r"(\S+)==(\S+)", entry)
+        assert head and "--hash=sha256:" in entry, entry
+        found[head[1]] = head[2]
+    return found
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_has_hashes(lock: str) -> None:
+    assert pinned(lock)
+
+
+def test_both_locks_name_the_same_build_tools() -> None:
+    tools, packages = (pinned(lock) for lock in reversed(LOCKS))
+    assert {"hatchling", "setuptools", "wheel", "editables"} <= tools.keys()
+    assert all(packages[name] == version for name, version in tools.items() if name in packages)
+
+
+def test_the_set_up_takes_nothing_without_a_hash_and_builds_nothing_in_isolation() -> None:
+    script = (ROOT / "tools" / "make_venv.sh").read_text()
+    installs = [line for line in script.splitlines() if line.startswith('"${pip[@]}"')]
+    assert len(installs) == 3
+    for line in installs:
+        assert "--no-deps" in line
+        assert "--require-hashes" in line or "--editable ." in line
+        assert "--no-build-isolation" in line or "--only-binary :all:" in line
+
+
+def test_jars_of_an_earlier_pom_are_removed_and_checksums_are_strict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    class Done:
+        returncode, stdout = 0, ""
+
+    def run(command: list[str], **_: object) -> Done:
+        commands.append(command)
+        (tmp_path / "jars").mkdir()
+        return Done()
+
+    monkeypatch.setattr(apache_kafka.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(apache_kafka.subprocess, "run", run)
+    apache_kafka.fetch_pom("old", tmp_path, "a test")
+    (tmp_path / "jars" / "old.jar").touch()
+    jars = apache_kafka.fetch_pom("old", tmp_path, "a test")
+    assert (jars / "old.jar").exists() and len(commands) == 1
+    jars = apache_kafka.fetch_pom("new", tmp_path, "a test")
+    assert not (jars / "old.jar").exists()
+    assert all("--strict-checksums" in command for command in commands)
