@@ -11,16 +11,22 @@ that no entry names (a data directory of Apache Kafka) are taken over as topics.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from oncelog.broker.names import check_no_collision, check_topic_name
+from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
 from oncelog.config import INT64_MAX
-from oncelog.errors import KafkaStorageError, StorageError, TopicAlreadyExists, UnknownTopicOrPartition
+from oncelog.errors import (
+    BrokerError,
+    KafkaStorageError,
+    StorageError,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
 from oncelog.settings import Settings, SettingValue
@@ -84,6 +90,14 @@ class OffsetsToDelete(NamedTuple):
     before: Mapping[int, int] | None
 
 
+class NewTopic(NamedTuple):
+    """A topic to be created."""
+
+    name: str
+    partition_count: int
+    overrides: dict[str, str]
+
+
 class Topics:
     """Every topic, found by name and by id."""
 
@@ -142,21 +156,71 @@ class Topics:
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str], now_ms: int) -> Topic:
         """Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, StorageError."""
-        check_topic_name(name)
-        if name in self._by_name:
-            raise TopicAlreadyExists(f"topic {name!r} is already there")
-        check_no_collision(name, self._by_name)
-        topic = self._new_topic(name, self._new_uuid(), overrides)
-        self._by_name[name] = topic
+        (made,) = self.create_all([NewTopic(name, partition_count, overrides)], now_ms)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def create_all(self, asked: Iterable[NewTopic], now_ms: int) -> list[Topic | BrokerError | StorageError]:
+        """Create topics, durably in one step however many they are; returns each, or why it is not there.
+
+        The errors are those of `create`. Raises StorageError when none could be created.
+        """
+        results: list[Topic | BrokerError | StorageError] = []
+        counts: dict[str, int] = {}
+        names = TopicNames(self._by_name)
+        for new in asked:
+            try:
+                check_topic_name(new.name)
+                if new.name in self._by_name:
+                    raise TopicAlreadyExists(f"topic {new.name!r} is already there")
+                names.check(new.name)
+                topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
+            except (BrokerError, StorageError) as error:
+                results.append(error)
+                continue
+            names.add(new.name)
+            self._by_name[new.name] = topic
+            counts[new.name] = new.partition_count
+            results.append(topic)
+        if not counts:
+            return results
         try:
-            self._save({name: partition_count})
-            self._open_partitions(topic, partition_count, now_ms)
+            self._save(counts)
         except Exception:
-            del self._by_name[name]
-            self._take_back(topic, 0)
+            for name in counts:
+                del self._by_name[name]
             raise
-        self._by_id[topic.topic_id] = topic
-        return topic
+        return self._open_new(results, counts, now_ms)
+
+    def _open_new(
+        self, topics: list[Topic | BrokerError | StorageError], counts: Mapping[str, int], now_ms: int
+    ) -> list[Topic | BrokerError | StorageError]:
+        """Make the partitions of topics that the file names already; one sync for all directories."""
+        made = [topic for topic in topics if isinstance(topic, Topic)]
+        failed: dict[str, Exception] = {}
+        for topic in made:
+            try:
+                self._open_partitions(topic, counts[topic.name], now_ms)
+            except Exception as error:
+                failed[topic.name] = error
+        try:
+            self._logs.disk.sync_directory()
+        except Exception as error:
+            failed = {topic.name: error for topic in made}
+        # Taken back last: the file is written again, and names the partitions that are open by now.
+        for topic in made:
+            if topic.name in failed:
+                del self._by_name[topic.name]
+            else:
+                self._by_id[topic.topic_id] = topic
+        for topic in made:
+            if topic.name in failed:
+                self._take_back(topic, 0)
+        for failure in failed.values():
+            if not isinstance(failure, (BrokerError, StorageError)):
+                raise failure
+        return [failed.get(each.name, each) if isinstance(each, Topic) else each for each in topics]  # type: ignore[misc]
 
     def delete(self, topic: Topic, now_ms: int) -> None:
         """Its data, producers and settings are gone when this returns. Raises StorageError.
@@ -196,6 +260,7 @@ class Topics:
         try:
             self._save({topic.name: count})
             self._open_partitions(topic, count, now_ms)
+            self._logs.disk.sync_directory()
         except Exception:
             self._take_back(topic, first_new)
             raise
@@ -234,8 +299,6 @@ class Topics:
         for index in range(len(topic.partitions), count):
             at = TopicPartition(topic.name, index)
             topic.partitions.append(self._logs.open_partition(at, config, topic.topic_id, now_ms))
-        # One sync for all new directories.
-        self._logs.disk.sync_directory()
 
     def _take_back(self, topic: Topic, first: int) -> None:
         """Not all partitions from `first` on could be made: undo that, as far as the disk lets us."""

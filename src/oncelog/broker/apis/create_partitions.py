@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from oncelog.broker.apis.create_topics import MAX_PARTITIONS
+from oncelog.broker.apis.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
 from oncelog.errors import (
     BrokerError,
     InvalidPartitions,
@@ -17,6 +17,7 @@ from oncelog.errors import (
     InvalidRequest,
     InvalidTopicException,
     KafkaStorageError,
+    PolicyViolation,
     StorageError,
     UnknownTopicOrPartition,
 )
@@ -67,6 +68,10 @@ def _grow(node: Node, request: Request, asked: _Asked, now_ms: int) -> None:
             raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
         if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
             raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    if asked.count - present > MAX_PARTITIONS_PER_REQUEST:
+        raise PolicyViolation(
+            f"more than {MAX_PARTITIONS_PER_REQUEST} new partitions in one request; create them in several"
+        )
     node.quotas.mutate(request, asked.count - present, FIRST_STRICT_VERSION, now_ms)
     if not request.message.validate_only:
         node.topics.add_partitions(topic, asked.count, now_ms)

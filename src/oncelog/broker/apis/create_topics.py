@@ -3,19 +3,21 @@
 -1 partitions or replication factor mean the defaults (accepted at every version). Errors: 17 name or
 collision, 36 exists, 37 partitions below 1, 38 a replication factor this single node cannot give,
 39 an assignment that is not this node, 40 configuration, 42 a topic named twice or both numbers and
-an assignment, 89 controller_mutation_rate (v6+). validate_only (v1+) checks and creates nothing. v5+ tells
+an assignment, 44 more than 10,000 partitions in one request, 89 controller_mutation_rate (v6+).
+All topics of a request are durable by one step. validate_only (v1+) checks and creates nothing. v5+ tells
 the settings, v7 the topic id.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.config_text import topic_entries
-from oncelog.broker.names import check_no_collision, check_topic_name
+from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.topic_config import check_overrides
+from oncelog.broker.topics import NewTopic, Topic
 from oncelog.errors import (
     BrokerError,
     InvalidPartitions,
@@ -23,6 +25,7 @@ from oncelog.errors import (
     InvalidReplicationFactor,
     InvalidRequest,
     KafkaStorageError,
+    PolicyViolation,
     StorageError,
     TopicAlreadyExists,
     TopicAuthorizationFailed,
@@ -37,6 +40,8 @@ KEY = 19
 FIRST_STRICT_VERSION = 6
 """From here on clients know THROTTLING_QUOTA_EXCEEDED."""
 METADATA_LOG = "__cluster_metadata"
+MAX_PARTITIONS_PER_REQUEST = 10_000
+"""Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
 MAX_PARTITIONS = 100_000
 """Of one topic; each costs files and memory, and a typing error should not cost the node."""
 
@@ -47,17 +52,51 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
     message: CreateTopicsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
-    results = []
-    for asked in {topic.name: topic for topic in message.topics}.values():
+    once = {topic.name: topic for topic in message.topics}
+    if _total_partitions(node, once.values()) > MAX_PARTITIONS_PER_REQUEST:
+        error = PolicyViolation(
+            f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
+        )
+        return CreateTopicsResponse(topics=[_error(asked, error) for asked in once.values()])
+    names = TopicNames(topic.name for topic in node.topics.all())
+    results: dict[str, _Result] = {}
+    plans: list[NewTopic] = []
+    for asked in once.values():
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             if not request.may(ResourceType.CLUSTER):
                 request.check(ResourceType.TOPIC, asked.name)
-            results.append(_create(node, request, asked, message.validate_only, now_ms))
+            plan = _plan(node, asked, names)
+            node.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
+            results[asked.name] = _result(node, request, plan)
+            names.add(asked.name)
+            plans.append(plan)
         except (BrokerError, StorageError) as error:
-            results.append(_error(asked, error))
-    return CreateTopicsResponse(topics=results)
+            results[asked.name] = _error(asked, error)
+    if not message.validate_only:
+        for name, made in _create(node, plans, now_ms).items():
+            if isinstance(made, Topic):
+                results[name].topic_id = made.topic_id
+            else:
+                results[name] = _error(once[name], made)
+    return CreateTopicsResponse(topics=list(results.values()))
+
+
+def _create(node: Node, plans: list[NewTopic], now_ms: int) -> dict[str, Topic | BrokerError | StorageError]:
+    try:
+        made = node.topics.create_all(plans, now_ms)
+    except StorageError as error:
+        return {plan.name: error for plan in plans}
+    return {plan.name: each for plan, each in zip(plans, made, strict=True)}
+
+
+def _total_partitions(node: Node, asked: Iterable[_Asked]) -> int:
+    default: int = node.settings["num.partitions"]
+    return sum(
+        len(topic.assignments) or (default if topic.num_partitions == -1 else max(topic.num_partitions, 0))
+        for topic in asked
+    )
 
 
 def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
@@ -70,30 +109,20 @@ def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    partition_count: int
-    overrides: dict[str, str]
-
-
-def _create(node: Node, request: Request, asked: _Asked, validate_only: bool, now_ms: int) -> _Result:
-    plan = _plan(node, asked)
-    node.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
-    topic_id = NO_ID
-    if not validate_only:
-        topic_id = node.topics.create(asked.name, plan.partition_count, plan.overrides, now_ms).topic_id
-    if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, asked.name):
+def _result(node: Node, request: Request, plan: NewTopic) -> _Result:
+    """Return the answer for a topic that is created, without its id."""
+    if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name):
         return _Result(
-            name=asked.name,
-            topic_id=topic_id,
+            name=plan.name,
+            topic_id=NO_ID,
             num_partitions=-1,
             replication_factor=-1,
             configs=None,
             topic_config_error_code=TopicAuthorizationFailed.code,
         )
     return _Result(
-        name=asked.name,
-        topic_id=topic_id,
+        name=plan.name,
+        topic_id=NO_ID,
         num_partitions=plan.partition_count,
         replication_factor=1,
         configs=[
@@ -105,16 +134,16 @@ def _create(node: Node, request: Request, asked: _Asked, validate_only: bool, no
     )
 
 
-def _plan(node: Node, asked: _Asked) -> _Plan:
+def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
     if asked.name == METADATA_LOG:
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(asked.name)
     if node.topics.get(asked.name) is not None:
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
-    check_no_collision(asked.name, (topic.name for topic in node.topics.all()))
+    names.check(asked.name)
     overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})
     count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
-    return _Plan(count, overrides)
+    return NewTopic(asked.name, count, overrides)
 
 
 def _partition_count(node: Node, asked: _Asked) -> int:

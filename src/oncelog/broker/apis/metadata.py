@@ -9,12 +9,13 @@ kept encoded until a topic changes: ten thousand partitions take 20 ms to descri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from oncelog.broker.apis.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.authorizer import EVERYTHING, allowed_bits
 from oncelog.broker.names import check_topic_name
-from oncelog.broker.topics import Topic
+from oncelog.broker.topics import NewTopic, Topic
 from oncelog.errors import BrokerError, TopicAuthorizationFailed, UnknownTopicId, UnknownTopicOrPartition
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.rules.quotas import MUTATIONS
@@ -81,7 +82,8 @@ def _answer(
         topics = [_describe(node, topic) for topic in seen]
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
-        topics = [_look_up(node, request, topic, may_create, now_ms) for topic in once.values()]
+        refused = _create_missing(node, request, list(once.values()), now_ms) if may_create else {}
+        topics = [_look_up(node, request, topic, refused) for topic in once.values()]
     address = node.address(request)
     return MetadataResponse(
         brokers=[
@@ -95,12 +97,47 @@ def _answer(
     )
 
 
+def _create_missing(
+    node: Node, request: Request, asked: list[MetadataRequest.MetadataRequestTopic], now_ms: int
+) -> dict[str, BrokerError]:
+    """Create the topics that are not there, in one durable step; returns why some were not created.
+
+    What is above MAX_PARTITIONS_PER_REQUEST is left out; clients ask again for an unknown topic.
+    """
+    refused: dict[str, BrokerError] = {}
+    count: int = node.settings["num.partitions"]
+    missing: list[NewTopic] = []
+    for topic in asked:
+        name = topic.name
+        if name is None or bytes(topic.topic_id) != NO_ID or node.topics.get(name) is not None:
+            continue
+        if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
+            break
+        try:
+            request.check(ResourceType.TOPIC, name)
+            check_topic_name(name)
+            _check_create(request, name)
+        except BrokerError as error:
+            refused[name] = error
+        else:
+            missing.append(NewTopic(name, count, {}))
+    if not missing:
+        return refused
+    for new, made in zip(missing, node.topics.create_all(missing, now_ms), strict=True):
+        if isinstance(made, Topic):
+            node.quotas.charge(MUTATIONS, request.payer, count, now_ms)
+        elif isinstance(made, BrokerError):
+            refused[new.name] = made
+        else:
+            raise made
+    return refused
+
+
 def _look_up(
     node: Node,
     request: Request,
     asked: MetadataRequest.MetadataRequestTopic,
-    may_create: bool,
-    now_ms: int,
+    refused: Mapping[str, BrokerError],
 ) -> _Topic:
     try:
         # An id counts whatever the name: the Java client leaves the name empty then, not null.
@@ -115,11 +152,7 @@ def _look_up(
         topic = node.topics.get(asked.name)
         if topic is None:
             check_topic_name(asked.name)
-            if not may_create:
-                raise UnknownTopicOrPartition()
-            _check_create(request, asked.name)
-            topic = node.topics.create(asked.name, node.settings["num.partitions"], {}, now_ms)
-            node.quotas.charge(MUTATIONS, request.payer, len(topic.partitions), now_ms)
+            raise refused.get(asked.name, UnknownTopicOrPartition())
         return _describe(node, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=asked.name, topic_id=asked.topic_id or NO_ID)
