@@ -158,7 +158,7 @@ def test_a_resource_that_is_named_again_and_again_is_described_once(monkeypatch:
 
     def named(*keys: str | None) -> Any:
         asked = [
-            resource(resource_type=4, resource_name="", configuration_keys=None if key is None else [key])
+            resource(resource_type=4, resource_name="1", configuration_keys=None if key is None else [key])
             for key in keys
         ]
         (result,) = client.ask(DescribeConfigsRequest(resources=asked), 4).results

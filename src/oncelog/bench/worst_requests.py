@@ -89,12 +89,12 @@ def by_hand(size_bytes: int, topic: str, group: str) -> Iterator[WorstRequest]:
     keys = ["k" * MAX_STRING_BYTES] * max(size_bytes // MAX_STRING_BYTES, 1)
     yield _of("long names", FindCoordinatorRequest(key_type=GROUP_KEY, coordinator_keys=keys))
     broker = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=BROKER_RESOURCE, resource_name="", configuration_keys=None
+        resource_type=BROKER_RESOURCE, resource_name="1", configuration_keys=None
     )
     yield _of(
         "the broker's settings again and again",
         DescribeConfigsRequest(
-            resources=[broker] * (size_bytes // 4), include_synonyms=True, include_documentation=True
+            resources=[broker] * (size_bytes // 5), include_synonyms=True, include_documentation=True
         ),
     )
     at = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1)
