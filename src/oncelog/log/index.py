@@ -316,7 +316,10 @@ class TransactionIndex(_IndexFile):
 
     def cut_below(self, offset: int) -> None:
         """Keep the entries whose marker is below an offset."""
-        self._entries = [entry for entry in self._entries if entry.last_offset < offset]
+        kept = [entry for entry in self._entries if entry.last_offset < offset]
+        # A power loss could bring back what is cut off here, under a recovery point that has passed it.
+        self.is_unsynced |= len(kept) < len(self._entries)
+        self._entries = kept
         self.cut_file()
 
     def _pack(self, start: int, stop: int) -> bytes:
