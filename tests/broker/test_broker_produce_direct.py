@@ -38,8 +38,15 @@ def twin(tmp_path: Path) -> Iterator[Node]:
     yield from new_node(tmp_path / "twin")
 
 
+class StoppedClock(Clock):
+    """So that two nodes hand out the same producer ids."""
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+
 def new_node(data_dir: Path) -> Iterator[Node]:
-    opened = open_node(data_dir, BROKER.parse({}), Clock())
+    opened = open_node(data_dir, BROKER.parse({}), StoppedClock())
     create(opened, "t", 3)
     yield opened
     opened.close(NOW_MS)

@@ -116,7 +116,7 @@ class Node:
         self.cluster_id = log_manager.cluster_id
         self.metrics = Metrics()
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
-        self.producer_ids = ProducerIds(log_manager.disk)
+        self.producer_ids = ProducerIds(log_manager.disk, now_ms)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
         self.token_keys: str | None = None
         """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the edge reads and replaces it."""
@@ -143,7 +143,15 @@ class Node:
         self.transactions.load()
         self.groups.load(now_ms)
         self.groups.resume_deletions(now_ms)
+        self.producer_ids.begin_above(self._largest_producer_id())
         self.transactions.resume(now_ms)
+
+    def _largest_producer_id(self) -> int:
+        """The largest id that a partition or the transaction coordinator remembers; -1 without one."""
+        ids = [p.largest_producer_id for _, p in self.topics.all_partitions()]
+        for entry in self.transactions.all():
+            ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]
+        return max(ids, default=-1)
 
     def access(self, principal: str, host: str) -> Access:
         """What a principal may do from a host (an address)."""

@@ -1,6 +1,10 @@
 """Producer ids in blocks: the next free id is on disk before the first of a block is handed out.
 
-A crash leaves a gap, never a repeat (row I4). Source: Kafka's ProducerIdManager.
+A crash leaves a gap, never a repeat (row I4). Every start begins a new range at the clock's milliseconds
+times 1024. A broker hands out fewer than 1024 ids a millisecond, so two incarnations of a data directory (a
+restored backup and what it is a backup of, say) never share an id, though the file is of another moment or
+missing. Ids stay below 2^53 until the year 2255, so that readers of JSON keep them exactly.
+Source: Kafka's ProducerIdManager for the blocks.
 """
 
 from __future__ import annotations
@@ -14,27 +18,51 @@ from oncelog.types import ProducerId
 
 BLOCK_SIZE = 1000
 FILE_NAME = "oncelog-producer-ids.json"
+IDS_PER_MS_BITS = 10
+MAX_START = 1 << 62
+"""No range begins above it: clients choose the ids of the batches they send, and one near 2^63 must not
+leave none to hand out. A test holds it: test_an_id_near_the_end_does_not_use_up_all_others."""
+
+
+def first_producer_id(stored: int, seen: int, now_ms: int) -> int:
+    """Where the ids of a start begin: above what is stored, above the largest id seen, and by the clock."""
+    by_clock = now_ms << IDS_PER_MS_BITS
+    return max(start for start in (0, stored, seen + 1, by_clock) if start <= MAX_START or start == stored)
 
 
 class ProducerIds:
-    """Hands out ids, unique for the life of the data directory."""
+    """Hands out ids, unique over all incarnations of the data directory."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, now_ms: int) -> None:
         self._disk = disk
-        self._next, self._block_end = 0, 0
-        text = read_state(disk, FILE_NAME)
-        if text is not None:
-            self._next = self._block_end = _parse(text)
+        self._stored = stored_next_id(disk)
+        self._now_ms = now_ms
+        self._next = self._block_end = first_producer_id(self._stored, -1, now_ms)
+
+    def begin_above(self, seen: int) -> None:
+        """Hand out larger ids than `seen`, the largest one in the logs; called once, before the first id."""
+        self._next = self._block_end = first_producer_id(self._stored, seen, self._now_ms)
 
     def take(self) -> ProducerId:
         """A new id. Raises StorageError (nothing handed out) when a new block cannot be written down."""
         if self._next >= self._block_end:
             block_end = self._block_end + BLOCK_SIZE
-            write_state(self._disk, FILE_NAME, json.dumps({"version": 1, "next_producer_id": block_end}))
+            write_next_id(self._disk, block_end)
             self._block_end = block_end
         taken = ProducerId(self._next)
         self._next += 1
         return taken
+
+
+def stored_next_id(disk: Disk) -> int:
+    """The first id that is not in a block yet; 0 without a file. Raises StorageError."""
+    text = read_state(disk, FILE_NAME)
+    return 0 if text is None else _parse(text)
+
+
+def write_next_id(disk: Disk, next_producer_id: int) -> None:
+    """Raises StorageError."""
+    write_state(disk, FILE_NAME, json.dumps({"version": 1, "next_producer_id": next_producer_id}))
 
 
 def _parse(text: str) -> int:

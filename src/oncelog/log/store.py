@@ -242,10 +242,19 @@ class PartitionStore:
         """Relative to the data directory."""
         return self._directory
 
+    def file_at(self, offset: int) -> str:
+        """The log file that holds an offset, as a human finds it."""
+        return self._disk.describe(self._segments.from_offset(offset)[0].log_path)
+
     @property
     def producer_count(self) -> int:
         """Producer ids remembered."""
         return len(self._producers.table)
+
+    @property
+    def largest_producer_id(self) -> int:
+        """Of those remembered; -1 without one."""
+        return self._producers.table.largest_id
 
     @property
     def open_transaction_count(self) -> int:

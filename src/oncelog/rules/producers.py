@@ -164,6 +164,12 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._at_work) + self._idle_count
 
+    @property
+    def largest_id(self) -> int:
+        """-1 when nothing is remembered. Looks at every id."""
+        at_work = max(self._at_work, default=-1)
+        return max(at_work, *(max(shard, default=-1) for shard in self._idle))
+
     def get(self, producer_id: int) -> ProducerEntry | None:
         """What is remembered; None for an unknown id."""
         entry = self._at_work.get(producer_id)
