@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from oncelog.broker.config_text import ResourceType
+from oncelog.broker.internal_topics import check_internal_settings
 from oncelog.broker.topic_config import check_overrides
 from oncelog.errors import (
     BrokerError,
@@ -110,5 +111,6 @@ def _alter_topic(node: Node, name: str, change: Change, validate_only: bool) -> 
     overrides = check_overrides(node.settings, change(present), present)
     if topic is None:
         raise UnknownTopicOrPartition()
+    check_internal_settings(name, overrides)
     if not validate_only:
         node.topics.alter(topic, overrides)

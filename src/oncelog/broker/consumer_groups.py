@@ -41,6 +41,8 @@ class ConsumerGroups:
         """Revisions of the topics and of the patterns that `_catalogues` were made of."""
 
     def get(self, group_id: str) -> ConsumerGroup | None:
+        """None for a group that is not there. Raises NotCoordinator."""
+        self._topic.check(group_id)
         return self._groups.get(group_id)
 
     def ids(self) -> set[str]:
@@ -52,7 +54,7 @@ class ConsumerGroups:
         Raises GroupIdNotFound, NotCoordinator, InvalidRequest, MessageTooLarge; and as
         ConsumerGroup.heartbeat.
         """
-        group = self._groups.get(group_id)
+        group = self.get(group_id)
         if group is None and beat.epoch != 0:
             raise GroupIdNotFound(f"there is no consumer group {group_id!r}")
         draft = self._new(group_id) if group is None else group.draft()
@@ -173,6 +175,11 @@ class ConsumerGroups:
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)
         if is_gone:
             del self._groups[group_id]
+
+    def forget_partition(self, index: int) -> None:
+        """Forget the groups that are kept in a partition of the topic."""
+        partition_of = self._topic.partition_of
+        self._groups = {name: each for name, each in self._groups.items() if partition_of(name) != index}
 
     def resume(self, now_ms: int) -> None:
         """After the last record: members' time begins."""

@@ -6,15 +6,15 @@ Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
 from oncelog.broker.consumer_groups import ConsumerGroups
 from oncelog.broker.group_log import decode_group, encode_group, group_key
+from oncelog.broker.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
-from oncelog.broker.topics import CONSUMER_OFFSETS
 from oncelog.errors import (
     BrokerError,
     GroupIdNotFound,
@@ -24,7 +24,6 @@ from oncelog.errors import (
     NonEmptyGroup,
     PeerError,
     StaleMemberEpoch,
-    StorageError,
     UnknownMemberId,
 )
 from oncelog.rules.group import ClassicGroup
@@ -56,7 +55,6 @@ class GroupCoordinator:
             node,
             CONSUMER_OFFSETS,
             settings["offsets.topic.num.partitions"],
-            {"segment.bytes": str(settings["offsets.topic.segment.bytes"])},
             max_record_bytes=settings["message.max.bytes"],
         )
         self.offsets = Offsets(node, self.topic)
@@ -68,7 +66,11 @@ class GroupCoordinator:
     # Groups
 
     def get(self, group_id: str) -> ClassicGroup | None:
-        """None for a group that nobody joined; it may have committed offsets all the same."""
+        """None for a group that nobody joined; it may have committed offsets all the same.
+
+        Raises NotCoordinator.
+        """
+        self.topic.check(group_id)
         return self._groups.get(group_id)
 
     def group_ids(self) -> Iterable[str]:
@@ -79,7 +81,7 @@ class GroupCoordinator:
         """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
-        group = self._groups.get(group_id)
+        group = self.get(group_id)
         if group is None:
             consumers = self.consumers.get(group_id)
             if consumers is not None and consumers.members:
@@ -100,8 +102,8 @@ class GroupCoordinator:
         )
 
     def make_room_for_consumers(self, group_id: str, now_ms: int) -> None:
-        """An empty classic group gives way. Raises GroupIdNotFound for one with members."""
-        group = self._groups.get(group_id)
+        """An empty classic group gives way. Raises GroupIdNotFound for one with members, NotCoordinator."""
+        group = self.get(group_id)
         if group is not None and group.state is not GroupState.EMPTY:
             raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
         if group is not None:
@@ -111,7 +113,7 @@ class GroupCoordinator:
         """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
-        group = self._groups.get(group_id)
+        group = self.get(group_id)
         if group is None:
             raise UnknownMemberId(f"there is no group {group_id!r}")
         return group
@@ -165,7 +167,7 @@ class GroupCoordinator:
 
     def delete(self, group_id: str, now_ms: int) -> Written | None:
         """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator."""
-        group = self._groups.get(group_id)
+        group = self.get(group_id)
         consumers = self.consumers.get(group_id)
         if group_id not in self.group_ids():
             raise GroupIdNotFound(f"there is no group {group_id!r}")
@@ -190,6 +192,7 @@ class GroupCoordinator:
     def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
         """Where a group's offsets are kept; the topic is made if need be. Raises NotCoordinator."""
         self.topic.ensure(now_ms)
+        self.topic.check(group_id)
         return TopicPartition(self.topic.name, self.topic.partition_of(group_id))
 
     def check_commit(
@@ -203,6 +206,7 @@ class GroupCoordinator:
         version: int = 0,
     ) -> None:
         """Raises what a commit by this member must be answered with (row T7)."""
+        self.topic.check(group_id)
         consumers = self.consumers.get(group_id)
         if consumers is not None:
             try:
@@ -308,17 +312,23 @@ class GroupCoordinator:
     # The start
 
     def load(self, now_ms: int) -> None:
-        """Read back groups and offsets. Raises StorageError on a record that cannot be read."""
-        for index in range(self.topic.partition_count if self.topic.topic else 0):
-            for batch in self.topic.replay(index):
-                try:
-                    self.offsets.replay(index, batch)
-                    self._replay(batch, now_ms)
-                except PeerError as error:
-                    raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
+        """Read back groups and offsets; a partition that cannot be read is in `topic.damaged`."""
+
+        def read(index: int, batches: Iterator[StoredBatch]) -> None:
+            for batch in batches:
+                self.offsets.replay(index, batch)
+                self._replay(batch, now_ms)
+
+        self.topic.load(read, self._forget_partition)
         for group in list(self._groups.values()):
             self.settle(group, now_ms)
         self.consumers.resume(now_ms)
+
+    def _forget_partition(self, index: int) -> None:
+        partition_of = self.topic.partition_of
+        self._groups = {name: each for name, each in self._groups.items() if partition_of(name) != index}
+        self.consumers.forget_partition(index)
+        self.offsets.forget_partition(index)
 
     def _replay(self, batch: StoredBatch, now_ms: int) -> None:
         for record in batch.records:

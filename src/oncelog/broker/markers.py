@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncelog.broker.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.state_topic import Written
-from oncelog.broker.topics import CONSUMER_OFFSETS
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.control import encode_end_marker
 

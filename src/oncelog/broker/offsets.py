@@ -225,6 +225,13 @@ class Offsets:
             if int.from_bytes(key[:2], "big") in KEY_VERSIONS:
                 self._replay_record(index, batch.producer_id, key, record.value, record.offset)
 
+    def forget_partition(self, index: int) -> None:
+        """Forget what is kept in a partition of the topic."""
+        partition_of = self._topic.partition_of
+        self._committed = {g: each for g, each in self._committed.items() if partition_of(g) != index}
+        self._pending = {key: each for key, each in self._pending.items() if key[0] != index}
+        self._transactions = {g: each for g, each in self._transactions.items() if partition_of(g) != index}
+
     def _replay_record(
         self, index: int, producer_id: int | None, key: bytes, value: bytes | None, offset: int
     ) -> None:

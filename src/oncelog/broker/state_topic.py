@@ -19,10 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import BrokerError, KafkaStorageError, MessageTooLarge, NotCoordinator, StorageError
+from oncelog.errors import (
+    BrokerError,
+    CorruptMessage,
+    KafkaStorageError,
+    MessageTooLarge,
+    NotCoordinator,
+    PeerError,
+    StorageError,
+)
 from oncelog.log.partition import Partition
 from oncelog.log.producers import end_marker
-from oncelog.types import Origin
+from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch, iter_batches, read_header
 from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
@@ -32,8 +40,6 @@ if TYPE_CHECKING:
     from oncelog.broker.topics import Topic
 
 _READ_BYTES = 4_194_304
-# Not Kafka's day: every transaction leaves a marker in the offsets' log, and a start reads them all.
-_MARKERS_STAY_MS = "600000"
 
 Then = Callable[[BrokerError | None], None]
 """Told once: None when what was appended is as durable as its topic promises, else why it is not."""
@@ -45,6 +51,15 @@ class Written(NamedTuple):
     topic: Topic
     partition: Partition
     last_offset: int
+
+
+class Damage(NamedTuple):
+    """The first place of a partition that could not be read back; `file` as a human finds it."""
+
+    topic_partition: TopicPartition
+    file: str
+    offset: int
+    reason: str
 
 
 class StoredBatch(NamedTuple):
@@ -78,17 +93,13 @@ class StateTopic:
     """One such topic; made when first needed, with `partition_count` partitions that never change."""
 
     def __init__(
-        self,
-        node: Node,
-        name: str,
-        partition_count: int,
-        overrides: dict[str, str],
-        max_record_bytes: int | None = None,
+        self, node: Node, name: str, partition_count: int, max_record_bytes: int | None = None
     ) -> None:
         self.name, self._max_record_bytes = name, max_record_bytes
         self._node = node
         self._partition_count = partition_count
-        self._overrides = {"cleanup.policy": "compact", "delete.retention.ms": _MARKERS_STAY_MS, **overrides}
+        self.damaged: dict[int, Damage] = {}
+        """Partitions that could not be read back: until a start finds them whole, nobody coordinates them."""
 
     @property
     def topic(self) -> Topic | None:
@@ -107,13 +118,25 @@ class StateTopic:
         if topic is not None:
             return topic
         try:
-            return self._node.topics.create(self.name, self._partition_count, dict(self._overrides), now_ms)
+            return self._node.topics.create(self.name, self._partition_count, {}, now_ms)
         except StorageError as error:
             raise NotCoordinator(f"{self.name} cannot be made: {error}") from error
 
     def partition_of(self, key: str) -> int:
         """Where records of a key belong: a group id, a transactional id."""
         return partition_for(key, self.partition_count)
+
+    def check(self, key: str) -> None:
+        """Raises NotCoordinator for a key whose partition could not be read back."""
+        self.check_partition(self.partition_of(key))
+
+    def check_partition(self, index: int) -> None:
+        """Raises NotCoordinator for a partition that could not be read back."""
+        damage = self.damaged.get(index) if self.damaged else None
+        if damage is not None:
+            raise NotCoordinator(
+                f"{damage.topic_partition} is damaged at offset {damage.offset}; see docs/operations.md"
+            )
 
     def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
         """Append (key, value or tombstone) as one batch.
@@ -134,6 +157,7 @@ class StateTopic:
         Raises what the append rule says of it (InvalidProducerEpoch), NotCoordinator.
         """
         topic = self.ensure(now_ms)
+        self.check_partition(index)
         partition = topic.partition(index)
         try:
             appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
@@ -157,19 +181,60 @@ class StateTopic:
                 partition.close_long_segment(now_ms)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
-        """Every batch of a partition, in the order it was appended. Raises KafkaStorageError."""
+        """Every batch of a partition in the order it was appended.
+
+        Raises CorruptMessage, KafkaStorageError.
+        """
         topic = self.topic
-        if topic is None:
-            return
-        partition = topic.partition(index)
+        return iter(() if topic is None else _Replay(topic.partition(index)))
+
+    def load(self, read: Callable[[int, Iterator[StoredBatch]], None], forget: Callable[[int], None]) -> None:
+        """Have every partition read; one that cannot be read whole is forgotten and `damaged`.
+
+        Nothing of it is kept: an older state of a key would be taken for the newest one.
+        Source: Kafka's CoordinatorRuntime, whose coordinator of such a partition fails.
+        """
+        topic = self.topic
+        for index, partition in enumerate(topic.partitions if topic else ()):
+            batches = _Replay(partition)
+            try:
+                read(index, iter(batches))
+            except (BrokerError, PeerError, StorageError, ValueError) as error:
+                forget(index)
+                offset = error.offset if isinstance(error, UnreadableRecord) else batches.offset
+                where = TopicPartition(self.name, index)
+                self.damaged[index] = Damage(where, partition.file_at(offset), offset, str(error))
+
+
+class UnreadableRecord(StorageError):
+    """A stored record that means nothing to us, met after its batch was passed."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"the record at offset {offset}: {reason}")
+        self.offset = offset
+
+
+class _Replay:
+    """Every batch of a partition in the order it was appended. `offset`: of the one that is looked at."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.offset = partition.log_start_offset
+
+    def __iter__(self) -> Iterator[StoredBatch]:
+        """Raises CorruptMessage, KafkaStorageError."""
+        partition = self._partition
         offset = partition.log_start_offset
         while offset < partition.log_end_offset:
             found = partition.read(offset, _READ_BYTES)
             data = memoryview(found.records)
             for position, header in iter_batches(data):
+                self.offset = header.base_offset
                 yield _stored_batch(data[position : position + header.size_bytes])
+                self.offset = header.last_offset + 1
             if found.next_offset <= offset:
-                return
+                end = partition.log_end_offset
+                raise CorruptMessage(f"no batch is stored from offset {offset} on, the log ends at {end}")
             offset = found.next_offset
 
 

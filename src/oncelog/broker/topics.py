@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
@@ -34,8 +35,6 @@ from oncelog.types import TopicPartition
 
 FILE_NAME = "oncelog-topics.json"
 _ANSWERS_KEPT = 16
-CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
-INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 
 
 @dataclass(eq=False, slots=True)
@@ -268,6 +267,7 @@ class Topics:
     def alter(self, topic: Topic, overrides: dict[str, str]) -> None:
         """Replace the topic's own settings; `overrides` are checked. Raises StorageError."""
         before = topic.overrides
+        overrides = with_internal_settings(topic.name, overrides, self._settings)
         topic.configure(self._settings, overrides)
         try:
             self._save({})
@@ -287,6 +287,7 @@ class Topics:
                 partition.reconfigure(config)
 
     def _new_topic(self, name: str, topic_id: bytes, overrides: dict[str, str]) -> Topic:
+        overrides = with_internal_settings(name, overrides, self._settings)
         topic = Topic(name, topic_id, overrides, topic_settings(self._settings, overrides))
         topic.configure(self._settings, overrides)
         return topic

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncelog.broker.internal_topics import TRANSACTION_STATE
 from oncelog.broker.markers import Marker, write_marker
-from oncelog.broker.state_topic import StateTopic, Written, when_durable
-from oncelog.broker.topics import TRANSACTION_STATE
+from oncelog.broker.state_topic import StateTopic, StoredBatch, UnreadableRecord, Written, when_durable
 from oncelog.broker.transaction_log import decode_key, decode_value, encode_key, encode_value
 from oncelog.errors import (
     BrokerError,
@@ -47,6 +47,7 @@ from oncelog.rules.transaction import (
 )
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
+from oncelog.wire.records import DecodedRecord
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
@@ -69,15 +70,7 @@ class TransactionCoordinator:
         settings = node.settings
         self._node = node
         self.version: int = settings["oncelog.transaction.version"]
-        self.topic = StateTopic(
-            node,
-            TRANSACTION_STATE,
-            settings["transaction.state.log.num.partitions"],
-            {
-                "compression.type": "uncompressed",
-                "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
-            },
-        )
+        self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
         self._unfinished: dict[str, set[TopicPartition]] = {}
         """Where a marker is still to be written, by transactional id."""
@@ -89,7 +82,8 @@ class TransactionCoordinator:
     # Requests
 
     def get(self, transactional_id: str) -> TransactionEntry | None:
-        """None for an id that is not known, or was forgotten."""
+        """None for an id that is not known, or was forgotten. Raises NotCoordinator."""
+        self.topic.check(transactional_id)
         return self._entries.get(transactional_id)
 
     def all(self) -> Iterator[TransactionEntry]:
@@ -109,6 +103,7 @@ class TransactionCoordinator:
         what `decide_init` refuses with; InvalidTransactionTimeout.
         """
         _check_id(transactional_id)
+        self.topic.check(transactional_id)
         most_ms = self._node.settings["transaction.max.timeout.ms"]
         if not 0 < timeout_ms <= most_ms:
             raise InvalidTransactionTimeout(
@@ -143,7 +138,7 @@ class TransactionCoordinator:
     ) -> Done:
         """Make partitions part of the producer's transaction. Raises what `decide_add` refuses with."""
         _check_id(transactional_id)
-        entry = self._entries.get(transactional_id)
+        entry = self.get(transactional_id)
         verdict = decide_add(entry, who, partitions, now_ms=now_ms)
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
@@ -154,7 +149,7 @@ class TransactionCoordinator:
 
     def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:
         """Raises what `rules.transaction.verify` refuses with when the partition is in no transaction."""
-        refusal = verify(self._entries.get(transactional_id), who, at)
+        refusal = verify(self.get(transactional_id), who, at)
         if refusal is not None:
             raise refusal.error(refusal.reason)
 
@@ -163,7 +158,7 @@ class TransactionCoordinator:
     ) -> Done:
         """Decide the transaction's outcome; its markers follow. Raises what `decide_end` refuses with."""
         _check_id(transactional_id)
-        entry = self._entries.get(transactional_id)
+        entry = self.get(transactional_id)
 
         def decide(new_producer_id: int | None) -> Persist | Unchanged | NeedsProducerId | Refuse:
             return decide_end(
@@ -195,22 +190,28 @@ class TransactionCoordinator:
     # Time, and the start
 
     def load(self) -> None:
-        """Read back what was decided. Raises StorageError on a record that cannot be read."""
-        for index in range(self.topic.partition_count if self.topic.topic else 0):
-            newest: dict[bytes, bytes | None] = {}
-            for batch in self.topic.replay(index):
-                for record in batch.records:
-                    newest[record.key or b""] = record.value
-            for key, value in newest.items():
-                if value is not None:
-                    self._load_entry(key, value)
+        """Read back what was decided; a partition that cannot be read is in `topic.damaged`."""
+        self.topic.load(self._load_partition, self._forget_partition)
 
-    def _load_entry(self, key: bytes, value: bytes) -> None:
-        try:
-            transactional_id = decode_key(key)
-            self._entries[transactional_id] = decode_value(transactional_id, value)
-        except (PeerError, ValueError) as error:
-            raise StorageError(f"a record of {self.topic.name} cannot be read: {error}") from error
+    def _load_partition(self, index: int, batches: Iterator[StoredBatch]) -> None:
+        newest: dict[bytes, DecodedRecord] = {}
+        for batch in batches:
+            for record in batch.records:
+                newest[record.key or b""] = record
+        for key, record in newest.items():
+            if record.value is None:
+                continue
+            try:
+                transactional_id = decode_key(key)
+                self._entries[transactional_id] = decode_value(transactional_id, record.value)
+            except (PeerError, ValueError) as error:
+                raise UnreadableRecord(record.offset, str(error)) from error
+
+    def _forget_partition(self, index: int) -> None:
+        # Not aborted either: what was decided of them may be a commit.
+        self._entries = {
+            key: entry for key, entry in self._entries.items() if self.topic.partition_of(key) != index
+        }
 
     def resume(self, now_ms: int) -> None:
         """Finish what was decided before the last stop or crash, and may not be durable yet."""

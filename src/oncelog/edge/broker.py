@@ -159,6 +159,17 @@ def _log_opening(data_dir: Path, node: Node) -> None:
     for at, partition in partitions.items():
         for report in partition.recovery_reports:
             log_event("warning", "log repaired", partition=at, what=report)
+    for coordinator in (node.transactions, node.groups):
+        for damage in coordinator.topic.damaged.values():
+            log_event(
+                "error",
+                "coordinator's partition damaged",
+                partition=damage.topic_partition,
+                file=damage.file,
+                offset=damage.offset,
+                reason=damage.reason,
+                remedy="docs/operations.md#a-damaged-coordinators-partition",
+            )
 
 
 def recover_node(

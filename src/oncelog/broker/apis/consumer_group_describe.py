@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import allowed_bits
 from oncelog.broker.consumer_group_log import by_topic_id
-from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, TopicAuthorizationFailed
+from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator, TopicAuthorizationFailed
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.consumer_group import ConsumerGroup
 from oncelog.rules.consumer_member import NOTHING, Place
@@ -35,7 +35,10 @@ def handle(node: Node, request: Request, now_ms: int) -> ConsumerGroupDescribeRe
 def _described(node: Node, request: Request, group_id: str) -> _Group:
     if not request.may(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
-    group = _describe(node, group_id)
+    try:
+        group = _describe(node, group_id)
+    except NotCoordinator as error:
+        return _Group(group_id=group_id, error_code=error.code, error_message=str(error))
     named = {name for member in group.members for name in member.subscribed_topic_names}
     for member in group.members:
         for assignment in (member.assignment, member.target_assignment):

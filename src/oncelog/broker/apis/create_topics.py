@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.config_text import topic_entries
+from oncelog.broker.internal_topics import METADATA_LOG, check_internal_settings, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.topic_config import check_overrides
 from oncelog.broker.topics import NewTopic, Topic
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 KEY = 19
 FIRST_STRICT_VERSION = 6
 """From here on clients know THROTTLING_QUOTA_EXCEEDED."""
-METADATA_LOG = "__cluster_metadata"
 MAX_PARTITIONS_PER_REQUEST = 10_000
 """Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
 MAX_PARTITIONS = 100_000
@@ -142,6 +142,8 @@ def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     names.check(asked.name)
     overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})
+    check_internal_settings(asked.name, overrides)
+    overrides = with_internal_settings(asked.name, overrides, node.settings)
     count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
     return NewTopic(asked.name, count, overrides)
 

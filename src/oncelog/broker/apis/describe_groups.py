@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import allowed_bits
-from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound
+from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import GroupState
@@ -36,7 +36,10 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeGroupsResponse:
 def _described(node: Node, request: Request, group_id: str) -> _Group:
     if not request.may(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
-    return _describe(node, group_id, request.header.api_version)
+    try:
+        return _describe(node, group_id, request.header.api_version)
+    except NotCoordinator as error:
+        return _Group(group_id=group_id, error_code=error.code, error_message=str(error))
 
 
 def _describe(node: Node, group_id: str, version: int) -> _Group:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from oncelog.errors import InvalidRequest, TransactionalIdAuthorizationFailed, TransactionalIdNotFound
+from oncelog.errors import (
+    InvalidRequest,
+    NotCoordinator,
+    TransactionalIdAuthorizationFailed,
+    TransactionalIdNotFound,
+)
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.transaction_entry import TransactionEntry
 from oncelog.wire.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
@@ -35,7 +40,10 @@ def _describe(node: Node, request: Request, transactional_id: str) -> _State:
         return _State(transactional_id=transactional_id, error_code=InvalidRequest.code)
     if not request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
         return _State(transactional_id=transactional_id, error_code=TransactionalIdAuthorizationFailed.code)
-    entry = node.transactions.get(transactional_id)
+    try:
+        entry = node.transactions.get(transactional_id)
+    except NotCoordinator as error:
+        return _State(transactional_id=transactional_id, error_code=error.code)
     if entry is None:
         return _State(transactional_id=transactional_id, error_code=TransactionalIdNotFound.code)
     return _State(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from oncelog.broker.request_limits import MAX_NAMES
 from oncelog.errors import (
     BrokerError,
-    GroupAuthorizationFailed,
     PeerError,
     TopicAuthorizationFailed,
     UnknownTopicId,
@@ -36,9 +35,12 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
     message: OffsetFetchRequest = request.message
     is_stable = message.require_stable
     is_single = request.header.api_version < FIRST_BATCHED_VERSION
-    if is_single and not request.may(ResourceType.GROUP, message.group_id):
-        return _refused(message, request.header.api_version)
-    if request.header.api_version < FIRST_BATCHED_VERSION:
+    if is_single:
+        try:
+            request.check(ResourceType.GROUP, message.group_id)
+            node.groups.topic.check(message.group_id)
+        except BrokerError as error:
+            return _refused(message, request.header.api_version, error.code)
         return OffsetFetchResponse(
             topics=[
                 OffsetFetchResponse.OffsetFetchResponseTopic(
@@ -60,9 +62,8 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
     return OffsetFetchResponse(groups=groups)
 
 
-def _refused(message: OffsetFetchRequest, version: int) -> OffsetFetchResponse:
+def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
     """From version 2 on the code stands for all."""
-    code = GroupAuthorizationFailed.code
     if version >= FIRST_GROUP_ERROR_VERSION:
         return OffsetFetchResponse(error_code=code, topics=[])
     fields: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
@@ -83,9 +84,9 @@ def _refused(message: OffsetFetchRequest, version: int) -> OffsetFetchResponse:
 def _group(
     node: Node, request: Request, asked: OffsetFetchRequest.OffsetFetchRequestGroup, is_stable: bool
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-    consumers = node.groups.consumers.get(asked.group_id)
     try:
         request.check(ResourceType.GROUP, asked.group_id)
+        consumers = node.groups.consumers.get(asked.group_id)
         if consumers is not None:
             consumers.check_fetch(asked.member_id, asked.member_epoch)
     except BrokerError as error:
