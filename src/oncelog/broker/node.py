@@ -26,6 +26,7 @@ from oncelog.broker.quotas import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
 from oncelog.broker.sessions import EXPIRY_MS, FetchSessions
+from oncelog.broker.takeover import take_over
 from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.users import Users
@@ -115,6 +116,8 @@ class Node:
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
         self.metrics = Metrics()
+        self.takeover_notes = take_over(log_manager, settings)
+        """What was left out or accepted when a directory of another broker became ours."""
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk, now_ms)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())

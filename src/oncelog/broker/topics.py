@@ -5,7 +5,7 @@ topics there are; partition directories hold the data and, as in Kafka, the topi
 `partition.metadata`. Creation writes the file first: a crash after it makes missing directories at
 the next start. Deletion marks the topic first: a crash after it finishes the deletion. A deleted topic
 stays in the file until its committed offsets are deleted durably (`offsets_to_delete`). Directories
-that no entry names (a data directory of Apache Kafka) are taken over as topics.
+that no entry names were looked at before (`broker/takeover.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settin
 from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import topic_settings
+from oncelog.broker.topic_file import FILE_NAME
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
     BrokerError,
@@ -33,7 +34,6 @@ from oncelog.log.partition import LogConfig, Partition
 from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
-FILE_NAME = "oncelog-topics.json"
 _ANSWERS_KEPT = 16
 
 
@@ -315,7 +315,6 @@ class Topics:
 
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
-        found = self._logs.partition_directories()
         for name, entry in entries.items():
             topic = self._new_topic(name, bytes.fromhex(entry["topic_id"]), entry["settings"])
             self._open_partitions(topic, entry["partitions"], now_ms)
@@ -325,22 +324,9 @@ class Topics:
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
-        self._adopt([at for at in found if at.topic not in entries], now_ms)
         if self._by_name.keys() != entries.keys():
             # Else nothing is written, so that a broker starts on a full disk.
             self._save({})
-
-    def _adopt(self, found: list[TopicPartition], now_ms: int) -> None:
-        """Topics whose directories nobody named: another broker's data directory."""
-        counts: dict[str, int] = {}
-        for at in found:
-            counts[at.topic] = max(counts.get(at.topic, 0), at.partition + 1)
-        for name, count in counts.items():
-            topic_id = self._logs.stored_topic_id(TopicPartition(name, 0)) or self._new_uuid()
-            topic = self._new_topic(name, topic_id, {})
-            self._open_partitions(topic, count, now_ms)
-            self._by_name[name] = topic
-            self._by_id[topic_id] = topic
 
     def _save(self, counts: Mapping[str, int]) -> None:
         """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""

@@ -141,6 +141,10 @@ class Users:
             added[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
         return removed, added
 
+    def take_over(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
+        """Replace all credentials by another broker's. Raises StorageError."""
+        self._save(dict(credentials))
+
     def has_password(self, name: str, password: str) -> bool:
         """Whether it is the user's; the first credential there is tells. Takes milliseconds."""
         for mechanism, held in self.of(name):

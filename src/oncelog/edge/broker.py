@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -156,6 +156,8 @@ def _log_opening(data_dir: Path, node: Node) -> None:
     """What the start found, and what it had to repair."""
     is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
     log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
+    for note in node.takeover_notes:
+        log_event("warning", "directory taken over", what=note)
     for at, partition in partitions.items():
         for report in partition.recovery_reports:
             log_event("warning", "log repaired", partition=at, what=report)
@@ -184,6 +186,8 @@ def recover_node(
         manager.release()
         raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
     except BaseException:
+        with suppress(OSError):
+            manager.give_back()
         manager.release()
         raise
 

@@ -39,6 +39,8 @@ DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
 """In meta.properties, of all files here together; raised when an older Oncelog would misread a directory.
 Without it a directory is Apache Kafka's, or of an Oncelog before the key, whose files are of version 1."""
+FOREIGN_LOGS = frozenset({"__cluster_metadata"})
+"""Logs of Apache Kafka's controllers: neither topics nor to be deleted."""
 _META_VERSION = 1
 _DIRECTORY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
 
@@ -104,12 +106,12 @@ class LogManager:
         return manager
 
     def partition_directories(self) -> list[TopicPartition]:
-        """What the directory holds, opened or not."""
+        """What the directory holds, opened or not; no logs that are Apache Kafka's own."""
         found = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
             TopicPartition(match["topic"], int(match["partition"]))
             for name, match in found
-            if match is not None and self.disk.is_directory(name)
+            if match is not None and match["topic"] not in FOREIGN_LOGS and self.disk.is_directory(name)
         ]
 
     def stored_topic_id(self, topic_partition: TopicPartition) -> bytes | None:
@@ -323,6 +325,15 @@ class LogManager:
             self._lock.release()
         if failures:
             raise failures[0]
+
+    def new_uuid(self) -> bytes:
+        """16 random bytes."""
+        return self._new_uuid()
+
+    def give_back(self) -> None:
+        """Leave the directory as it was found, as far as no partition was opened: a start was refused."""
+        if self.was_clean and not self.partitions:
+            self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
     def release(self) -> None:
         """Close files and lock without writing anything, as a crash would."""

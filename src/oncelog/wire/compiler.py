@@ -372,12 +372,25 @@ class _DecoderMaker:
         for position, field in enumerate(fields):
             source.add(f"{'el' if position else ''}if {tag} == {field.tag}:")
             source.depth += 1
-            self.value(field, f"{var}.{field.name}", owner)
-            self.flush()
+            self.tagged(field, f"{var}.{field.name}", owner)
             source.add(f"if pos != {stop}: fail('tagged field {field.name}', {size}, pos - {stop} + {size})")
             source.depth -= 1
         source.add("else:" if fields else "if True:", f"    pos = {stop}")
         source.depth -= 1
+
+    def tagged(self, field: Field, target: str, owner: type[Any]) -> None:
+        # Within a tag the null of a struct is the varint 0, elsewhere the byte -1; 1 is a struct in both.
+        # Kafka writes it out: test_transactions_and_offsets_of_kafkas_go_on reads one.
+        is_nullable_struct = (
+            field.struct is not None and not field.is_array and field.is_nullable(self.version)
+        )
+        if is_nullable_struct:
+            self.source.add(f"if buf[pos] == 0: {target} = None; pos += 1", "else:")
+            self.source.depth += 1
+        self.value(field, target, owner)
+        self.flush()
+        if is_nullable_struct:
+            self.source.depth -= 1
 
     def least_bytes(self, field: Field) -> int:
         """The fewest bytes a value of this field can take at this version."""

@@ -387,3 +387,189 @@ class CooperativeStickyAssignorUserData(Data):
         *,
         generation: int = ...,
     ) -> None: ...
+
+class TopicRecord(Data):
+    name: str
+    topic_id: bytes
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        topic_id: bytes = ...,
+    ) -> None: ...
+
+class RemoveTopicRecord(Data):
+    topic_id: bytes
+    def __init__(
+        self,
+        *,
+        topic_id: bytes = ...,
+    ) -> None: ...
+
+class PartitionRecord(Data):
+    partition_id: int
+    topic_id: bytes
+    replicas: list[int]
+    isr: list[int]
+    removing_replicas: list[int]
+    adding_replicas: list[int]
+    leader: int
+    leader_recovery_state: int
+    leader_epoch: int
+    partition_epoch: int
+    directories: list[bytes]
+    eligible_leader_replicas: list[int] | None
+    last_known_elr: list[int] | None
+    def __init__(
+        self,
+        *,
+        partition_id: int = ...,
+        topic_id: bytes = ...,
+        replicas: list[int] = ...,
+        isr: list[int] = ...,
+        removing_replicas: list[int] = ...,
+        adding_replicas: list[int] = ...,
+        leader: int = ...,
+        leader_recovery_state: int = ...,
+        leader_epoch: int = ...,
+        partition_epoch: int = ...,
+        directories: list[bytes] = ...,
+        eligible_leader_replicas: list[int] | None = ...,
+        last_known_elr: list[int] | None = ...,
+    ) -> None: ...
+
+class PartitionChangeRecord(Data):
+    partition_id: int
+    topic_id: bytes
+    isr: list[int] | None
+    leader: int
+    replicas: list[int] | None
+    removing_replicas: list[int] | None
+    adding_replicas: list[int] | None
+    leader_recovery_state: int
+    directories: list[bytes] | None
+    eligible_leader_replicas: list[int] | None
+    last_known_elr: list[int] | None
+    def __init__(
+        self,
+        *,
+        partition_id: int = ...,
+        topic_id: bytes = ...,
+        isr: list[int] | None = ...,
+        leader: int = ...,
+        replicas: list[int] | None = ...,
+        removing_replicas: list[int] | None = ...,
+        adding_replicas: list[int] | None = ...,
+        leader_recovery_state: int = ...,
+        directories: list[bytes] | None = ...,
+        eligible_leader_replicas: list[int] | None = ...,
+        last_known_elr: list[int] | None = ...,
+    ) -> None: ...
+
+class ConfigRecord(Data):
+    resource_type: int
+    resource_name: str
+    name: str
+    value: str | None
+    def __init__(
+        self,
+        *,
+        resource_type: int = ...,
+        resource_name: str = ...,
+        name: str = ...,
+        value: str | None = ...,
+    ) -> None: ...
+
+class ProducerIdsRecord(Data):
+    broker_id: int
+    broker_epoch: int
+    next_producer_id: int
+    def __init__(
+        self,
+        *,
+        broker_id: int = ...,
+        broker_epoch: int = ...,
+        next_producer_id: int = ...,
+    ) -> None: ...
+
+class AccessControlEntryRecord(Data):
+    id: bytes
+    resource_type: int
+    resource_name: str
+    pattern_type: int
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+    def __init__(
+        self,
+        *,
+        id: bytes = ...,
+        resource_type: int = ...,
+        resource_name: str = ...,
+        pattern_type: int = ...,
+        principal: str = ...,
+        host: str = ...,
+        operation: int = ...,
+        permission_type: int = ...,
+    ) -> None: ...
+
+class RemoveAccessControlEntryRecord(Data):
+    id: bytes
+    def __init__(
+        self,
+        *,
+        id: bytes = ...,
+    ) -> None: ...
+
+class UserScramCredentialRecord(Data):
+    name: str
+    mechanism: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        mechanism: int = ...,
+        salt: bytes = ...,
+        stored_key: bytes = ...,
+        server_key: bytes = ...,
+        iterations: int = ...,
+    ) -> None: ...
+
+class RemoveUserScramCredentialRecord(Data):
+    name: str
+    mechanism: int
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        mechanism: int = ...,
+    ) -> None: ...
+
+class ClientQuotaRecord(Data):
+    class EntityData(Part):
+        entity_type: str
+        entity_name: str | None
+        def __init__(
+            self,
+            *,
+            entity_type: str = ...,
+            entity_name: str | None = ...,
+        ) -> None: ...
+
+    entity: list[ClientQuotaRecord.EntityData]
+    key: str
+    value: float
+    remove: bool
+    def __init__(
+        self,
+        *,
+        entity: list[ClientQuotaRecord.EntityData] = ...,
+        key: str = ...,
+        value: float = ...,
+        remove: bool = ...,
+    ) -> None: ...

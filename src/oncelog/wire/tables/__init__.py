@@ -8,6 +8,7 @@ from oncelog.wire.tables import (
     consumer_protocol,
     group_log,
     groups,
+    metadata_log,
     offsets,
     placement,
     producers,
@@ -39,4 +40,5 @@ DATA_TABLES: tuple[str, ...] = (
     group_log.TABLE,
     consumer_group_log.TABLE,
     consumer_protocol.TABLE,
+    metadata_log.TABLE,
 )

@@ -1,0 +1,364 @@
+"""Take over a data directory that Apache Kafka left, or whose list of topics is missing.
+
+Before anything is opened, Kafka's metadata becomes our own small files: topics with ids and settings, the
+next producer id, ACLs, SCRAM users, quotas. What cannot be honoured stops the start, and nothing is written.
+Each such problem has a word that `oncelog.takeover.accept` takes. `oncelog-takeover.json` is written last, so
+a crash makes the next start do it again. It remembers the metadata log's files: when Kafka has run since, its
+metadata is the newer truth and is taken again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncelog.broker.authorizer import FILE_NAME as ACLS_FILE
+from oncelog.broker.authorizer import Authorizer
+from oncelog.broker.internal_topics import INTERNAL_TOPICS, METADATA_LOG
+from oncelog.broker.kafka_metadata import (
+    BROKER as BROKER_SETTINGS,
+)
+from oncelog.broker.kafka_metadata import (
+    DIRECTORY,
+    KafkaMetadata,
+    KafkaTopic,
+    fingerprint,
+    read_metadata,
+    topics_by_name,
+)
+from oncelog.broker.producer_ids import stored_next_id, write_next_id
+from oncelog.broker.quotas import Quotas
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
+from oncelog.broker.topic_file import TopicEntry, read_topics, write_topics
+from oncelog.broker.users import Users
+from oncelog.config import BROKER, TOPIC
+from oncelog.errors import BrokerError, ConfigError, InvalidConfig, StorageError
+from oncelog.log.checkpoint import encode_uuid
+from oncelog.log.manager import LogManager
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.quotas import QuotaEntity, altered, checked, entity_of
+from oncelog.rules.scram import Credential, Mechanism
+from oncelog.settings import Settings
+from oncelog.types import TopicPartition
+
+FILE_NAME = "oncelog-takeover.json"
+ACCEPT = "oncelog.takeover.accept"
+KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""Settings of a topic whose own nobody knows: nothing of it is deleted."""
+
+_WITHOUT_MEANING = {
+    "file.delete.delay.ms", "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas", "message.downconversion.enable", "message.format.version",
+    "preallocate", "segment.jitter.ms", "unclean.leader.election.enable", "local.retention.ms",
+    "local.retention.bytes", "remote.log.copy.disable", "remote.log.delete.on.disable",
+}  # fmt: skip
+"""Kafka's settings of a topic that change nothing of what one node stores; they are left out."""
+_STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
+_RESERVED_DIRECTORIES = 100
+"""Ids of directories below it mean that none is assigned. Source: Kafka's DirectoryId."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a takeover would write. `problems`: (word that accepts it, what would be lost and what to do)."""
+
+    topics: dict[str, TopicEntry]
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, word: str, text: str) -> None:
+        self.problems.append((word, text))
+
+
+def take_over(logs: LogManager, settings: Settings) -> list[str]:
+    """Make the directory ours where it is another's; notes for the log.
+
+    Raises StorageError, and nothing is written.
+    """
+    disk, accepted = logs.disk, set(settings[ACCEPT])
+    before = read_topics(disk)
+    state = _read_state(logs)
+    files = fingerprint(disk)
+    plan = Plan({name: entry for name, entry in before.items() if name != METADATA_LOG})
+    metadata = None
+    if files and (state is None or state["files"] != files):
+        metadata = _metadata(logs, plan)
+    if metadata is not None:
+        _plan_topics(plan, metadata, logs, settings, is_first=state is None)
+        _plan_gone(plan, metadata, logs, set() if state is None else set(state["topic_ids"]))
+        _plan_broker_settings(plan, metadata, settings)
+    _plan_unnamed(plan, logs)
+    acls, users, quotas = _Security(plan, metadata or KafkaMetadata(), logs, settings).plan()
+    refused = [(word, text) for word, text in plan.problems if word not in accepted]
+    if refused:
+        raise StorageError(_refusal(disk.describe(""), refused))
+    if plan.topics != before:
+        write_topics(disk, plan.topics)
+    if metadata is None:
+        return plan.notes
+    if metadata.next_producer_id > stored_next_id(disk):
+        write_next_id(disk, metadata.next_producer_id)
+    for store in (acls, users, quotas):
+        store()
+    topic_ids = [encode_uuid(topic_id) for topic_id in metadata.topics]
+    write_state(disk, FILE_NAME, json.dumps({"version": 1, "files": files, "topic_ids": topic_ids}, indent=1))
+    plan.notes.append(f"took over {len(metadata.topics)} topics with their settings from {DIRECTORY}")
+    return plan.notes + [f"accepted ({word}): {text}" for word, text in plan.problems]
+
+
+def _refusal(path: str, refused: list[tuple[str, str]]) -> str:
+    words = ",".join(sorted({word for word, _ in refused}))
+    lines = "".join(f"\n  [{word}] {text}" for word, text in refused)
+    return (
+        f"{path} cannot be taken over as it is; no topic was changed:{lines}\n"
+        f"Repair that, or start with {ACCEPT}={words} to go on without (docs/operations.md)"
+    )
+
+
+def _read_state(logs: LogManager) -> dict[str, Any] | None:
+    text = read_state(logs.disk, FILE_NAME)
+    if text is None:
+        return None
+    try:
+        content: dict[str, Any] = json.loads(text)
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
+        return {"files": content["files"], "topic_ids": content["topic_ids"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+
+
+def _metadata(logs: LogManager, plan: Plan) -> KafkaMetadata | None:
+    try:
+        return read_metadata(logs.disk)
+    except StorageError as error:
+        plan.refuse("metadata", f"{error}: topics' settings, ACLs, users and quotas in it are lost")
+        return None
+
+
+# Topics
+
+
+def _plan_topics(
+    plan: Plan, metadata: KafkaMetadata, logs: LogManager, settings: Settings, *, is_first: bool
+) -> None:
+    here = set(logs.partition_directories())
+    for topic, configs in topics_by_name(metadata):
+        missing = {}
+        for index, partition in sorted(topic.partitions.items()):
+            tp = TopicPartition(topic.name, index)
+            if tp in here and logs.stored_topic_id(tp) in (None, topic.topic_id):
+                if partition.isr and logs.node_id not in partition.isr:
+                    plan.refuse(
+                        "partitions", f"{tp} is not in sync here; nodes {partition.isr} have more of it"
+                    )
+            elif not _is_unmade(topic, index, logs):
+                missing[index] = partition.replicas
+        if missing:
+            text = ", ".join(f"{topic.name}-{index} (nodes {nodes})" for index, nodes in missing.items())
+            plan.refuse("partitions", f"not in this directory: {text}")
+            if len(missing) == len(topic.partitions):
+                continue
+        own = _own_settings(plan, topic.name, configs, settings)
+        known = plan.topics.get(topic.name)
+        if is_first and known is not None:
+            own |= known.settings  # altered since an older version took the directory over
+        plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
+
+
+def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:
+    """Whether Kafka would make the partition's directory: it is ours alone, in no directory yet."""
+    partition = topic.partitions[index]
+    if partition.replicas != [logs.node_id]:
+        return False
+    return all(int.from_bytes(each, "big") < _RESERVED_DIRECTORIES for each in partition.directories)
+
+
+def _own_settings(plan: Plan, name: str, configs: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    own: dict[str, str] = {}
+    for key, value in sorted(configs.items()):
+        text = f"topic {name}: {key}={value}"
+        if key == "cleanup.policy" and not value.strip():
+            own |= KEPT_FOR_EVER  # an empty list: Kafka neither deletes nor compacts
+        elif key == "remote.storage.enable" and value == "true":
+            plan.refuse("settings", f"{text}: a part of its records is in remote storage, not here")
+        elif TOPIC.get(key) is not None and (error := _error_of(settings, key, value)) is None:
+            own.setdefault(key, value)
+        elif key in _WITHOUT_MEANING or key == "remote.storage.enable":
+            plan.notes.append(f"{text} means nothing on one node and is left out")
+        elif TOPIC.get(key) is not None:
+            plan.refuse("settings", f"{text} is not possible here ({error}); it is kept for ever instead")
+            own |= KEPT_FOR_EVER
+        else:
+            plan.refuse("settings", f"{text} is unknown here; without it the topic is kept for ever")
+            own |= KEPT_FOR_EVER
+    return own
+
+
+def _error_of(settings: Settings, key: str, value: str) -> InvalidConfig | None:
+    try:
+        topic_settings(settings, {key: value})
+    except InvalidConfig as error:
+        return error
+    return None
+
+
+def _plan_gone(plan: Plan, metadata: KafkaMetadata, logs: LogManager, taken: set[str]) -> None:
+    """Topics of ours whose directories Kafka has put aside, or deleted as its own."""
+    names = {topic.name for topic in metadata.topics.values()}
+    here = {tp.topic for tp in logs.partition_directories()}
+    strays = {match["topic"]: name for name in logs.disk.list() if (match := _STRAY.fullmatch(name))}
+    for name, entry in list(plan.topics.items()):
+        if name in names or name in here:
+            continue
+        if name in strays:
+            plan.refuse(
+                "strays",
+                f"topic {name} was put aside by Apache Kafka, which does not know it: rename {strays[name]}"
+                f" (and its other partitions) back to {name}-N to keep it",
+            )
+        if name in strays or encode_uuid(entry.topic_id) in taken:
+            del plan.topics[name]
+            plan.notes.append(f"topic {name} is gone: Apache Kafka deleted it or put it aside")
+
+
+def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Settings) -> None:
+    """Settings of the broker that Kafka keeps in its metadata; ours come from the command line."""
+    stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
+    stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})
+    for key, value in sorted(stored.items()):
+        if key not in BROKER_DEFAULT_OF.values():
+            plan.notes.append(f"broker setting {key} that Kafka stores is not taken over")
+            continue
+        try:
+            is_same = BROKER.parse({key: value})[key] == settings[key]
+        except ConfigError:
+            is_same = False
+        if not is_same:
+            plan.refuse(
+                "broker-settings",
+                f"Kafka stores the broker setting {key}={value}, this broker has {settings[key]}:"
+                f" start it with {key}={value}",
+            )
+
+
+def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
+    """Directories of topics that no list names: their settings are lost."""
+    unnamed: dict[str, list[int]] = {}
+    for tp in logs.partition_directories():
+        if tp.topic not in plan.topics:
+            unnamed.setdefault(tp.topic, []).append(tp.partition)
+    for name, indexes in sorted(unnamed.items()):
+        count = max(indexes) + 1
+        if name not in INTERNAL_TOPICS:
+            plan.refuse(
+                "settings",
+                f"topic {name}: its directory is here, its settings are not (neither {METADATA_LOG} nor"
+                " oncelog-topics.json names it); restore these, or it is kept for ever",
+            )
+        if len(indexes) < count:
+            missing = sorted(set(range(count)) - set(indexes))
+            plan.refuse("partitions", f"topic {name}: partitions {missing} are not in this directory")
+        topic_id = logs.stored_topic_id(TopicPartition(name, min(indexes))) or logs.new_uuid()
+        own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOR_EVER)
+        plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)
+
+
+# Who may do what
+
+
+class _Security:
+    """ACLs, users and quotas of Kafka's metadata, beside those that we have already."""
+
+    def __init__(self, plan: Plan, metadata: KafkaMetadata, logs: LogManager, settings: Settings) -> None:
+        self._plan, self._metadata, self._settings = plan, metadata, settings
+        self._disk, self._new_secret = logs.disk, logs.new_uuid() + logs.new_uuid()
+
+    def plan(self) -> tuple[Any, Any, Any]:
+        """Three functions that store what is taken."""
+        return self._acls(), self._users(), self._quotas()
+
+    def _acls(self) -> Any:
+        acls = [acl for record in self._metadata.acls.values() if (acl := self._acl(record)) is not None]
+        if not acls:
+            return _nothing
+        if not self._settings["authorizer.class.name"]:
+            names = ", ".join(sorted({acl.principal for acl in acls})[:5])
+            self._plan.refuse(
+                "acls",
+                f"Kafka has {len(acls)} ACLs (of {names}) and this broker checks none, so everybody could do"
+                " everything: set authorizer.class.name and super.users as Kafka had them",
+            )
+        authorizer = Authorizer(self._disk, "", allows_if_none=False)
+        held = set(authorizer.acls)
+        if held and held != set(acls):
+            self._plan.refuse("acls", f"{ACLS_FILE} differs from Kafka's ACLs; remove it to take Kafka's")
+            return _nothing
+        return lambda: authorizer.add(acls)
+
+    def _acl(self, record: Any) -> Acl | None:
+        try:
+            return Acl(
+                ResourceType(record.resource_type),
+                record.resource_name,
+                PatternType(record.pattern_type),
+                record.principal,
+                record.host,
+                Operation(record.operation),
+                Permission(record.permission_type),
+            )
+        except ValueError as error:
+            self._plan.refuse("acls", f"an ACL of {record.principal} on {record.resource_name}: {error}")
+            return None
+
+    def _users(self) -> Any:
+        found: dict[tuple[str, Mechanism], Credential] = {}
+        for (name, number), record in self._metadata.users.items():
+            try:
+                mechanism = Mechanism(number)
+            except ValueError:
+                self._plan.refuse("users", f"SCRAM user {name}: mechanism {number} is unknown here")
+                continue
+            keys = bytes(record.salt), bytes(record.stored_key), bytes(record.server_key)
+            found[name, mechanism] = Credential(*keys, record.iterations)
+        users = Users(self._disk, self._new_secret)
+        held = {(name, mechanism): each for name in users.names() for mechanism, each in users.of(name)}
+        if not found or held == found:
+            return _nothing
+        if held:
+            self._plan.refuse(
+                "users", "oncelog-users.json differs from Kafka's users; remove it to take Kafka's"
+            )
+            return _nothing
+        return lambda: users.take_over(found)
+
+    def _quotas(self) -> Any:
+        found: dict[QuotaEntity, Mapping[str, float]] = {}
+        for pairs, rates in self._metadata.quotas.items():
+            try:
+                entity = checked(entity_of(pairs))
+                found[entity] = altered(entity, {}, rates.items())
+            except BrokerError as error:
+                self._plan.refuse("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
+        quotas = Quotas(self._disk, self._settings, {})
+        if not found or quotas.values == found:
+            return _nothing
+        if quotas.values:
+            self._plan.refuse(
+                "quotas", "oncelog-quotas.json differs from Kafka's quotas; remove it to take Kafka's"
+            )
+            return _nothing
+        return lambda: _alter_each(quotas, found.items())
+
+
+def _alter_each(quotas: Quotas, found: Iterable[tuple[QuotaEntity, Mapping[str, float]]]) -> None:
+    for entity, rates in found:
+        quotas.alter(entity, list(rates.items()), is_test=False)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,334 @@
+"""Data directories that Apache Kafka 4.3.0 left (tests/golden), and ours with a small file lost: row I27."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from helpers_broker import RawClient, batch, wait_until
+from helpers_producer import producer_of, values
+
+from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog.broker.internal_topics import INTERNAL_TOPICS
+from oncelog.broker.kafka_metadata import DIRECTORY, read_metadata
+from oncelog.broker.transaction_log import decode_key, decode_value
+from oncelog.client.admin_types import ConfigResource
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import StorageError
+from oncelog.rules.transaction_entry import TransactionState
+from oncelog.wire.batch import build_batch, iter_batches, stamp
+from oncelog.wire.records import NewRecord, decode_records
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
+KEPT = {"forever": 8, "table": 5, "again": 5}
+"""Records that Kafka's settings keep; all but three of `forever` are a month old and more."""
+SECURED = {
+    **CONFIG,
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "log.retention.ms": -1,
+}
+
+
+def unpack(name: str, target: Path) -> Path:
+    with tarfile.open(GOLDEN / f"kafka-4.3.0-{name}.tar.gz") as tar:
+        tar.extractall(target, filter="data")
+    return target / "data"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return unpack("plain", tmp_path)
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Path:
+    return unpack("secured", tmp_path)
+
+
+def admin_of(broker: Broker) -> Admin:
+    return Admin({"bootstrap.servers": broker.bootstrap_servers})
+
+
+def refusal(data: Path, **more: object) -> str:
+    before = sorted(path.name for path in data.iterdir())
+    with pytest.raises(StorageError) as refused:
+        Broker(data, config={**CONFIG, **more}).start()
+    after = sorted(path.name for path in data.iterdir())
+    # What was marked as deleted goes; all else is there, the mark of the clean stop too.
+    assert {*after} - {".lock"} == {name for name in before if not name.endswith("-delete")} - {".lock"}
+    return str(refused.value)
+
+
+@pytest.mark.behaviour("I27")
+def test_what_kafkas_settings_keep_is_kept_and_the_rest_is_deleted(plain: Path) -> None:
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        wait_until(lambda: client.offset("short", -2) == 5)  # retention has run
+        assert {name: len(client.values(name)) for name in KEPT} == KEPT
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            names = {each.name for each in admin.list_topics(include_internal=True)}
+            asked = [ConfigResource("topic", name) for name in sorted(names)]
+            told = {r.name: each.entries for r, each in admin.describe_configs(asked).items()}
+    assert names == {*KEPT, *INTERNAL_TOPICS, "short", "special", "bank"}
+    assert told["forever"]["retention.ms"].value == told["again"]["retention.ms"].value == "-1"
+    assert told["bank"]["max.message.bytes"].value == "2000000"
+    compacted = {name for name in names if told[name]["cleanup.policy"].value == "compact"}
+    assert compacted == {"table", *INTERNAL_TOPICS}
+    # Kafka's own log is as it was, and stays so.
+    assert (plain / DIRECTORY / f"{0:020}.log").stat().st_size > 0
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert len(client.values("forever")) == 8
+
+
+@pytest.mark.behaviour("I27", "I4")
+def test_no_producer_id_of_kafkas_is_given_again(plain: Path) -> None:
+    assert read_metadata(RealDisk(plain)).next_producer_id == 1000
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        pid = client.new_producer_id()
+        assert pid >= 1000
+        answer = client.produce("forever", batch(b"of a new producer", pid=pid, sequence=0))
+        assert (answer.error_code, answer.base_offset) == (0, 8)
+
+
+@pytest.mark.behaviour("I27", "T6", "T7")
+def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
+    with (
+        Broker(plain, config=CONFIG) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        states = {each.transactional_id: each.state for each in admin.list_transactions()}
+        assert states == {"done": "CompleteCommit", "undone": "CompleteAbort", "open": "Ongoing"}
+        for group in ("classic-readers", "consumer-readers"):
+            assert admin.group_offsets(group)[TopicPartition("forever", 0)].offset == 4
+        assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
+        assert not admin.group_offsets("of-undone")
+        assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
+        # The producer's next instance aborts what is open.
+        with producer_of(broker.bootstrap_servers, transactional_id="open") as producer:
+            producer.init_transactions()
+            with producer.transaction():
+                producer.send("bank", b"next", partition=0)
+        assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1", b"next"]
+
+
+def committed(servers: str) -> list[bytes | None]:
+    """Of topic bank, sorted."""
+    config = {"bootstrap.servers": servers, "isolation.level": "read_committed"}
+    with Consumer(config) as consumer:
+        partitions = [TopicPartition("bank", index) for index in (0, 1)]
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        found: list[bytes | None] = []
+        while any(consumer.position(tp) < ends[tp] for tp in partitions):
+            found += [record.value for record in consumer.poll(0.2)]
+    return sorted(found, key=lambda value: value or b"")
+
+
+@pytest.mark.behaviour("I27", "T6")
+def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
+    """Kafka was killed after the decision to commit and before its markers: the logs are cut there."""
+    cut_at_marker(plain, "bank-0", "bank-1", "__consumer_offsets-0", "__consumer_offsets-1")
+    for index in (0, 1):
+        cut_last_complete(plain / f"__transaction_state-{index}")
+    (plain / ".kafka_cleanshutdown").unlink()
+    with (
+        Broker(plain, config=CONFIG) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        states = {each.transactional_id: each.state for each in admin.list_transactions()}
+        assert states["done"] == "CompleteCommit"
+        assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
+        assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
+
+
+def cut_at_marker(data: Path, *directories: str) -> None:
+    """Cut each log at its first transaction marker."""
+    for directory in directories:
+        log = data / directory / f"{0:020}.log"
+        content = memoryview(log.read_bytes())
+        cut = next((position for position, header in iter_batches(content) if header.is_control), None)
+        if cut is not None:
+            log.write_bytes(bytes(content[:cut]))
+        for snapshot in (data / directory).glob("*.snapshot"):
+            snapshot.unlink()
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        (data / name).unlink()
+
+
+def cut_last_complete(directory: Path) -> None:
+    """Cut a log of transactions where 'done' is completed."""
+    log = directory / f"{0:020}.log"
+    content = memoryview(log.read_bytes())
+    for position, header in iter_batches(content):
+        (record, *_) = decode_records(content[position : position + header.size_bytes])
+        if decode_key(record.key or b"") != "done":
+            continue
+        if decode_value("done", record.value or b"").state is TransactionState.COMPLETE_COMMIT:
+            log.write_bytes(bytes(content[:position]))
+            break
+
+
+@pytest.mark.behaviour("I27")
+def test_acls_and_stored_broker_settings_that_would_be_lost_stop_the_start(secured: Path) -> None:
+    text = refusal(secured)
+    assert "2 ACLs (of User:alice, User:bob)" in text and "authorizer.class.name" in text
+    assert "log.retention.ms=-1" in text and "oncelog.takeover.accept=acls,broker-settings" in text
+    with Broker(secured, config={**CONFIG, "oncelog.takeover.accept": "acls,broker-settings"}) as broker:
+        assert len(values(broker.bootstrap_servers, "forever")) == 8
+
+
+@pytest.mark.behaviour("I27")
+def test_acls_users_and_quotas_are_taken_over(secured: Path) -> None:
+    with (
+        Broker(secured, config=SECURED) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        acls = {(acl.principal, acl.name, acl.operation.name) for acl in admin.describe_acls()}
+        assert acls == {("User:alice", "forever", "READ"), ("User:bob", "ba", "ALL")}
+        assert set(admin.list_users()) == {"alice"}
+        running = broker._running
+        assert running is not None
+        rates = [dict(each) for each in running.node.quotas.values.values()]
+        assert {key for each in rates for key in each} == {
+            "producer_byte_rate",
+            "consumer_byte_rate",
+            "connection_creation_rate",
+        }
+        assert running.node.users.has_password("alice", "alice-secret")
+
+
+@pytest.mark.behaviour("I27")
+def test_partitions_that_are_elsewhere_stop_the_start(plain: Path) -> None:
+    shutil.rmtree(plain / "bank-1")
+    assert "not in this directory: bank-1 (nodes [1])" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> None:
+    log = plain / DIRECTORY / f"{0:020}.log"
+    content = bytearray(log.read_bytes())
+    content[200] ^= 1
+    log.write_bytes(content)
+    assert str(log) in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_directories_without_settings_stop_the_start_or_are_kept_for_ever(plain: Path) -> None:
+    """No metadata of Kafka's is here (metadata.log.dir was another directory), no list of ours."""
+    shutil.rmtree(plain / DIRECTORY)
+    text = refusal(plain)
+    assert "topic table: its directory is here, its settings are not" in text
+    assert "oncelog.takeover.accept=settings" in text
+    accepted = {**CONFIG, "oncelog.takeover.accept": "settings"}
+    with Broker(plain, config=accepted) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("new", retention_ms=1)
+        old = batch(b"old", timestamp_ms=1)
+        assert client.produce("new", old).error_code == 0
+        wait_until(lambda: client.offset("new", -2) == 1)  # retention has run
+        assert {name: len(client.values(name)) for name in (*KEPT, "short")} == {**KEPT, "short": 5}
+
+
+@pytest.mark.behaviour("I27")
+def test_a_lost_list_of_topics_of_ours_stops_the_start(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t", retention_ms=-1)
+    (tmp_path / "oncelog-topics.json").unlink()
+    assert "topic t: its directory is here" in refusal(tmp_path)
+
+
+@pytest.mark.behaviour("I27")
+def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain: Path) -> None:
+    """0.4.1 took every directory for a topic without settings, Kafka's metadata log too."""
+    with Broker(plain, config=CONFIG):
+        pass
+    (plain / "oncelog-takeover.json").unlink()
+    file = plain / "oncelog-topics.json"
+    content = json.loads(file.read_text())
+    for topic in content["topics"]:
+        topic["settings"] = {"retention.ms": "777"} if topic["name"] == "special" else {}
+    content["topics"].append({**content["topics"][0], "name": "__cluster_metadata", "topic_id": "00" * 16})
+    file.write_text(json.dumps(content))
+    with Broker(plain, config=CONFIG) as broker:
+        running = broker._running
+        assert running is not None
+        topics = {topic.name: topic.overrides for topic in running.node.topics.all()}
+    assert topics["forever"] == {"retention.ms": "-1"} and topics["table"] == {"cleanup.policy": "compact"}
+    assert topics["special"]["retention.ms"] == "777" and "__cluster_metadata" not in topics
+    assert (plain / DIRECTORY).exists()
+
+
+def append_metadata(data: Path, *records: bytes) -> None:
+    """What Kafka would append to its metadata."""
+    log = data / DIRECTORY / f"{0:020}.log"
+    content = memoryview(log.read_bytes())
+    end = [header for _, header in iter_batches(content)][-1].last_offset + 1
+    made = build_batch([NewRecord(1, None, record) for record in records])
+    stamp(memoryview(made), 0, end, 1)
+    log.write_bytes(bytes(content) + bytes(made))
+
+
+def config_record(name: str, key: str, value: str) -> bytes:
+    from oncelog.wire.stored import ConfigRecord
+
+    record = ConfigRecord(resource_type=2, resource_name=name, name=key, value=value)
+    return b"\x01\x04\x00" + record.encode(0)
+
+
+@pytest.mark.behaviour("I27")
+def test_when_kafka_has_run_since_its_settings_are_taken_again(plain: Path) -> None:
+    with Broker(plain, config=CONFIG):
+        pass
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    with Broker(plain, config=CONFIG) as broker:
+        running = broker._running
+        assert running is not None
+        table = running.node.topics.get("table")
+        assert table is not None
+        assert table.overrides == {"cleanup.policy": "compact", "retention.ms": "5"}
+
+
+@pytest.mark.behaviour("I27")
+def test_a_setting_that_is_not_known_stops_the_start(plain: Path) -> None:
+    append_metadata(plain, config_record("table", "of.a.newer.kafka", "x"))
+    assert "of.a.newer.kafka=x is unknown here" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_a_topic_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("ours")
+    (plain / "ours-0").rename(plain / f"ours-0.{'ab' * 16}-stray")
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    text = refusal(plain)
+    assert "topic ours was put aside by Apache Kafka" in text and "-stray" in text
+
+
+def test_a_snapshot_of_kafkas_stands_for_the_records_before_it(plain: Path) -> None:
+    """Kafka deletes segments of its metadata that a snapshot covers."""
+    disk, directory = RealDisk(plain), plain / DIRECTORY
+    before = read_metadata(disk)
+    log = directory / f"{0:020}.log"
+    content = memoryview(log.read_bytes())
+    records, end = [], 0
+    for position, header in iter_batches(content):
+        if not header.is_control:
+            records += decode_records(content[position : position + header.size_bytes])
+        end = header.last_offset + 1
+    snapshot = build_batch([NewRecord(1, None, record.value) for record in records])
+    (directory / f"{end:020}-0000000001.checkpoint").write_bytes(bytes(snapshot))
+    log.unlink()
+    (directory / f"{end:020}.log").write_bytes(b"")
+    assert read_metadata(disk) == before
+
+
+def test_a_torn_end_of_kafkas_metadata_is_not_damage(plain: Path) -> None:
+    before = read_metadata(RealDisk(plain))
+    log = plain / DIRECTORY / f"{0:020}.log"
+    made = build_batch([NewRecord(1, None, b"\x01\x04\x00")])
+    log.write_bytes(log.read_bytes() + bytes(made)[:-1])
+    assert read_metadata(RealDisk(plain)) == before
