@@ -237,8 +237,22 @@ def test_directories_without_settings_stop_the_start_or_are_kept_for_ever(plain:
 def test_a_lost_list_of_topics_of_ours_stops_the_start(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t", retention_ms=-1)
+        client.create_topic("empty")
+        assert client.produce("t", batch(b"v")).error_code == 0
     (tmp_path / "oncelog-topics.json").unlink()
-    assert "topic t: its directory is here" in refusal(tmp_path)
+    text = refusal(tmp_path)
+    assert "topic t: its directory is here" in text and "topic empty" not in text
+
+
+@pytest.mark.behaviour("I27")
+def test_directories_that_a_failed_creation_left_do_not_stop_the_start(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+    shutil.copytree(tmp_path / "t-0", tmp_path / "left-0")
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert not (tmp_path / "left-0").exists()
+        client.create_topic("left")
+        assert client.produce("left", batch(b"v")).error_code == 0
 
 
 @pytest.mark.behaviour("I27")

@@ -64,11 +64,15 @@ _RESERVED_DIRECTORIES = 100
 
 @dataclass(slots=True)
 class Plan:
-    """What a takeover would write. `problems`: (word that accepts it, what would be lost and what to do)."""
+    """What a takeover would write. `problems`: (word that accepts it, what would be lost and what to do).
+
+    `leftovers`: directories without a record that no list names; they are removed.
+    """
 
     topics: dict[str, TopicEntry]
     problems: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
 
     def refuse(self, word: str, text: str) -> None:
         self.problems.append((word, text))
@@ -96,6 +100,8 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     refused = [(word, text) for word, text in plan.problems if word not in accepted]
     if refused:
         raise StorageError(_refusal(disk.describe(""), refused))
+    for directory in plan.leftovers:
+        disk.remove_tree(directory)
     if plan.topics != before:
         write_topics(disk, plan.topics)
     if metadata is None:
@@ -250,7 +256,12 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
     """Directories of topics that no list names: their settings are lost."""
     unnamed: dict[str, list[int]] = {}
     for tp in logs.partition_directories():
-        if tp.topic not in plan.topics:
+        if tp.topic in plan.topics:
+            continue
+        # A creation that failed on a broken disk leaves such directories, and nothing is lost with them.
+        if _is_without_records(logs, tp):
+            plan.leftovers.append(str(tp))
+        else:
             unnamed.setdefault(tp.topic, []).append(tp.partition)
     for name, indexes in sorted(unnamed.items()):
         count = max(indexes) + 1
@@ -266,6 +277,17 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
         topic_id = logs.stored_topic_id(TopicPartition(name, min(indexes))) or logs.new_uuid()
         own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOR_EVER)
         plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)
+
+
+def _is_without_records(logs: LogManager, tp: TopicPartition) -> bool:
+    for name in logs.disk.list(str(tp)):
+        if name.endswith(".log"):
+            file = logs.disk.open(f"{tp}/{name}")
+            size_bytes = file.size()
+            file.close()
+            if size_bytes:
+                return False
+    return True
 
 
 # Who may do what
