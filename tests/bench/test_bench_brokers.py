@@ -29,6 +29,7 @@ FIELDS = {
     "groups": {"join_ms", "leave_ms", "broker_cpu_ms", "generator_cpu_ms"},
     "fetch": {"mb_per_s", "cpu_s_per_gb", "p99_ms"},
     "hostile": {"p50_ms", "p99_ms", "rss_mb", "cpu_us_per_send"},
+    "longest_wait": {"longest_wait_ms"},
     "start": {"first_acknowledgement_s", "idle_rss_mb"},
 }
 

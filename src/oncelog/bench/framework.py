@@ -31,6 +31,7 @@ NAMES = (
     "producer_ids",
     "partitions",
     "hostile",
+    "longest_wait",
     "spark_source",
     "spark_sink",
     "spark_lanes",

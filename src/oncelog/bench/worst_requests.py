@@ -3,8 +3,8 @@
 Most are made from the protocol tables: for each array of a request as many elements as fit, once all equal
 and once all different, and for each string the longest that is allowed, as often as it fits. Others are made
 by hand: patterns, look-ups, one resource asked for again and again. The test
-tests/broker/test_broker_worst_requests.py sends them all and asserts counted work; `oncelog bench hostile`
-may send them beside a well-behaved client.
+tests/broker/test_broker_worst_requests.py sends them all and asserts counted work;
+`oncelog bench longest_wait` measures how long another client waits meanwhile.
 """
 
 from __future__ import annotations
