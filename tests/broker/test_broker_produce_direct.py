@@ -267,9 +267,9 @@ def test_topic_settings_are_looked_up_each_time(node: Node) -> None:
     topic = node.topics.get("t")
     assert topic is not None
     for overrides in ({"flush.messages": "1"}, {"min.insync.replicas": "2"}):
-        node.topics.alter(topic, overrides)
+        node.topics.alter([(topic, overrides)])
         assert answer(node, frame(numbered(0)), NOW_MS) is None
-    node.topics.alter(topic, {})
+    node.topics.alter([(topic, {})])
     assert answer(node, frame(numbered(0)), NOW_MS) is not None
     node.topics.delete(topic, NOW_MS)
     assert answer(node, frame(numbered(2)), NOW_MS) is None

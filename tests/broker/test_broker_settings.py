@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import RawClient, batch
@@ -14,8 +15,18 @@ from oncelog import Broker
 from oncelog.broker.dynamic_config import FILE_NAME as CONFIGS_FILE
 from oncelog.broker.topics import FILE_NAME
 from oncelog.config import TOPIC
-from oncelog.errors import ConfigError, InvalidConfig, KafkaStorageError, MessageTooLarge, StorageError
+from oncelog.edge.disk import RealDisk
+from oncelog.errors import (
+    ConfigError,
+    InvalidCommitOffsetSize,
+    InvalidConfig,
+    KafkaStorageError,
+    MessageTooLarge,
+    StorageError,
+)
+from oncelog.rules.authorization import Operation, Permission, ResourceType
 from oncelog.rules.consumer_group import Beat, ConsumerGroup
+from oncelog.wire import messages as m
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest as Heartbeat
 from oncelog.wire.messages import DescribeConfigsRequest as Describe
 from oncelog.wire.messages import IncrementalAlterConfigsRequest as Alter
@@ -153,3 +164,146 @@ def test_a_groups_session_ends_by_its_own_timeout() -> None:
     assert group.next_deadline_ms() == 46_000
     group.heartbeat(beat, lambda names, regexes: {}, 2_000)
     assert group.next_deadline_ms() == 52_000
+
+
+@pytest.mark.parametrize(
+    ("key", "stored", "value"),
+    [
+        ("retention.ms", "1_000", "1000"),
+        ("retention.ms", "9" * 25, str(2**63 - 1)),
+        ("retention.bytes", "\u0663", "3"),
+        ("min.cleanable.dirty.ratio", "nan", "0.5"),
+    ],
+)
+def test_values_that_an_older_version_stored_open_as_it_read_them(
+    tmp_path: Path, key: str, stored: str, value: str
+) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+    path = tmp_path / FILE_NAME
+    content = json.loads(path.read_text())
+    content["topics"][0]["settings"] = {key: stored}
+    path.write_text(json.dumps(content))
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert describe(client, 2, "t", key)[0][0] == value
+        assert alter(client, 2, "t", segment_ms="5000") == 0
+
+
+def test_a_request_writes_each_file_once_however_many_resources_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resource(resource_type: int, name: str, key: str, value: str) -> Alter.AlterConfigsResource:
+        config = Alter.AlterableConfig(name=key, config_operation=SET, value=value)
+        return Alter.AlterConfigsResource(resource_type=resource_type, resource_name=name, configs=[config])
+
+    writes: list[str] = []
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        for index in range(3):
+            client.create_topic(f"t{index}")
+        replace = RealDisk.replace
+
+        def counted(disk: RealDisk, name: str, *args: Any, **options: Any) -> None:
+            writes.append(name)
+            replace(disk, name, *args, **options)
+
+        monkeypatch.setattr(RealDisk, "replace", counted)
+        resources = [resource(2, f"t{index}", "retention.ms", "5000") for index in range(4)]
+        resources += [resource(2, "t1", "retention.ms", "x")]
+        resources += [
+            resource(GROUP_TYPE, f"g{index}", "consumer.session.timeout.ms", "50000") for index in range(9)
+        ]
+        resources += [resource(BROKER_TYPE, "", "log.roll.ms", "1000")]
+        answer = client.ask(Alter(resources=resources), 1)
+        assert [each.error_code for each in answer.responses] == [0, 42, 0, 3, 42] + [0] * 10
+        assert sorted(writes) == sorted([FILE_NAME, CONFIGS_FILE])
+        assert describe(client, 2, "t2", "retention.ms")[0] == ("5000", 1)
+        assert describe(client, 2, "t1", "segment.ms")[0] == ("1000", 3)
+        assert describe(client, GROUP_TYPE, "g8", "consumer.session.timeout.ms")[0] == ("50000", 8)
+
+
+def test_a_groups_session_is_longer_than_its_heartbeats_are_apart(tmp_path: Path) -> None:
+    config = {"group.consumer.min.session.timeout.ms": 1_000}
+    with Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert alter(client, GROUP_TYPE, "g", consumer_session_timeout_ms="5000") == InvalidConfig.code
+        assert alter(client, GROUP_TYPE, "g", consumer_session_timeout_ms="5001") == 0
+        assert alter(client, GROUP_TYPE, "g", consumer_heartbeat_interval_ms="5001") == InvalidConfig.code
+
+
+def test_the_largest_record_of_a_group_is_that_of_now(tmp_path: Path) -> None:
+    def commit() -> int:
+        partition = m.OffsetCommitRequest.OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=1, committed_metadata=""
+        )
+        topic = m.OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition])
+        request = m.OffsetCommitRequest(
+            group_id="g", generation_id_or_member_epoch=-1, member_id="", topics=[topic]
+        )
+        return int(client.ask(request, 8).topics[0].partitions[0].error_code)
+
+    def synced(size_bytes: int) -> int:
+        protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(size_bytes))
+        joined = client.ask(
+            m.JoinGroupRequest(
+                group_id="large",
+                session_timeout_ms=30_000,
+                rebalance_timeout_ms=30_000,
+                member_id="",
+                protocol_type="consumer",
+                protocols=[protocol],
+            ),
+            3,
+        )
+        assert joined.error_code == 0
+        request = m.SyncGroupRequest(
+            group_id="large", generation_id=joined.generation_id, member_id=joined.member_id, assignments=[]
+        )
+        return int(client.ask(request, 3).error_code)
+
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert alter(client, BROKER_TYPE, "", message_max_bytes="4000000") == 0
+        assert synced(2_000_000) == 0
+        assert commit() == 0
+        assert alter(client, BROKER_TYPE, "", message_max_bytes="5") == 0
+        assert commit() == InvalidCommitOffsetSize.code
+        (deleted,) = client.ask(m.DeleteGroupsRequest(groups_names=["g"]), 2).results
+        assert deleted.error_code == 0
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert commit() == InvalidCommitOffsetSize.code
+        assert alter(client, BROKER_TYPE, "", message_max_bytes=None) == 0
+        assert commit() == 0
+
+
+def test_a_page_of_topics_names_none_that_its_client_may_not_describe(tmp_path: Path) -> None:
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with Broker(tmp_path, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        for name in ("a", "b-secret", "c"):
+            client.create_topic(name)
+        denial = m.CreateAclsRequest.AclCreation(
+            resource_type=int(ResourceType.TOPIC),
+            resource_name="b-secret",
+            resource_pattern_type=3,
+            principal="User:*",
+            host="*",
+            operation=int(Operation.ALL),
+            permission_type=int(Permission.DENY),
+        )
+        assert client.ask(m.CreateAclsRequest(creations=[denial]), 3).results[0].error_code == 0
+        request = m.DescribeTopicPartitionsRequest(topics=[], response_partition_limit=1, cursor=None)
+        page = client.ask(request, 0)
+        assert [topic.name for topic in page.topics] == ["a"]
+        assert (page.next_cursor.topic_name, page.next_cursor.partition_index) == ("c", 0)
+
+
+def test_log_directories_are_described_of_a_topic_named_twice(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t", partitions=3)
+        topics = [
+            m.DescribeLogDirsRequest.DescribableLogDirTopic(topic="t", partitions=[index]) for index in (0, 2)
+        ]
+        (directory,) = client.ask(m.DescribeLogDirsRequest(topics=topics), 4).results
+        (described,) = directory.topics
+        assert [each.partition_index for each in described.partitions] == [0, 2]

@@ -112,6 +112,7 @@ def own_apache(kafka_class_path: str) -> Iterator[Apache]:
     "T8",
     "T10",
     "T13",
+    "T15",
 )
 @pytest.mark.parametrize(("scenario", "version", "broker"), CASES)
 def test_scenario(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from oncelog.broker.config_text import ResourceType
+from oncelog.broker.dynamic_config import checked_broker
 from oncelog.broker.internal_topics import check_internal_settings
 from oncelog.broker.topic_config import check_overrides
 from oncelog.errors import (
@@ -20,6 +21,7 @@ from oncelog.rules.authorization import ResourceType as acl
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node, Request
+    from oncelog.broker.topics import Topic
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
 """From a resource's own settings to its new ones."""
@@ -39,7 +41,7 @@ class Config(Protocol):
     value: str | None
 
 
-def named_twice(resources: Iterable[Resource]) -> Collection[tuple[int, str]]:
+def _named_twice(resources: Iterable[Resource]) -> Collection[tuple[int, str]]:
     """Type and name of the resources that a request names more than once; no change to them holds."""
     counted = Counter((each.resource_type, each.resource_name) for each in resources)
     return {key for key, count in counted.items() if count > 1}
@@ -59,58 +61,104 @@ def check_has_value(config: Config) -> None:
 
 
 def alter(
-    node: Node,
-    request: Request,
-    asked: Resource,
-    change: Change,
-    validate_only: bool,
-    repeated: Collection[tuple[int, str]],
-) -> tuple[int, str | None]:
-    """Error code and message; (0, None) when the change holds and is on disk.
-
-    `repeated`: as `named_twice` says of the request.
-    """
-    resource_type, name = asked.resource_type, asked.resource_name
-    try:
-        if (resource_type, name) in repeated:
-            raise InvalidRequest(f"{name!r} is named twice; name each resource once")
-        if resource_type == ResourceType.TOPIC:
-            request.check(acl.TOPIC, name)
-            _alter_topic(node, name, change, validate_only)
-        elif resource_type == ResourceType.GROUP:
-            request.check(acl.GROUP, name)
-            check_group_name(name)
-            node.dynamic.set_group(name, change(node.dynamic.of_group(name)), validate_only=validate_only)
-            if not validate_only:
-                node.groups.consumers.reconfigure(name)
+    node: Node, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
+) -> list[tuple[int, str | None]]:
+    """Error code and message of each; (0, None) when the change holds and is on disk."""
+    plan = _Plan(node, request)
+    repeated = _named_twice(asked for asked, _ in changes)
+    refusals: list[BrokerError | None] = []
+    for asked, change in changes:
+        try:
+            if (asked.resource_type, asked.resource_name) in repeated:
+                raise InvalidRequest(f"{asked.resource_name!r} is named twice; name each resource once")
+            plan.add(asked, change)
+        except BrokerError as error:
+            refusals.append(error)
         else:
-            request.check(acl.CLUSTER)
-            if resource_type != ResourceType.BROKER:
-                raise InvalidRequest(f"resource type {resource_type} has no settings here; 2, 4 and 32 have")
-            node.dynamic.check_broker_name(name)
-            node.dynamic.set_broker(name, change(node.dynamic.of_broker(name)), validate_only=validate_only)
-            if not validate_only:
-                node.topics.reconfigure()
-    except BrokerError as error:
-        return error.code, str(error)
-    except StorageError as error:
-        return KafkaStorageError.code, str(error)
-    return 0, None
+            refusals.append(None)
+    failures = {} if validate_only else plan.store()
+    return [
+        (refusal.code, str(refusal)) if refusal is not None else failures.get(asked.resource_type, (0, None))
+        for (asked, _), refusal in zip(changes, refusals, strict=True)
+    ]
+
+
+class _Plan:
+    """What a request changes, checked, and stored all at once.
+
+    A file holds every topic, another every group with settings: written for each resource, one request would
+    stop the broker for minutes.
+    """
+
+    def __init__(self, node: Node, request: Request) -> None:
+        self._node, self._request = node, request
+        self._topics: list[tuple[Topic, dict[str, str]]] = []
+        self._brokers: dict[str, dict[str, str]] = {}
+        self._groups: dict[str, dict[str, str]] = {}
+        self._new_group_count = 0
+
+    def add(self, asked: Resource, change: Change) -> None:
+        """Take a resource's change in. Raises a BrokerError, and leaves it out."""
+        name = asked.resource_name
+        if asked.resource_type == ResourceType.TOPIC:
+            self._request.check(acl.TOPIC, name)
+            self._add_topic(name, change)
+        elif asked.resource_type == ResourceType.GROUP:
+            self._request.check(acl.GROUP, name)
+            check_group_name(name)
+            self._add_group(name, change)
+        else:
+            self._request.check(acl.CLUSTER)
+            if asked.resource_type != ResourceType.BROKER:
+                raise InvalidRequest(
+                    f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have"
+                )
+            dynamic = self._node.dynamic
+            dynamic.check_broker_name(name)
+            self._brokers[name] = checked_broker(change(dynamic.of_broker(name)))
+
+    def _add_topic(self, name: str, change: Change) -> None:
+        topic = self._node.topics.get(name)
+        # What is wrong with the values is told even if there is no such topic, as by Kafka.
+        present = {} if topic is None else topic.overrides
+        overrides = check_overrides(self._node.settings, change(present), present)
+        if topic is None:
+            raise UnknownTopicOrPartition()
+        check_internal_settings(name, overrides)
+        self._topics.append((topic, overrides))
+
+    def _add_group(self, name: str, change: Change) -> None:
+        dynamic = self._node.dynamic
+        present = dynamic.of_group(name)
+        values = dynamic.checked_group(change(present))
+        if values and not present:
+            dynamic.check_room(self._new_group_count)
+            self._new_group_count += 1
+        self._groups[name] = values
+
+    def store(self) -> dict[int, tuple[int, str | None]]:
+        """Let everything hold, durably. Return code and message of each type that could not be stored."""
+        node = self._node
+        failures: dict[int, tuple[int, str | None]] = {}
+        try:
+            if self._topics:
+                node.topics.alter(self._topics)
+        except StorageError as error:
+            failures[int(ResourceType.TOPIC)] = KafkaStorageError.code, str(error)
+        try:
+            if self._brokers or self._groups:
+                node.dynamic.store(self._brokers, self._groups)
+        except StorageError as error:
+            failure: tuple[int, str | None] = KafkaStorageError.code, str(error)
+            return failures | {int(ResourceType.BROKER): failure, int(ResourceType.GROUP): failure}
+        if self._brokers:
+            node.topics.reconfigure()
+        for name in self._groups:
+            node.groups.consumers.reconfigure(name)
+        return failures
 
 
 def check_group_name(name: str) -> None:
     """Raises InvalidRequest: there are no settings of all groups."""
     if not name:
         raise InvalidRequest("a group needs a name; group.consumer.* of the broker hold for the others")
-
-
-def _alter_topic(node: Node, name: str, change: Change, validate_only: bool) -> None:
-    topic = node.topics.get(name)
-    # What is wrong with the values is told even if there is no such topic, as by Kafka.
-    present = {} if topic is None else topic.overrides
-    overrides = check_overrides(node.settings, change(present), present)
-    if topic is None:
-        raise UnknownTopicOrPartition()
-    check_internal_settings(name, overrides)
-    if not validate_only:
-        node.topics.alter(topic, overrides)

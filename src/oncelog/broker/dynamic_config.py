@@ -86,22 +86,19 @@ class DynamicConfig:
         if name not in (CLUSTER, self._broker_name):
             raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
 
-    def set_broker(self, name: str, values: Mapping[str, str | None], *, validate_only: bool) -> None:
-        """Replace what was set. Raises InvalidRequest, StorageError; then nothing has changed."""
-        checked = _checked_broker(values)
-        if not validate_only:
-            self._save(_with(self._brokers, name, checked), self._groups)
+    def check_room(self, more_count: int) -> None:
+        """Raises InvalidRequest if one group after `more_count` more may not have settings of its own."""
+        if len(self._groups) + more_count >= MAX_GROUPS:
+            raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
+
+    def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
+        """Replace what was set for these by checked values, in one write. Raises StorageError."""
+        self._save(_with(self._brokers, brokers), _with(self._groups, groups))
+        if brokers:
             self._apply()
 
-    def set_group(self, group_id: str, values: Mapping[str, str | None], *, validate_only: bool) -> None:
-        """Replace what was set. Raises as `set_broker`, and InvalidConfig."""
-        checked = self._checked_group(values)
-        if group_id not in self._groups and checked and len(self._groups) >= MAX_GROUPS:
-            raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
-        if not validate_only:
-            self._save(self._brokers, _with(self._groups, group_id, checked))
-
-    def _checked_group(self, values: Mapping[str, str | None]) -> dict[str, str]:
+    def checked_group(self, values: Mapping[str, str | None]) -> dict[str, str]:
+        """The values in the table's spelling. Raises InvalidConfig."""
         for key in values:
             if GROUP.get(key) is None:
                 raise InvalidConfig(f"unknown group setting {key!r}")
@@ -113,12 +110,21 @@ class DynamicConfig:
             low, high = (self._settings[bound] for bound in bounds)
             if parsed.is_user_set(key) and not low <= parsed[key] <= high:
                 raise InvalidConfig(f"{key}={parsed[key]}: {bounds[0]} is {low}, {bounds[1]} is {high}")
+        session_ms, heartbeat_ms = (
+            parsed[key] if parsed.is_user_set(key) else self._settings[default]
+            for key, default in GROUP_DEFAULT_OF.items()
+        )
+        if values and session_ms <= heartbeat_ms:
+            raise InvalidConfig(
+                f"consumer.session.timeout.ms={session_ms} must be above"
+                f" consumer.heartbeat.interval.ms={heartbeat_ms}"
+            )
         return {key: str(parsed[key]) for key in values}
 
     def _apply(self) -> None:
         layers = self.of_broker(self._broker_name), self.of_broker(CLUSTER)
         for layer in layers:
-            _checked_broker(layer)
+            checked_broker(layer)
         self._settings.lay_over(layers)
 
     def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
@@ -128,14 +134,13 @@ class DynamicConfig:
 
 
 def _with(
-    resources: dict[str, dict[str, str]], name: str, values: dict[str, str]
+    resources: Mapping[str, dict[str, str]], changed: Mapping[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    """Return a copy in which a resource has these values; without any it is not in it."""
-    others = {key: value for key, value in resources.items() if key != name}
-    return {**others, name: values} if values else others
+    """Return a copy in which resources have other values; those without any are not in it."""
+    return {name: values for name, values in {**resources, **changed}.items() if values}
 
 
-def _checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
+def checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
     """The values as they were given. Raises InvalidRequest, as Kafka for settings of brokers."""
     static = [key for key in values if key not in DYNAMIC]
     if static:
@@ -157,7 +162,8 @@ def _parse(text: str) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, st
         if content["version"] != 1:
             raise ValueError(f"version {content['version']}")
         brokers, groups = (
-            {name: dict(own) for name, own in content[key].items()} for key in ("brokers", "groups")
+            {name: {k: str(value) for k, value in own.items()} for name, own in content[key].items()}
+            for key in ("brokers", "groups")
         )
         return brokers, groups
     except (ValueError, KeyError, TypeError, AttributeError) as error:

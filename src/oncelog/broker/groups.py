@@ -55,7 +55,7 @@ class GroupCoordinator:
             node,
             CONSUMER_OFFSETS,
             settings["offsets.topic.num.partitions"],
-            max_record_bytes=settings["message.max.bytes"],
+            largest_setting="message.max.bytes",
         )
         self.offsets = Offsets(node, self.topic)
         self.consumers = ConsumerGroups(node, self.topic)

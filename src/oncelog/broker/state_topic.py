@@ -90,12 +90,15 @@ def partition_for(key: str, partition_count: int) -> int:
 
 
 class StateTopic:
-    """One such topic; made when first needed, with `partition_count` partitions that never change."""
+    """One such topic; made when first needed, with `partition_count` partitions that never change.
+
+    `largest_setting`: the broker setting that bounds a record, as it stands when the record is appended.
+    """
 
     def __init__(
-        self, node: Node, name: str, partition_count: int, max_record_bytes: int | None = None
+        self, node: Node, name: str, partition_count: int, largest_setting: str | None = None
     ) -> None:
-        self.name, self._max_record_bytes = name, max_record_bytes
+        self.name, self._largest_setting = name, largest_setting
         self._node = node
         self._partition_count = partition_count
         self.damaged: dict[int, Damage] = {}
@@ -141,13 +144,13 @@ class StateTopic:
     def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
         """Append (key, value or tombstone) as one batch.
 
-        Raises NotCoordinator, MessageTooLarge for a record above `max_record_bytes`; nothing holds then.
+        Raises NotCoordinator, MessageTooLarge for a record above the largest; nothing holds then.
         """
-        largest = max(len(key) + len(value or b"") for key, value in records)
-        if self._max_record_bytes is not None and largest > self._max_record_bytes:
-            raise MessageTooLarge(
-                f"a record of {self.name} may take {self._max_record_bytes} bytes, this one takes {largest}"
-            )
+        # A tombstone always fits: what it ends fitted before.
+        largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
+        limit = self._node.settings[self._largest_setting] if self._largest_setting else largest
+        if largest > limit:
+            raise MessageTooLarge(f"a record of {self.name} may take {limit} bytes, this one takes {largest}")
         made = [NewRecord(now_ms, key, value) for key, value in records]
         return self.append_batch(index, build_batch(made), now_ms)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from oncelog.config import TOPIC
+from oncelog.config import INT64_MAX, TOPIC
 from oncelog.errors import ConfigError, InvalidConfig
 from oncelog.settings import Settings
 
@@ -44,6 +45,39 @@ def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
     except ConfigError as error:
         raise InvalidConfig(str(error)) from None
     return own.replaced({key: value for key, value in defaults.items() if not own.is_user_set(key)})
+
+
+def stored_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
+    """A topic's own settings as its file has them, each in a spelling that is read today.
+
+    Versions before 0.5.0 stored numbers as Python reads them: with underscores, of any length, nan. A broker
+    that refused them now could not start.
+    """
+    return {key: text for key, given in overrides.items() if (text := _stored(key, given)) is not None}
+
+
+def _stored(key: str, text: str) -> str | None:
+    """None: the setting's default holds."""
+    row = TOPIC.get(key)
+    try:
+        if row is not None:
+            row.parse(text)
+        return text
+    except ConfigError:
+        assert row is not None
+    try:
+        if row.kind == "int":
+            low, high = (
+                (-(2**63) if row.low is None else row.low),
+                (INT64_MAX if row.high is None else row.high),
+            )
+            return str(int(min(max(int(text), low), high)))
+        if row.kind == "float":
+            value = float(text)
+            return None if math.isnan(value) else str(value)
+    except ValueError:
+        pass  # no version took it: refused with the setting's name
+    return text
 
 
 def check_overrides(

@@ -11,7 +11,7 @@ that no entry names were looked at before (`broker/takeover.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.state_file import read_state, write_state
-from oncelog.broker.topic_config import topic_settings
+from oncelog.broker.topic_config import stored_overrides, topic_settings
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
@@ -264,27 +264,30 @@ class Topics:
             self._take_back(topic, first_new)
             raise
 
-    def alter(self, topic: Topic, overrides: dict[str, str]) -> None:
-        """Replace the topic's own settings; `overrides` are checked. Raises StorageError."""
-        before = topic.overrides
-        overrides = with_internal_settings(topic.name, overrides, self._settings)
-        topic.configure(self._settings, overrides)
+    def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
+        """Replace own settings of topics, in one write; they are checked. Raises StorageError."""
+        before = [(topic, topic.overrides) for topic, _ in changes]
+        for topic, overrides in changes:
+            topic.configure(self._settings, with_internal_settings(topic.name, overrides, self._settings))
         try:
             self._save({})
         except Exception:
-            topic.configure(self._settings, before)
+            for topic, overrides in before:
+                topic.configure(self._settings, overrides)
             raise
-        config = self._log_config(topic)
-        for partition in topic.partitions:
-            partition.reconfigure(config)
+        for topic, _ in changes:
+            self._reconfigure_partitions(topic)
 
     def reconfigure(self) -> None:
         """Let every topic have the broker's settings as they are now."""
         for topic in self._by_name.values():
             topic.configure(self._settings, topic.overrides)
-            config = self._log_config(topic)
-            for partition in topic.partitions:
-                partition.reconfigure(config)
+            self._reconfigure_partitions(topic)
+
+    def _reconfigure_partitions(self, topic: Topic) -> None:
+        config = self._log_config(topic)
+        for partition in topic.partitions:
+            partition.reconfigure(config)
 
     def _new_topic(self, name: str, topic_id: bytes, overrides: dict[str, str]) -> Topic:
         overrides = with_internal_settings(name, overrides, self._settings)
@@ -316,7 +319,9 @@ class Topics:
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
         for name, entry in entries.items():
-            topic = self._new_topic(name, bytes.fromhex(entry["topic_id"]), entry["settings"])
+            topic = self._new_topic(
+                name, bytes.fromhex(entry["topic_id"]), stored_overrides(entry["settings"])
+            )
             self._open_partitions(topic, entry["partitions"], now_ms)
             if entry["is_deleting"]:
                 self._remove_directories(topic)

@@ -6,10 +6,11 @@ or key named twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
+from oncelog.broker.altering import alter, check_each_once, check_has_value
 from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 if TYPE_CHECKING:
@@ -18,33 +19,28 @@ if TYPE_CHECKING:
 KEY = 33
 
 
+_Asked = AlterConfigsRequest.AlterConfigsResource
+
+
 def handle(node: Node, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
-    repeated = named_twice(message.resources)
+    changes = [(asked, partial(_replaced, asked)) for asked in message.resources]
+    outcomes = alter(node, request, changes, message.validate_only)
     return AlterConfigsResponse(
         responses=[
-            _alter(node, request, asked, message.validate_only, repeated) for asked in message.resources
+            AlterConfigsResponse.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=text,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+            for asked, (code, text) in zip(message.resources, outcomes, strict=True)
         ]
     )
 
 
-def _alter(
-    node: Node,
-    request: Request,
-    asked: AlterConfigsRequest.AlterConfigsResource,
-    validate_only: bool,
-    repeated: Collection[tuple[int, str]],
-) -> AlterConfigsResponse.AlterConfigsResourceResponse:
-    def replaced(_: Mapping[str, str]) -> Mapping[str, str | None]:
-        check_each_once(asked.configs)
-        for config in asked.configs:
-            check_has_value(config)
-        return {config.name: config.value for config in asked.configs}
-
-    code, text = alter(node, request, asked, replaced, validate_only, repeated)
-    return AlterConfigsResponse.AlterConfigsResourceResponse(
-        error_code=code,
-        error_message=text,
-        resource_type=asked.resource_type,
-        resource_name=asked.resource_name,
-    )
+def _replaced(asked: _Asked, _: Mapping[str, str]) -> Mapping[str, str | None]:
+    check_each_once(asked.configs)
+    for config in asked.configs:
+        check_has_value(config)
+    return {config.name: config.value for config in asked.configs}

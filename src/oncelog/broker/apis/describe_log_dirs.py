@@ -6,7 +6,7 @@ segment files; v4 tells the size and free space of the volume.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.errors import ClusterAuthorizationFailed
@@ -23,7 +23,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeLogDirsResponse
     message: DescribeLogDirsRequest = request.message
     if not request.may(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
-    wanted = None if message.topics is None else {t.topic: set(t.partitions) for t in message.topics}
+    wanted = None if message.topics is None else _wanted(message.topics)
     total_bytes, usable_bytes = node.log_manager.disk.volume()
     return DescribeLogDirsResponse(
         results=[
@@ -35,6 +35,14 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeLogDirsResponse
             )
         ]
     )
+
+
+def _wanted(asked: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> dict[str, set[int]]:
+    """Partitions by topic, which may be named several times."""
+    wanted: dict[str, set[int]] = {}
+    for topic in asked:
+        wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    return wanted
 
 
 def _topics(

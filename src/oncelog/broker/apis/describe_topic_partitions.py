@@ -40,15 +40,16 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeTopicPartitions
     for name in sorted(set(requested) or (topic.name for topic in node.topics.all())):
         if name < first_name:
             continue
-        if page.is_full:
-            page.end_at(name, 0)
-            break
         try:
             request.check(ResourceType.TOPIC, name)
         except BrokerError as error:
             if requested:
                 unauthorized.append(_refused(name, error))
             continue
+        # After the check: the cursor may not tell the name of a topic that its client may not describe.
+        if page.is_full:
+            page.end_at(name, 0)
+            break
         page.add(name, first_index if name == first_name else 0)
         if page.next_cursor is not None:
             break

@@ -155,7 +155,8 @@ class _Fetch:
         asked = target.asked
         partition = self._partition(target)
         result.aborted_transactions = None
-        check_leader_epoch(partition, asked.current_leader_epoch)
+        # Here Kafka takes any negative number for none, elsewhere only -1.
+        check_leader_epoch(partition, max(asked.current_leader_epoch, -1))
         is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
         # The stable offset first: a sync that ends in its thread meanwhile moves both up.
         first, stable = partition.log_start_offset, partition.last_stable_offset

@@ -9,10 +9,11 @@ topic or key named twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from oncelog.broker.altering import alter, check_each_once, check_has_value, named_twice
+from oncelog.broker.altering import alter, check_each_once, check_has_value
 from oncelog.broker.config_text import ResourceType, to_text
 from oncelog.broker.dynamic_config import CLUSTER
 from oncelog.config import BROKER, TOPIC
@@ -37,36 +38,33 @@ _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
     message: IncrementalAlterConfigsRequest = request.message
-    repeated = named_twice(message.resources)
+    changes = [(asked, partial(_changed, node, asked)) for asked in message.resources]
+    outcomes = alter(node, request, changes, message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
-            _alter(node, request, asked, message.validate_only, repeated) for asked in message.resources
+            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=text,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+            for asked, (code, text) in zip(message.resources, outcomes, strict=True)
         ]
     )
 
 
-def _alter(
-    node: Node, request: Request, asked: _Asked, validate_only: bool, repeated: Collection[tuple[int, str]]
-) -> IncrementalAlterConfigsResponse.AlterConfigsResourceResponse:
-    def changed(present: Mapping[str, str]) -> Mapping[str, str | None]:
-        check_each_once(asked.configs)
-        result: dict[str, str | None] = dict(present)
-        effective, is_list = _effective(node, asked), _LISTS.get(asked.resource_type, frozenset())
-        for config in asked.configs:
-            if config.config_operation != DELETE:
-                check_has_value(config)
-            if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
-                raise InvalidConfig(f"{config.name} is not a list; set it instead")
-            _apply(result, config, to_text(effective.get(config.name)) or "")
-        return result
-
-    code, text = alter(node, request, asked, changed, validate_only, repeated)
-    return IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
-        error_code=code,
-        error_message=text,
-        resource_type=asked.resource_type,
-        resource_name=asked.resource_name,
-    )
+def _changed(node: Node, asked: _Asked, present: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Apply the operations that are asked for. Raises InvalidRequest, InvalidConfig."""
+    check_each_once(asked.configs)
+    result: dict[str, str | None] = dict(present)
+    effective, is_list = _effective(node, asked), _LISTS.get(asked.resource_type, frozenset())
+    for config in asked.configs:
+        if config.config_operation != DELETE:
+            check_has_value(config)
+        if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
+            raise InvalidConfig(f"{config.name} is not a list; set it instead")
+        _apply(result, config, to_text(effective.get(config.name)) or "")
+    return result
 
 
 def _effective(node: Node, asked: _Asked) -> Mapping[str, SettingValue]:

@@ -129,7 +129,7 @@ def _look_up(
         return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
-    if timestamp == LATEST_TIERED:
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return -1, -1
     found = yield from partition.search_timestamp(None if timestamp == MAX_TIMESTAMP else timestamp, cost)
     return found if found is not None and found[1] < end_offset else (-1, -1)
