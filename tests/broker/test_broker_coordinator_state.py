@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from oncelog.broker import topics as topics_module
 from oncelog.broker.node import Node, Request
 from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic
@@ -21,7 +23,8 @@ from oncelog.broker.topics import FILE_NAME, Topics
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
-from oncelog.errors import NotCoordinator
+from oncelog.errors import KafkaStorageError, NotCoordinator
+from oncelog.log.manager import LogManager
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -77,6 +80,10 @@ def offset_rows(kind: Any, topic: str, **fields: Any) -> list[Any]:
     topic_type = next(rows[name] for name in rows if name.endswith("RequestTopic"))
     partition_type = next(rows[name] for name in rows if name.endswith("RequestPartition"))
     return [topic_type(name=topic, partitions=[partition_type(partition_index=0, **fields)])]
+
+
+def full(*_: Any) -> Any:
+    raise NotCoordinator("no room")
 
 
 class CoordinatorState(RuleBasedStateMachine):
@@ -173,10 +180,13 @@ class CoordinatorState(RuleBasedStateMachine):
     def delete_group(self, group: str) -> None:
         self.ask(DeleteGroupsRequest(groups_names=[group]), 2)
 
-    @rule(topic=st.sampled_from(TOPICS), is_made_again=st.booleans())
-    def delete_topic(self, topic: str, is_made_again: bool) -> None:
+    @rule(topic=st.sampled_from(TOPICS), is_made_again=st.booleans(), is_log_full=st.booleans())
+    def delete_topic(self, topic: str, is_made_again: bool, is_log_full: bool) -> None:
         if self.node.topics.get(topic) is not None:
-            (result,) = self.ask(DeleteTopicsRequest(topic_names=[topic]), 5).responses
+            with pytest.MonkeyPatch.context() as patch:
+                if is_log_full:
+                    patch.setattr(StateTopic, "append", full)
+                (result,) = self.ask(DeleteTopicsRequest(topic_names=[topic]), 5).responses
             assert result.error_code == 0
             assert not any(
                 at.topic == topic for group in GROUPS for at in self.node.groups.offsets.places_of(group)
@@ -318,9 +328,6 @@ def test_a_topic_goes_with_its_offsets_or_not_at_all(
 def test_offsets_that_a_full_disk_keeps_do_not_count_for_the_next_topic_of_that_name(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> Any:
-        raise NotCoordinator("no room")
-
     node = opened(directory)
     with monkeypatch.context() as patch:
         patch.setattr(StateTopic, "append", full)
@@ -328,6 +335,82 @@ def test_offsets_that_a_full_disk_keeps_do_not_count_for_the_next_topic_of_that_
     node.topics.create("t", 1, {}, 0)
     assert offsets_of(node) == {}
     node.groups.offsets.commit("g", {AT: offset(1)}, 0)
+    node.log_manager.release()
+    node = opened(directory)
+    assert offsets_of(node) == {"g": [1]}
+
+
+@pytest.mark.behaviour("T15")
+@pytest.mark.parametrize("is_committed_again", [True, False])
+def test_a_topic_deleted_twice_leaves_nothing_of_its_first_life(
+    directory: Path, is_committed_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(StateTopic, "append", full)
+        assert delete_topic(node) == 0
+    node.topics.create("t", 1, {}, 0)
+    if is_committed_again:
+        node.groups.offsets.commit("another", {AT: offset(1)}, 0)
+    delete_and_flush(node)
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("third", {AT: offset(2)}, 0)
+    node.log_manager.release()
+    for _ in range(2):
+        node = opened(directory)
+        assert offsets_of(node) == {"third": [2]}
+        flush(node)
+        node.log_manager.release()
+    assert "offsets_to_delete" not in (directory / FILE_NAME).read_text()
+
+
+@pytest.mark.behaviour("T15")
+def test_two_deletions_of_a_name_are_forgotten_once_the_tombstones_of_both_are_on_the_disk(
+    directory: Path,
+) -> None:
+    node = opened(directory)
+    assert delete_topic(node) == 0
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("another", {AT: offset(1)}, 0)
+    assert delete_topic(node) == 0
+    newest = node.groups.topic.partition_of("another")
+    waiting = node.flushes.take()
+    for partition in sorted(waiting, key=lambda each: each.topic_partition.partition != newest):
+        assert "offsets_to_delete" in (directory / FILE_NAME).read_text()
+        partition.flush()
+        node.flushes.finished(partition, None)
+    assert len(waiting) > 1
+    assert "offsets_to_delete" not in (directory / FILE_NAME).read_text()
+
+
+@pytest.mark.parametrize("is_started_on_a_full_disk", [True, False])
+def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
+    directory: Path, is_started_on_a_full_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(ENOSPC, "no room")
+
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogManager, "_rename_deleted", no_room)
+        assert delete_topic(node) == KafkaStorageError.code
+    node.topics.create("another", 1, {}, 0)
+    with pytest.raises(KafkaStorageError, match="the next start removes them"):
+        node.topics.create("t", 1, {}, 0)
+    node.log_manager.release()
+    if is_started_on_a_full_disk:
+        with monkeypatch.context() as patch:
+            patch.setattr(LogManager, "_rename_deleted", no_room)
+            patch.setattr(topics_module, "write_state", no_room)
+            node = opened(directory)
+            assert node.topics.get("t") is None
+            node.log_manager.release()
+    node = opened(directory)
+    assert node.topics.get("t") is None
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("g", {AT: offset(1)}, 0)
+    assert offsets_of(node) == {"g": [1]}
+    flush(node)
     node.log_manager.release()
     node = opened(directory)
     assert offsets_of(node) == {"g": [1]}

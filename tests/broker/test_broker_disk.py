@@ -12,11 +12,12 @@ import pytest
 from helpers_broker import RawClient, batch, produce_request, wait_until
 
 from oncelog import errors
+from oncelog.broker import topics
 from oncelog.edge import disk
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk, RealFile
 from oncelog.errors import StorageError
-from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest
+from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, MetadataRequest
 
 
 @pytest.fixture
@@ -208,3 +209,19 @@ def test_an_unreadable_producer_id_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "oncelog-producer-ids.json").write_text('{"version": 1, "next_producer_id": 5000}')
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.new_producer_id() >= 5000
+
+
+def test_a_topic_that_cannot_be_made_by_its_first_use_does_not_end_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise StorageError("no room")
+
+    wanted = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name="new")], allow_auto_topic_creation=True
+    )
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(topics, "write_state", no_room)
+            assert client.ask(wanted, 9).topics[0].error_code == errors.KafkaStorageError.code
+        assert client.ask(wanted, 9).topics[0].error_code == 0

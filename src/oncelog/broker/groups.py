@@ -60,6 +60,8 @@ class GroupCoordinator:
         self.offsets = Offsets(node, self.topic)
         self.consumers = ConsumerGroups(node, self.topic)
         self._groups: dict[str, ClassicGroup] = {}
+        self._offsets_left: set[str] = set()
+        """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
         self._due: list[tuple[int, str]] = []
         self._scheduled_ms: dict[str, int] = {}
 
@@ -272,7 +274,9 @@ class GroupCoordinator:
         deletion = topics.offsets_to_delete.get(topic)
         if deletion is None or deletion.before is None:
             return
-        if self.offsets.delete_topic(topic, deletion.before, now_ms):
+        if not self.offsets.delete_topic(topic, deletion.before, now_ms):
+            self._offsets_left.add(topic)
+        if topic not in self._offsets_left:
             # Also where a replay has found the tombstones: they may be in the system's cache only.
             written = [self.topic.newest(index) for index in deletion.before]
             on_disk(self._node, written, lambda: topics.forget_deletion(topic, deletion))
@@ -280,7 +284,7 @@ class GroupCoordinator:
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
         for name, deletion in list(self._node.topics.offsets_to_delete.items()):
-            before = self.offsets.ends_of(name) if deletion.before is None else deletion.before
+            before = self.topic.ends() if deletion.before is None else deletion.before
             # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
             ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
             self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})

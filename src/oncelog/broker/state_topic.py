@@ -176,6 +176,11 @@ class StateTopic:
         partition = topic.partition(index)
         return Written(topic, partition, partition.log_end_offset - 1)
 
+    def ends(self) -> dict[int, int]:
+        """Return where the log ends, for each partition; nothing while the topic is not made."""
+        topic = self.topic
+        return {} if topic is None else {i: p.log_end_offset for i, p in enumerate(topic.partitions)}
+
     def close_long_segments(self, now_ms: int) -> None:
         """Have what is as long as what it would be compacted into ready for compaction (row T2)."""
         topic = self.topic

@@ -112,6 +112,8 @@ class Topics:
         """Encoded answers that describe topics; forgotten when any topic changes."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
         """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
+        self._half_deleted: dict[str, Topic] = {}
+        """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
         self.offset_ends: Callable[[str], Mapping[int, int]] = lambda name: {}
         """Where partitions of `__consumer_offsets` with offsets of a topic end (`Offsets.ends_of`)."""
         self.revision = 0
@@ -154,7 +156,10 @@ class Topics:
         return topic.settings if topic else {}
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str], now_ms: int) -> Topic:
-        """Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, StorageError."""
+        """Make a topic, durably.
+
+        Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, KafkaStorageError, StorageError.
+        """
         (made,) = self.create_all([NewTopic(name, partition_count, overrides)], now_ms)
         if isinstance(made, Exception):
             raise made
@@ -171,6 +176,10 @@ class Topics:
         for new in asked:
             try:
                 check_topic_name(new.name)
+                if new.name in self._half_deleted:
+                    raise KafkaStorageError(
+                        f"files of a deleted topic {new.name!r} remain; the next start removes them"
+                    )
                 if new.name in self._by_name:
                     raise TopicAlreadyExists(f"topic {new.name!r} is already there")
                 names.check(new.name)
@@ -234,8 +243,16 @@ class Topics:
             raise
         del self._by_name[topic.name]
         self._by_id.pop(topic.topic_id, None)
-        self._remove_directories(topic)
-        if before := self.offset_ends(topic.name):
+        try:
+            self._remove_directories(topic)
+        except KafkaStorageError:
+            # The file must go on naming it: directories that no entry names are taken over as topics.
+            self._half_deleted[topic.name] = topic
+            raise
+        # An earlier topic of this name may have left offsets too, in other partitions.
+        earlier = self.offsets_to_delete.get(topic.name)
+        known = {} if earlier is None or earlier.before is None else earlier.before
+        if before := {**known, **self.offset_ends(topic.name)}:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
         self._save({})
 
@@ -324,14 +341,22 @@ class Topics:
             )
             self._open_partitions(topic, entry["partitions"], now_ms)
             if entry["is_deleting"]:
-                self._remove_directories(topic)
-                self.offsets_to_delete[name] = OffsetsToDelete(entry["topic_id"], None)
+                self._resume_deletion(topic)
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
-        if self._by_name.keys() != entries.keys():
+        if self._by_name.keys() | self._half_deleted.keys() != entries.keys():
             # Else nothing is written, so that a broker starts on a full disk.
             self._save({})
+
+    def _resume_deletion(self, topic: Topic) -> None:
+        topic.is_deleting = True
+        try:
+            self._remove_directories(topic)
+        except KafkaStorageError:
+            self._half_deleted[topic.name] = topic
+        else:
+            self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
 
     def _save(self, counts: Mapping[str, int]) -> None:
         """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
@@ -345,7 +370,7 @@ class Topics:
                 "settings": topic.overrides,
                 "is_deleting": topic.is_deleting,
             }
-            for topic in self._by_name.values()
+            for topic in (*self._by_name.values(), *self._half_deleted.values())
         ]
         content: dict[str, Any] = {"version": 1, "topics": topics}
         if self.offsets_to_delete:

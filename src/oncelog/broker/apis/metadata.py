@@ -16,7 +16,14 @@ from oncelog.broker.apis.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.authorizer import EVERYTHING, allowed_bits
 from oncelog.broker.names import check_topic_name
 from oncelog.broker.topics import NewTopic, Topic
-from oncelog.errors import BrokerError, TopicAuthorizationFailed, UnknownTopicId, UnknownTopicOrPartition
+from oncelog.errors import (
+    BrokerError,
+    KafkaStorageError,
+    StorageError,
+    TopicAuthorizationFailed,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.rules.quotas import MUTATIONS
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
@@ -123,13 +130,15 @@ def _create_missing(
             missing.append(NewTopic(name, count, {}))
     if not missing:
         return refused
-    for new, made in zip(missing, node.topics.create_all(missing, now_ms), strict=True):
+    try:
+        created = node.topics.create_all(missing, now_ms)
+    except StorageError as error:
+        return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
+    for new, made in zip(missing, created, strict=True):
         if isinstance(made, Topic):
             node.quotas.charge(MUTATIONS, request.payer, count, now_ms)
-        elif isinstance(made, BrokerError):
-            refused[new.name] = made
         else:
-            raise made
+            refused[new.name] = made if isinstance(made, BrokerError) else KafkaStorageError(str(made))
     return refused
 
 
