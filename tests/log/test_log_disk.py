@@ -121,6 +121,36 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
     assert failures == []
 
 
+def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop closes files of deleted topics, while a thread may sync gigabytes of them."""
+    has_begun, may_end, was_valid = threading.Event(), threading.Event(), []
+
+    def slow_sync(fd: int) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+        was_valid.append(os.fstat(fd).st_ino == inode)
+
+    monkeypatch.setattr("oncelog.edge.disk._fdatasync", slow_sync)
+    file = RealDisk(tmp_path).open("file", create=True)
+    file.pwrite(b"a", 0)
+    inode, before = (tmp_path / "file").stat().st_ino, len(os.listdir("/dev/fd"))
+    syncing = threading.Thread(target=file.sync)
+    syncing.start()
+    assert has_begun.wait(60)
+    file.rest()
+    file.close()  # comes back, though the sync cannot end before
+    with pytest.raises(OSError):
+        file.pread(1, 0)
+    # Another file must not get the descriptor's number yet.
+    others = [os.open(tmp_path / "file", os.O_RDONLY) for _ in range(3)]
+    may_end.set()
+    syncing.join(60)
+    for other in others:
+        os.close(other)
+    assert was_valid == [True]
+    assert len(os.listdir("/dev/fd")) == before - 1
+
+
 def test_memory_disk_loses_only_what_was_not_synced() -> None:
     fates = set()
     for seed in range(40):

@@ -8,8 +8,8 @@ import os
 import resource
 import shutil
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from oncelog.edge import machine
@@ -24,15 +24,20 @@ TELL_EVERY_SECONDS = 60.0
 class RealFile:
     """A file, opened when it is first used, so that ten thousand idle ones take no descriptors.
 
-    The lock keeps `close` from freeing the descriptor's number under a running `sync`.
+    `sync` and `rewrite` may run for seconds in a thread. `close` does not wait for them, for it is called by
+    the thread that serves requests: the last of them closes the descriptor then. Guarded by
+    test_closing_a_file_does_not_wait_for_its_sync.
     """
 
-    __slots__ = ("_fd", "_lock", "_path")
+    __slots__ = ("_fd", "_fd_to_close", "_lock", "_path", "_user_count")
 
     def __init__(self, path: str, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
+        # Held for moments, and while the file is opened.
         self._lock = threading.Lock()
+        self._user_count = 0
+        self._fd_to_close: int | None = None
 
     def _opened(self) -> int:
         with self._lock:
@@ -77,34 +82,49 @@ class RealFile:
         os.ftruncate(self._opened(), size)
 
     def sync(self) -> None:
+        with self._in_use() as fd:
+            if fd >= 0:
+                _sync(_fdatasync, fd, self._path)
+
+    def rewrite(self, start: int, stop: int) -> None:
+        with self._in_use() as fd:
+            while start < stop and self._fd is not None and self._fd >= 0:
+                data = os.pread(fd, min(_REWRITE_BYTES, stop - start), start)
+                if not data:
+                    return
+                start += os.pwrite(fd, data, start)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[int]:
+        """Give the descriptor, which stays valid meanwhile; -1 when the file is closed."""
         with self._lock:
             if self._fd is None:
                 self._fd = _open(self._path, os.O_RDWR)
-            if self._fd >= 0:
-                _sync(_fdatasync, self._fd, self._path)
-
-    def rewrite(self, start: int, stop: int) -> None:
-        while start < stop:
-            # A part at a time: `close` waits for it.
+            fd = self._fd
+            self._user_count += 1
+        try:
+            yield fd
+        finally:
             with self._lock:
-                if self._fd is None:
-                    self._fd = _open(self._path, os.O_RDWR)
-                if self._fd < 0:
-                    return
-                data = os.pread(self._fd, min(_REWRITE_BYTES, stop - start), start)
-                if not data:
-                    return
-                start += os.pwrite(self._fd, data, start)
+                self._user_count -= 1
+                last = None
+                if not self._user_count:
+                    last, self._fd_to_close = self._fd_to_close, None
+            if last is not None:
+                os.close(last)
 
     def rest(self) -> None:
         with self._lock:
-            if self._fd is not None and self._fd >= 0:
+            if self._fd is not None and self._fd >= 0 and not self._user_count:
                 os.close(self._fd)
                 self._fd = None
 
     def close(self) -> None:
         with self._lock:
             fd, self._fd = self._fd, -1
+            if self._user_count and fd is not None and fd >= 0:
+                self._fd_to_close = fd
+                return
         if fd is not None and fd >= 0:
             os.close(fd)
 
@@ -209,6 +229,9 @@ class RealDisk:
 
     def modified_ms(self, path: str) -> int:
         return os.stat(self._prefix + path).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        os.utime(self._prefix + path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
     def remove(self, path: str) -> None:
         os.unlink(self._prefix + path)

@@ -118,11 +118,14 @@ class CompactedStore(PartitionStore):
             segment.file.pread(1, 0)  # so that the file is open
         self._is_swapping = True
 
-    def end_swap(self, segments: list[Segment], error: Exception | None) -> None:
-        """Take what has the name of the first of them in their place. Raises OSError, StorageError."""
+    def end_swap(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
+        """Take what has the name of the first of them in their place; return those to be closed.
+
+        Raises OSError, StorageError.
+        """
         self._is_swapping = False
         if self._is_closed:
-            return
+            return []
         base_offset, end_offset = segments[0].base_offset, segments[-1].end_offset
         try:
             if error is not None:
@@ -135,5 +138,4 @@ class CompactedStore(PartitionStore):
             raise
         self._segments.replace(segments, new)
         self._places.clear()
-        for segment in segments:
-            segment.close()
+        return segments

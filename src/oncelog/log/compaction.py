@@ -55,8 +55,11 @@ class Owner(Protocol):
         """From here to `end_swap` they stay, though their files' names go."""
         ...
 
-    def end_swap(self, segments: list[Segment], error: Exception | None) -> None:
-        """What now has the name of the first of them is to take their place, unless that failed."""
+    def end_swap(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
+        """What now has the name of the first of them is to take their place, unless that failed.
+
+        Return those to be closed.
+        """
         ...
 
 
@@ -147,7 +150,7 @@ class Compaction:
                         if not self._owner.holds(group):
                             return False
             output.finish()
-            yield partial(self._make_swap, output)
+            yield partial(self._make_swap, output, group[-1].log_path)
             is_whole = self._owner.holds(group)
         finally:
             output.close()
@@ -164,7 +167,9 @@ class Compaction:
             yield partial(self._take_place, group)
         except OSError as failed:
             error = failed
-        self._owner.end_swap(group, error)
+        if old := self._owner.end_swap(group, error):
+            # Their names are gone: to close the last descriptor frees the blocks, which takes long.
+            yield partial(_close_files, old)
 
     def _take(
         self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int
@@ -219,8 +224,11 @@ class Compaction:
             horizon_ms = self._now_ms + self._config.delete_retention_ms
         return rewrite_batch(header, kept, horizon_ms)
 
-    def _make_swap(self, output: Segment) -> None:
+    def _make_swap(self, output: Segment, newest_path: str) -> None:
         """From here on a crash leaves the new segment. Safe in a thread."""
+        # Retention and lag go by it where no record has a timestamp: test_compaction_keeps_the_files_time.
+        # Source: Kafka's Cleaner, which takes that of the group's last segment.
+        self._disk.set_modified_ms(output.log_path, self._disk.modified_ms(newest_path))
         output.sync(is_active=False)
         for suffix in reversed(SUFFIXES):
             stem = f"{self._directory}/{file_name(output.base_offset, suffix)}"
@@ -292,6 +300,11 @@ def _take_names(disk: Disk, directory: str, base_offset: int) -> None:
 def _remove_files(disk: Disk, directory: str, base_offset: int, ending: str) -> None:
     for suffix in SUFFIXES:
         remove_if_exists(disk, f"{directory}/{file_name(base_offset, suffix)}{ending}")
+
+
+def _close_files(segments: list[Segment]) -> None:
+    for segment in segments:
+        segment.close()
 
 
 def _groups(segments: Iterable[Segment], segment_bytes: int) -> Iterator[list[Segment]]:

@@ -99,6 +99,10 @@ class Disk(Protocol):
         """When the file was written last, by the clock of the file system."""
         ...
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        """Give a file the time of another one whose content it takes over."""
+        ...
+
     def remove(self, path: str) -> None:
         """Remove a file; FileNotFoundError when there is none."""
         ...

@@ -102,6 +102,11 @@ class PartitionDisk:
             self._check()
             return self._disk.modified_ms(path)
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        with self._lock:
+            self._check()
+            self._disk.set_modified_ms(path, modified_ms)
+
     def remove(self, path: str) -> None:
         with self._lock:
             self._check()

@@ -274,6 +274,11 @@ class MemoryDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._files[path].modified_ms
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        self._files[path].modified_ms = modified_ms
+
     def remove(self, path: str) -> None:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
