@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from oncelog import errors
 from oncelog.broker import patterns
+from oncelog.broker.groups import GroupCoordinator
+from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic
 from oncelog.edge.broker import Broker
 from oncelog.wire.messages import (
@@ -20,6 +22,7 @@ from oncelog.wire.messages import (
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeGroupsRequest,
+    HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
@@ -209,6 +212,136 @@ def test_offsets_of_what_members_read_do_not_expire() -> None:
         node.pass_time(30_000)
         node.ask(heartbeat("g", "m", first.member_epoch), 1)
     assert {tp.topic for tp in node.node.groups.offsets.of("g")} == {"t"}
+
+
+def patterned(group: str, member: str) -> Any:
+    return heartbeat(group, member, subscribed_topic_names=None, subscribed_topic_regex="t.*")
+
+
+def test_offsets_of_what_a_pattern_matches_outlive_a_restart() -> None:
+    node = GroupNode(
+        offsets_retention_minutes=1,
+        offsets_retention_check_interval_ms=5_000,
+        group_consumer_session_timeout_ms=60_000,
+    )
+    node.ask(create("t"), 5)
+    (joined,) = node.ask(patterned("g", "m"), 1)
+    node.ask(commit("g", 4, generation_id_or_member_epoch=joined.member_epoch, member_id="m"), 9)
+    for _ in range(3):
+        node.pass_time(30_000)
+        node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    node.restart()
+    node.pass_time(10_000)  # the broker looks for expired offsets before the member's first heartbeat
+    assert node.node.groups.offsets.of("g")
+    node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    node.pass_time(10_000)
+    assert node.node.groups.offsets.of("g")
+
+
+def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = GroupNode(offsets_retention_minutes=1)
+    node.ask(create("t"), 5)
+    (joined,) = node.ask(patterned("g", "m"), 1)
+    node.ask(commit("g", 4, generation_id_or_member_epoch=joined.member_epoch, member_id="m"), 9)
+    node.restart()
+    monkeypatch.setattr(patterns, "STEPS_AT_ONCE", 1)
+    groups, chores = node.node.groups, node.node.log_manager.chores
+    chores.on_added = lambda: None  # they wait for this test
+    (other,) = node.ask(patterned("g", "n"), 1)
+    assert (other.error_code, other.member_epoch) == (0, joined.member_epoch)
+    (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    assert (answer.error_code, answer.assignment) == (0, None)
+    groups.forget_expired(node.now_ms + 10 * MINUTE_MS)
+    assert groups.offsets.of("g")
+    while groups.consumers.patterns.is_pending(["t.*"]):
+        chores.step()
+    (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
+    (kept,) = answer.assignment.topic_partitions
+    assert len(kept.partitions) == 1
+    (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch, topic_partitions=[kept]), 1)
+    assert answer.member_epoch == joined.member_epoch + 1
+    (answer,) = node.ask(heartbeat("g", "n", joined.member_epoch), 1)
+    assert len(answer.assignment.topic_partitions[0].partitions) == 1
+
+
+def test_no_offset_expires_during_a_rebalance() -> None:
+    node = GroupNode(
+        offsets_retention_minutes=1,
+        offsets_retention_check_interval_ms=5_000,
+        group_initial_rebalance_delay_ms=0,
+    )
+    for name in TOPICS:
+        node.ask(create(name), 5)
+    (first,) = node.ask(reading("t"), 3)
+    waiting = node.ask(reading("u"), 3)
+    (first,) = node.ask(reading("t", first.member_id), 3)
+    (second,) = waiting
+    members, generation = [first.member_id, second.member_id], first.generation_id
+    for member in members:
+        node.ask(sync("g", member, generation, dict.fromkeys(members, b"x")), 3)
+    who = {"generation_id_or_member_epoch": generation, "member_id": first.member_id}
+    node.ask(commit("g", 4, "t", **who), 7)
+    for _ in range(8):
+        node.pass_time(9_000)
+        for member in members:
+            beat = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member)
+            assert node.ask(beat, 3)[0].error_code == 0
+    # The reader of `t` restarts. The other has not joined again when the broker looks for expired offsets.
+    node.ask(LeaveGroupRequest(group_id="g", member_id=first.member_id), 2)
+    node.pass_time(6_000)
+    assert node.between_generations == {"g"}
+    assert node.node.groups.offsets.of("g")
+
+
+def reading(topic: str, member: str = "") -> JoinGroupRequest:
+    metadata = ConsumerProtocolSubscription(topics=[topic]).to_bytes(0)
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)
+    return join("g", member, protocols=[protocol], rebalance_timeout_ms=60_000)
+
+
+def test_a_refused_consumer_leaves_an_empty_classic_group_as_it_was() -> None:
+    node = GroupNode(message_max_bytes=2_000)
+    node.ask(create("t"), 5)
+    (answer,) = node.ask(join("g"), 3)
+    node.ask(sync("g", answer.member_id, 1, {answer.member_id: b"x"}), 3)
+    node.ask(LeaveGroupRequest(group_id="g", member_id=answer.member_id), 2)
+    before = node.state()
+    assert before["classic"]
+    (refused,) = node.ask(
+        heartbeat("g", "m", subscribed_topic_names=["t" * 200 + str(n) for n in range(20)]), 1
+    )
+    assert refused.error_code == errors.MessageTooLarge.code
+    assert node.state() == before
+    assert node.ask(heartbeat("g", "m"), 1)[0].error_code == 0
+    after = node.state()
+    assert not after["classic"]
+    node.restart()
+    assert node.state() == after
+
+
+def test_requests_that_name_groups_look_at_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = GroupNode()
+    node.ask(create("t"), 5)
+    node.ask(commit("a", 4), 5)
+    node.ask(commit("b", 4), 5)
+
+    def walk(self: Any) -> Any:
+        raise AssertionError("every group was looked at, once for each name")
+
+    monkeypatch.setattr(GroupCoordinator, "group_ids", walk)
+    monkeypatch.setattr(Offsets, "groups", walk)
+    (described,) = node.ask(DescribeGroupsRequest(groups=["a", "none"]), 5)
+    assert [each.group_state for each in described.groups] == ["Empty", "Dead"]
+    (described,) = node.ask(ConsumerGroupDescribeRequest(group_ids=["a", "none"]), 1)
+    assert {each.error_code for each in described.groups} == {errors.GroupIdNotFound.code}
+    (deleted,) = node.ask(OffsetDeleteRequest(group_id="none", topics=[]), 0)
+    assert deleted.error_code == errors.GroupIdNotFound.code
+    (deleted,) = node.ask(DeleteGroupsRequest(groups_names=["a", "none"]), 2)
+    assert [each.error_code for each in deleted.results] == [0, errors.GroupIdNotFound.code]
+    assert not node.node.groups.has("a")
+    assert node.node.groups.has("b")
 
 
 # What cannot be stored

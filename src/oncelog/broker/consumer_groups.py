@@ -7,7 +7,7 @@ Source: KIP-848; Kafka's GroupMetadataManager.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
@@ -48,11 +48,13 @@ class ConsumerGroups:
     def ids(self) -> set[str]:
         return set(self._groups)
 
-    def heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
-        """The answer, and what must be durable before it is given.
+    def heartbeat(
+        self, group_id: str, beat: Beat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
+    ) -> tuple[BeatAnswer, list[Written]]:
+        """Return the answer, and what must be durable before it is given.
 
-        Raises GroupIdNotFound, NotCoordinator, InvalidRequest, MessageTooLarge; and as
-        ConsumerGroup.heartbeat.
+        `first`: records to store before the group's own, in the same batch. Raises GroupIdNotFound,
+        NotCoordinator, InvalidRequest, MessageTooLarge; and as ConsumerGroup.heartbeat.
         """
         group = self.get(group_id)
         if group is None and beat.epoch != 0:
@@ -61,7 +63,7 @@ class ConsumerGroups:
         self.patterns.begin()
         self._forget_patterns()
         answer = draft.heartbeat(beat, self._catalogue, now_ms, self.patterns.is_pending)
-        return answer, self._replace(draft, now_ms)
+        return answer, self._replace(draft, now_ms, first)
 
     def _new(self, group_id: str) -> ConsumerGroup:
         settings = self._node.settings
@@ -103,6 +105,13 @@ class ConsumerGroups:
             self._catalogues[key] = made
         return self._catalogues[key]
 
+    def subscribed_topics(self, group_id: str) -> set[str] | None:
+        """Return the topics that members read; None while what their patterns match is not known."""
+        group = self._groups[group_id]
+        regexes = {member.regex for member in group.members.values() if member.regex}
+        subscribed = None if self.patterns.is_pending(regexes) else group.subscribed()
+        return None if subscribed is None else set(subscribed)
+
     def _forget_patterns(self) -> None:
         """Forget patterns that no member has any more, once there may be as many of them as of others."""
         if len(self.patterns) > self._max_patterns:
@@ -110,7 +119,9 @@ class ConsumerGroups:
             self.patterns.keep({member.regex for member in members if member.regex})
             self._max_patterns = 2 * len(self.patterns) + 100
 
-    def _replace(self, draft: ConsumerGroup, now_ms: int) -> list[Written]:
+    def _replace(
+        self, draft: ConsumerGroup, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
+    ) -> list[Written]:
         """Store what the draft changed, then let it take the group's place.
 
         Memory moves only after the log: a change that cannot be stored has not happened.
@@ -118,7 +129,7 @@ class ConsumerGroups:
         """
         written = []
         if draft.unsaved:
-            records = [encode_entry(draft, entry) for entry in draft.unsaved]
+            records = [*first, *(encode_entry(draft, entry) for entry in draft.unsaved)]
             written = [self._topic.append(self._topic.partition_of(draft.group_id), records, now_ms)]
             draft.unsaved.clear()
         self._groups[draft.group_id] = draft

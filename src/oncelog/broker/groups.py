@@ -26,6 +26,7 @@ from oncelog.errors import (
     StaleMemberEpoch,
     UnknownMemberId,
 )
+from oncelog.rules.consumer_group import Beat, BeatAnswer
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import GroupState
 from oncelog.types import TopicPartition
@@ -79,6 +80,11 @@ class GroupCoordinator:
         """Groups with members, and groups with offsets."""
         return self.consumers.ids().union(self._groups, self.offsets.groups())
 
+    def has(self, group_id: str) -> bool:
+        """Return True for a group in `group_ids`, without a look at the others. Raises NotCoordinator."""
+        is_group = self.get(group_id) is not None or self.consumers.get(group_id) is not None
+        return is_group or self.offsets.has(group_id)
+
     def open(self, group_id: str, now_ms: int) -> ClassicGroup:
         """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
         if not group_id:
@@ -103,13 +109,23 @@ class GroupCoordinator:
             max_metadata_bytes=METADATA_RECORDS * settings["message.max.bytes"],
         )
 
-    def make_room_for_consumers(self, group_id: str, now_ms: int) -> None:
-        """An empty classic group gives way. Raises GroupIdNotFound for one with members, NotCoordinator."""
-        group = self.get(group_id)
-        if group is not None and group.state is not GroupState.EMPTY:
+    def consumer_heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
+        """Return the answer, and what must be durable before it is given.
+
+        An empty classic group gives way to a member that joins, and stays if the member is refused: both are
+        stored in one batch. Raises GroupIdNotFound for a classic group with members; and as
+        ConsumerGroups.heartbeat.
+        """
+        classic = self.get(group_id) if beat.epoch == 0 else None
+        if classic is None:
+            return self.consumers.heartbeat(group_id, beat, now_ms)
+        if classic.state is not GroupState.EMPTY:
             raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
-        if group is not None:
-            self._bury(group, now_ms)
+        tombstone = group_key(group_id), None
+        answer, written = self.consumers.heartbeat(group_id, beat, now_ms, [tombstone])
+        classic.state = GroupState.DEAD
+        del self._groups[group_id]
+        return answer, written
 
     def joined(self, group_id: str) -> ClassicGroup:
         """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
@@ -171,7 +187,7 @@ class GroupCoordinator:
         """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator."""
         group = self.get(group_id)
         consumers = self.consumers.get(group_id)
-        if group_id not in self.group_ids():
+        if not self.has(group_id):
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
             raise NonEmptyGroup(f"group {group_id!r} has members")
@@ -244,9 +260,8 @@ class GroupCoordinator:
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
         """Return the topics that the group's members read; None where that cannot be told."""
-        consumers = self.consumers.get(group_id)
-        if consumers is not None:
-            return set(consumers.subscribed())
+        if self.consumers.get(group_id) is not None:
+            return self.consumers.subscribed_topics(group_id)
         group = self._groups.get(group_id)
         if group is None or not group.members:
             return set()
@@ -296,6 +311,8 @@ class GroupCoordinator:
             group = self._groups.get(group_id)
             consumers = self.consumers.get(group_id)
             is_empty = group is None or group.state is GroupState.EMPTY
+            if group is not None and not is_empty and group.state is not GroupState.STABLE:
+                continue  # who reads which topic is known after the rebalance
             since_ms = (
                 group.state_since_ms if group is not None and is_empty and group.protocol_type else None
             )

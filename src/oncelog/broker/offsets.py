@@ -93,6 +93,10 @@ class Offsets:
         """Groups that have committed something, or have something pending in a transaction."""
         return self._committed.keys() | self._transactions.keys()
 
+    def has(self, group: str) -> bool:
+        """Return True for a group in `groups`, without a look at the others."""
+        return group in self._committed or group in self._transactions
+
     def of(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """What a group has committed."""
         return self._committed.get(group, {})
@@ -165,9 +169,10 @@ class Offsets:
         return {index: self._topic.newest(index).last_offset + 1 for index in sorted(indexes)}
 
     def _of_topic(self, topic: str) -> list[tuple[str, TopicPartition]]:
-        return sorted(
-            (group, at) for group in self.groups() for at in self.places_of(group) if at.topic == topic
-        )
+        found = {(group, at) for group, held in self._committed.items() for at in held if at.topic == topic}
+        for groups in self._pending.values():
+            found.update((group, at) for group, held in groups.items() for at in held if at.topic == topic)
+        return sorted(found)
 
     def delete_topic(self, topic: str, before: Mapping[int, int], now_ms: int) -> bool:
         """Forget what was committed for a topic that is gone: at once in memory, and by tombstones.

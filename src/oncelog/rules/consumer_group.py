@@ -264,9 +264,12 @@ class ConsumerGroup:
         names = frozenset[str]().union(*(member.topics for member in self.members.values()))
         regexes = frozenset(member.regex for member in self.members.values() if member.regex)
         topics = catalogue(names, regexes)
-        if self._topics is None and not is_changed and is_pending(regexes):
+        if self._topics is None and self.assignment_epoch and is_pending(regexes):
             # After a restart the topics that patterns match may be found in the background. Until then the
-            # stored target stands; otherwise everybody would have to give up everything.
+            # stored target stands, also for a member that joins; otherwise everybody would have to give up
+            # everything. The raised epoch has a target made once the topics are known.
+            if is_changed:
+                self._raise_epoch()
             return
         is_other = self._is_off(topics) if self._topics is None else topics != self._topics
         # An epoch that has no target yet needs no successor: its target is made of these topics below.
@@ -408,8 +411,13 @@ class ConsumerGroup:
         if epoch != member.epoch:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
-    def subscribed(self) -> Iterable[str]:
-        """Return the topics that members read. Without members there are none, so all offsets may expire."""
+    def subscribed(self) -> Iterable[str] | None:
+        """Return the topics that members read. Without members there are none, so all offsets may expire.
+
+        None is returned after a restart until a heartbeat tells which topics the members' patterns match.
+        """
+        if self._topics is None and any(member.regex for member in self.members.values()):
+            return None
         if not self.members:
             return frozenset()
         return self._topics or frozenset[str]().union(*(each.topics for each in self.members.values()))

@@ -55,7 +55,7 @@ def _described(node: Node, request: Request, group_id: str) -> _Group:
 def _describe(node: Node, group_id: str) -> _Group:
     group = node.groups.consumers.get(group_id)
     if group is None:
-        text = "is not a consumer group" if group_id in node.groups.group_ids() else "not found"
+        text = "is not a consumer group" if node.groups.has(group_id) else "not found"
         return _Group(
             group_id=group_id, error_code=GroupIdNotFound.code, error_message=f"Group {group_id} {text}."
         )

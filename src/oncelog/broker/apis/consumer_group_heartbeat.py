@@ -45,9 +45,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         for name in message.subscribed_topic_names or ():
             request.check(ResourceType.TOPIC, name)
         beat = _beat(node, message, request)
-        if beat.epoch == 0:
-            node.groups.make_room_for_consumers(message.group_id, now_ms)
-        answer, written = node.groups.consumers.heartbeat(message.group_id, beat, now_ms)
+        answer, written = node.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
     return answer_when_durable(node, written, _response(node, message.group_id, answer), refusal)

@@ -53,7 +53,7 @@ def _describe(node: Node, group_id: str, version: int) -> _Group:
             members=_members(group),
         )
     is_consumer = node.groups.consumers.get(group_id) is not None
-    if group_id in node.groups.offsets.groups() and not is_consumer:
+    if node.groups.offsets.has(group_id) and not is_consumer:
         return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
     missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
     if version >= FIRST_NOT_FOUND_VERSION:

@@ -39,11 +39,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if not request.may(ResourceType.GROUP, message.group_id):
         return refusal(GroupAuthorizationFailed())
     try:
-        node.groups.topic.check(message.group_id)
+        if not node.groups.has(message.group_id):
+            raise GroupIdNotFound
     except BrokerError as error:
         return refusal(error)
-    if message.group_id not in node.groups.group_ids():
-        return refusal(GroupIdNotFound())
     if node.groups.has_members_of_another_type(message.group_id):
         return refusal(NonEmptyGroup())
     subscribed = node.groups.subscribed_topics(message.group_id)
