@@ -298,7 +298,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int
         (Offsets, "delete_topic", 1, True),
         (StateTopic, "append", 1, True),
         (StateTopic, "append", 2, True),
-        (Topics, "forget_deletion", 1, True),
+        (Topics, "forget_deletions", 1, True),
         (Topics, "_save", 3, True),
     ],
     ids=str,
@@ -430,7 +430,7 @@ def test_topics_without_offsets_leave_nothing_to_delete(directory: Path) -> None
     node.topics.create("other", 1, {}, 0)
     topic = node.topics.get("other")
     assert topic is not None
-    node.topics.delete(topic, 0)
+    node.topics.delete([topic])
     assert node.topics.offsets_to_delete == {}
 
 

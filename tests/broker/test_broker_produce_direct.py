@@ -271,7 +271,7 @@ def test_topic_settings_are_looked_up_each_time(node: Node) -> None:
         assert answer(node, frame(numbered(0)), NOW_MS) is None
     node.topics.alter([(topic, {})])
     assert answer(node, frame(numbered(0)), NOW_MS) is not None
-    node.topics.delete(topic, NOW_MS)
+    node.topics.delete([topic])
     assert answer(node, frame(numbered(2)), NOW_MS) is None
 
 

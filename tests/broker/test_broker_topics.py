@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import RawClient, batch
 
 from oncelog import errors
+from oncelog.broker.topic_file import FILE_NAME
 from oncelog.edge.broker import Broker
+from oncelog.edge.disk import RealDisk
 from oncelog.wire.messages import (
     AlterConfigsRequest,
     CreatePartitionsRequest,
@@ -252,3 +255,45 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
             ]
             assert again.values("kept", 1) == [b"data"]
             assert describe(again, 2, "kept", "retention.ms") == {"retention.ms": ("-1", 1)}
+
+
+def test_a_request_that_grows_or_deletes_many_topics_writes_the_file_once_or_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[str] = []
+    replace = RealDisk.replace
+
+    def counted(disk: RealDisk, name: str, *args: Any, **options: Any) -> None:
+        writes.append(name)
+        replace(disk, name, *args, **options)
+
+    names = [f"t{index}" for index in range(20)]
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        create(client, *(plain(name) for name in names))
+        monkeypatch.setattr(RealDisk, "replace", counted)
+        growing = [
+            CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=3, assignments=None)
+            for name in [*names, "nowhere"]
+        ]
+        grown = client.ask(CreatePartitionsRequest(topics=growing), 3).results
+        assert [each.error_code for each in grown] == [0] * 20 + [errors.UnknownTopicOrPartition.code]
+        assert writes.count(FILE_NAME) == 1
+        assert partition_count(client, "t7") == 3
+        doomed = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in [*names[:10], "nowhere"]]
+        deleted = client.ask(DeleteTopicsRequest(topics=doomed), 6).responses
+        assert [each.error_code for each in deleted] == [0] * 10 + [errors.UnknownTopicOrPartition.code]
+        assert writes.count(FILE_NAME) == 3
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        topics = client.ask(MetadataRequest(topics=None), 9).topics
+        assert {topic.name: len(topic.partitions) for topic in topics} == dict.fromkeys(names[10:], 3)
+
+
+def test_a_request_makes_no_more_partitions_than_one_may(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        create(client, plain("a"), plain("b"))
+        growing = [
+            CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=6_000, assignments=None)
+            for name in "ab"
+        ]
+        results = client.ask(CreatePartitionsRequest(topics=growing, validate_only=True), 3).results
+        assert [each.error_code for each in results] == [0, errors.PolicyViolation.code]

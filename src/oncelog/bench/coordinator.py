@@ -119,7 +119,7 @@ def _live(cell: Cell, data_dir: Path) -> int:
     written = sum(partition.log_end_offset for partition in topic.partitions)
     data = node.topics.get(TOPIC)
     if data is not None:
-        node.topics.delete(data, now_ms)  # its markers would be read at the start as well
+        node.topics.delete([data])  # its markers would be read at the start as well
     node.log_manager.write_checkpoints()
     node.log_manager.release()
     return written

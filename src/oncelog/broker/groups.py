@@ -35,6 +35,7 @@ from oncelog.wire.stored import ConsumerProtocolSubscription, GroupMetadataKey
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
+    from oncelog.broker.topics import OffsetsToDelete
 
 GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -280,21 +281,27 @@ class GroupCoordinator:
         """A transaction ended in a partition of the offsets topic."""
         self.offsets.on_marker(index, producer_id, is_commit)
 
-    def delete_offsets_of(self, topic: str, now_ms: int) -> None:
-        """Delete what was committed for a deleted topic.
+    def delete_offsets_of(self, deleted: Iterable[str], now_ms: int) -> None:
+        """Delete what was committed for deleted topics.
 
         What cannot be written now, the next start deletes.
         """
         topics = self._node.topics
-        deletion = topics.offsets_to_delete.get(topic)
-        if deletion is None or deletion.before is None:
-            return
-        if not self.offsets.delete_topic(topic, deletion.before, now_ms):
-            self._offsets_left.add(topic)
-        if topic not in self._offsets_left:
+        done: dict[str, OffsetsToDelete] = {}
+        indexes: set[int] = set()
+        for name in deleted:
+            deletion = topics.offsets_to_delete.get(name)
+            if deletion is None or deletion.before is None:
+                continue
+            if not self.offsets.delete_topic(name, deletion.before, now_ms):
+                self._offsets_left.add(name)
+            if name not in self._offsets_left:
+                done[name] = deletion
+                indexes.update(deletion.before)
+        if done:
             # Also where a replay has found the tombstones: they may be in the system's cache only.
-            written = [self.topic.newest(index) for index in deletion.before]
-            on_disk(self._node, written, lambda: topics.forget_deletion(topic, deletion))
+            written = [self.topic.newest(index) for index in sorted(indexes)]
+            on_disk(self._node, written, lambda: topics.forget_deletions(done))
 
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
@@ -303,7 +310,7 @@ class GroupCoordinator:
             # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
             ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
             self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
-            self.delete_offsets_of(name, now_ms)
+            self.delete_offsets_of([name], now_ms)
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""

@@ -230,37 +230,44 @@ class Topics:
                 raise failure
         return [failed.get(each.name, each) if isinstance(each, Topic) else each for each in topics]  # type: ignore[misc]
 
-    def delete(self, topic: Topic, now_ms: int) -> None:
-        """Its data, producers and settings are gone when this returns. Raises StorageError.
+    def delete(self, topics: Sequence[Topic]) -> None:
+        """Their data, producers and settings are gone when this returns. Raises StorageError.
 
-        Its committed offsets are remembered, also by the file, as to be deleted until `forget_deletion`.
+        The file is written twice however many they are. Their committed offsets are remembered, also by the
+        file, as to be deleted until `forget_deletions`.
         """
-        topic.is_deleting = True
+        for topic in topics:
+            topic.is_deleting = True
         try:
             self._save({})
         except Exception:
-            topic.is_deleting = False
+            for topic in topics:
+                topic.is_deleting = False
             raise
-        del self._by_name[topic.name]
-        self._by_id.pop(topic.topic_id, None)
+        for topic in topics:
+            del self._by_name[topic.name]
+            self._by_id.pop(topic.topic_id, None)
         try:
-            self._remove_directories(topic)
+            self._remove_directories(topics)
         except KafkaStorageError:
-            # The file must go on naming it: directories that no entry names are taken over as topics.
-            self._half_deleted[topic.name] = topic
+            # The file must go on naming them: directories that no entry names are taken over as topics.
+            self._half_deleted.update((topic.name, topic) for topic in topics)
             raise
-        # An earlier topic of this name may have left offsets too, in other partitions.
-        earlier = self.offsets_to_delete.get(topic.name)
-        known = {} if earlier is None or earlier.before is None else earlier.before
-        if before := {**known, **self.offset_ends(topic.name)}:
-            self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
+        for topic in topics:
+            # An earlier topic of this name may have left offsets too, in other partitions.
+            earlier = self.offsets_to_delete.get(topic.name)
+            known = {} if earlier is None or earlier.before is None else earlier.before
+            if before := {**known, **self.offset_ends(topic.name)}:
+                self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
         self._save({})
 
-    def forget_deletion(self, name: str, deletion: OffsetsToDelete) -> None:
-        """The offsets of a deleted topic are deleted durably."""
-        if self.offsets_to_delete.get(name) is deletion:
+    def forget_deletions(self, deletions: Mapping[str, OffsetsToDelete]) -> None:
+        """The offsets of deleted topics are deleted durably."""
+        done = [name for name, each in deletions.items() if self.offsets_to_delete.get(name) is each]
+        for name in done:
             del self.offsets_to_delete[name]
-            with suppress(StorageError):  # else it goes with the next change of any topic
+        if done:
+            with suppress(StorageError):  # else they go with the next change of any topic
                 self._save({})
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
@@ -270,15 +277,17 @@ class Topics:
             self.offsets_to_delete[name] = deletion._replace(before=before)
             self._save({})
 
-    def add_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
-        """Raise the partition count to `count`. Raises StorageError."""
-        first_new = len(topic.partitions)
+    def add_partitions(self, changes: Sequence[tuple[Topic, int]], now_ms: int) -> None:
+        """Raise partition counts, in one write. Raises StorageError; then no topic has new ones."""
+        before = [(topic, len(topic.partitions)) for topic, _ in changes]
         try:
-            self._save({topic.name: count})
-            self._open_partitions(topic, count, now_ms)
+            self._save({topic.name: count for topic, count in changes})
+            for topic, count in changes:
+                self._open_partitions(topic, count, now_ms)
             self._logs.disk.sync_directory()
         except Exception:
-            self._take_back(topic, first_new)
+            for topic, count in before:
+                self._take_back(topic, count)
             raise
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
@@ -330,8 +339,10 @@ class Topics:
         with suppress(StorageError):
             self._save({})
 
-    def _remove_directories(self, topic: Topic) -> None:
-        self._logs.delete_partitions(TopicPartition(topic.name, i) for i in range(len(topic.partitions)))
+    def _remove_directories(self, topics: Iterable[Topic]) -> None:
+        self._logs.delete_partitions(
+            TopicPartition(topic.name, index) for topic in topics for index in range(len(topic.partitions))
+        )
 
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
@@ -352,7 +363,7 @@ class Topics:
     def _resume_deletion(self, topic: Topic) -> None:
         topic.is_deleting = True
         try:
-            self._remove_directories(topic)
+            self._remove_directories([topic])
         except KafkaStorageError:
             self._half_deleted[topic.name] = topic
         else:

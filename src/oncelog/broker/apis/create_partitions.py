@@ -7,9 +7,11 @@ topic named twice, 89 controller_mutation_rate (v3+). validate_only creates noth
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oncelog.broker.apis.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
+from oncelog.broker.topics import Topic
 from oncelog.errors import (
     BrokerError,
     InvalidPartitions,
@@ -39,22 +41,39 @@ def handle(node: Node, request: Request, now_ms: int) -> CreatePartitionsRespons
     message: CreatePartitionsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
     results = []
+    plans: list[tuple[Topic, int, _Result]] = []
+    left_count = MAX_PARTITIONS_PER_REQUEST
     for asked in {topic.name: topic for topic in message.topics}.values():
         result = _Result(name=asked.name)
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             request.check(ResourceType.TOPIC, asked.name)
-            _grow(node, request, asked, now_ms)
+            topic = _checked(node, asked, left_count)
+            node.quotas.mutate(request, asked.count - len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
-        except StorageError as error:
-            result.error_code, result.error_message = KafkaStorageError.code, str(error)
+        else:
+            left_count -= asked.count - len(topic.partitions)
+            plans.append((topic, asked.count, result))
         results.append(result)
+    if plans and not message.validate_only:
+        _grow(node, plans, now_ms)
     return CreatePartitionsResponse(results=results)
 
 
-def _grow(node: Node, request: Request, asked: _Asked, now_ms: int) -> None:
+def _grow(node: Node, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) -> None:
+    """Add the partitions, all in one step; the results tell if that fails."""
+    try:
+        node.topics.add_partitions([(topic, count) for topic, count, _ in plans], now_ms)
+    except (BrokerError, StorageError) as error:
+        refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
+        for *_, result in plans:
+            result.error_code, result.error_message = refusal.code, refusal.message
+
+
+def _checked(node: Node, asked: _Asked, left_count: int) -> Topic:
+    """The topic, if it may have that many partitions; the request may make `left_count` more."""
     topic = node.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartition()
@@ -68,10 +87,8 @@ def _grow(node: Node, request: Request, asked: _Asked, now_ms: int) -> None:
             raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
         if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
             raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
-    if asked.count - present > MAX_PARTITIONS_PER_REQUEST:
+    if asked.count - present > left_count:
         raise PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} new partitions in one request; create them in several"
         )
-    node.quotas.mutate(request, asked.count - present, FIRST_STRICT_VERSION, now_ms)
-    if not request.message.validate_only:
-        node.topics.add_partitions(topic, asked.count, now_ms)
+    return topic

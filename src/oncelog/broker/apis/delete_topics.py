@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from oncelog.broker.topics import Topic
@@ -48,9 +48,29 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteTopicsResponse:
     twice = {key for key, count in named.items() if count > 1}
     both_ways = _named_both_ways(node, asked)
     once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
-    return DeleteTopicsResponse(
-        responses=[_delete(node, request, one, key in twice, both_ways, now_ms) for key, one in once.items()]
-    )
+    doomed: list[tuple[Topic, _Result]] = []
+    results = [
+        _plan(node, request, one, key in twice, both_ways, doomed, now_ms) for key, one in once.items()
+    ]
+    if doomed:
+        _delete(node, doomed, now_ms)
+    return DeleteTopicsResponse(responses=results)
+
+
+def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) -> None:
+    """Delete topics, all in one step; their results tell if that fails."""
+    topics = [topic for topic, _ in doomed]
+    try:
+        node.topics.delete(topics)
+    except (BrokerError, StorageError) as error:
+        refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
+        for _, result in doomed:
+            result.error_code, result.error_message = refusal.code, refusal.message
+        return
+    for topic in topics:
+        for index in range(len(topic.partitions)):
+            node.fetch_waits.changed(TopicPartition(topic.name, index))
+    node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 
 def _key(asked: _Asked) -> tuple[str | None, bytes]:
@@ -65,14 +85,16 @@ def _named_both_ways(node: Node, asked: Iterable[_Asked]) -> set[bytes]:
     return by_id & {bytes(topic.topic_id) for topic in topics if topic is not None}
 
 
-def _delete(
+def _plan(
     node: Node,
     request: Request,
     asked: _Asked,
     is_named_twice: bool,
     both_ways: Collection[bytes],
+    doomed: list[tuple[Topic, _Result]],
     now_ms: int,
 ) -> _Result:
+    """The answer for a topic, which joins the `doomed` if it may be deleted."""
     result = _Result(name=asked.name, topic_id=asked.topic_id or NO_ID)
     try:
         if is_named_twice:
@@ -93,15 +115,10 @@ def _delete(
         if not node.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
         node.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
-        node.topics.delete(topic, now_ms)
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
-    except StorageError as error:
-        result.error_code, result.error_message = KafkaStorageError.code, str(error)
     else:
-        for index in range(len(topic.partitions)):
-            node.fetch_waits.changed(TopicPartition(topic.name, index))
-        node.groups.delete_offsets_of(topic.name, now_ms)
+        doomed.append((topic, result))
     return result
 
 
