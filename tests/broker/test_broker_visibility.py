@@ -13,9 +13,9 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, spl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.broker.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.markers import Marker, write_marker
 from oncelog.broker.node import Node, Request
-from oncelog.broker.topics import CONSUMER_OFFSETS
 from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, recover_node
