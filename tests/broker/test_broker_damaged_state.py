@@ -217,3 +217,31 @@ def test_a_record_that_means_nothing_is_named_with_its_offset(
         with RawClient(broker.bootstrap_servers) as client:
             assert client.ask(init_request("a"), 4).error_code == NotCoordinator.code
             assert client.ask(init_request("b"), 4).error_code in (0, 51)  # 51: it is aborted first
+
+
+def _delete_topic(client: RawClient) -> None:
+    state = m.DeleteTopicsRequest.DeleteTopicState(name="t")
+    (result,) = client.ask(m.DeleteTopicsRequest(topics=[state], timeout_ms=5_000), 6).responses
+    assert result.error_code == 0
+
+
+@pytest.mark.behaviour("I27", "T7")
+@pytest.mark.parametrize("starts", [1, 2])
+def test_offsets_of_a_topic_that_is_deleted_while_they_are_damaged_do_not_come_back(
+    data: Path, starts: int
+) -> None:
+    flip(data, CONSUMER_OFFSETS, "a")
+    with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        _delete_topic(client)
+        client.create_topic("t", 2)
+        assert client.ask(commit_request("b", 7), 8).topics[0].partitions[0].error_code == 0
+    for _ in range(1, starts):  # still damaged: nothing may be taken for done
+        with Broker(data, config=CONFIG) as broker:
+            pass
+    flip(data, CONSUMER_OFFSETS, "a")
+    with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert (fetched(client, "a"), fetched(client, "b")) == ((0, None), (0, 7))
+        assert client.ask(commit_request("a", 8), 8).topics[0].partitions[0].error_code == 0
+    with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert (fetched(client, "a"), fetched(client, "b")) == ((0, 8), (0, 7))
+    assert "offsets_to_delete" not in (data / "oncelog-topics.json").read_text()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import RawClient, batch, wait_until
@@ -14,13 +16,26 @@ from helpers_producer import producer_of, values
 from oncelog import Admin, Broker, Consumer, TopicPartition
 from oncelog.broker.internal_topics import INTERNAL_TOPICS
 from oncelog.broker.kafka_metadata import DIRECTORY, read_metadata
+from oncelog.broker.takeover import take_over
 from oncelog.broker.transaction_log import decode_key, decode_value
 from oncelog.client.admin_types import ConfigResource
+from oncelog.config import BROKER
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
+from oncelog.log.manager import LogManager
 from oncelog.rules.transaction_entry import TransactionState
+from oncelog.settings import Settings
 from oncelog.wire.batch import build_batch, iter_batches, stamp
 from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.stored import (
+    ClientQuotaRecord,
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveUserScramCredentialRecord,
+    TopicRecord,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
@@ -287,8 +302,6 @@ def append_metadata(data: Path, *records: bytes) -> None:
 
 
 def config_record(name: str, key: str, value: str) -> bytes:
-    from oncelog.wire.stored import ConfigRecord
-
     record = ConfigRecord(resource_type=2, resource_name=name, name=key, value=value)
     return b"\x01\x04\x00" + record.encode(0)
 
@@ -346,3 +359,182 @@ def test_a_torn_end_of_kafkas_metadata_is_not_damage(plain: Path) -> None:
     made = build_batch([NewRecord(1, None, b"\x01\x04\x00")])
     log.write_bytes(log.read_bytes() + bytes(made)[:-1])
     assert read_metadata(RealDisk(plain)) == before
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.behaviour("I27")
+def test_a_crash_between_any_two_writes_of_a_takeover_is_finished_by_the_next_start(
+    secured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two entities with quotas, so that these are several changes."""
+    append_metadata(secured, *(quota_record(name) for name in ("x", "y")))
+    done = 0
+    while True:
+        data = shutil.copytree(secured, tmp_path / f"copy-{done}")
+        left = done
+
+        def replace(
+            self: RealDisk, path: str, data: bytes, *, is_private: bool = False, whole: Any = RealDisk.replace
+        ) -> None:
+            nonlocal left
+            if path != "meta.properties":
+                if not left:
+                    raise Crash
+                left -= 1
+            whole(self, path, data, is_private=is_private)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RealDisk, "replace", replace)
+            manager = opened(data)
+            try:
+                take_over(manager, settings_of(SECURED))
+                has_crashed = False
+            except Crash:
+                has_crashed = True
+            manager.release()
+        with Broker(data, config=SECURED) as broker:
+            running = broker._running
+            assert running is not None and running.node.authorizer is not None
+            assert len(running.node.authorizer.acls) == 2 and running.node.users.names() == ["alice"]
+            assert sum(len(rates) for rates in running.node.quotas.values.values()) == 5
+        if not has_crashed:
+            break
+        done += 1
+    assert done >= 6
+
+
+def opened(data: Path) -> LogManager:
+    return LogManager.open(RealDisk(data), node_id=1, new_uuid=lambda: os.urandom(16), now_ms=1)
+
+
+def settings_of(config: dict[str, object]) -> Settings:
+    return BROKER.parse(config)
+
+
+def quota_record(user: str) -> bytes:
+    entity = [ClientQuotaRecord.EntityData(entity_type="user", entity_name=user)]
+    record = ClientQuotaRecord(entity=entity, key="producer_byte_rate", value=1e6, remove=False)
+    return b"\x01\x0e\x00" + record.encode(0)
+
+
+@pytest.mark.behaviour("I27", "I1")
+def test_a_directory_whose_records_retention_deleted_is_not_taken_for_one_of_a_failed_creation(
+    tmp_path: Path,
+) -> None:
+    """Removed and made again it would give the offsets again that consumers have read."""
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+    (directory := tmp_path / "t-0").joinpath(f"{0:020}.log").unlink()
+    (directory / f"{5000:020}.log").write_bytes(b"")
+    (tmp_path / "oncelog-topics.json").unlink()
+    assert "topic t: its directory is here" in refusal(tmp_path)
+    with (
+        Broker(tmp_path, config={**CONFIG, "oncelog.takeover.accept": "settings"}) as broker,
+        RawClient(broker.bootstrap_servers) as client,
+    ):
+        assert client.produce("t", batch(b"v")).base_offset == 5000
+
+
+@pytest.mark.behaviour("I27")
+def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: Path) -> None:
+    metadata = read_metadata(RealDisk(plain))
+    (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
+    shutil.rmtree(plain / "bank-1")
+    for number in (1, 2):  # lost, being migrated; 0 is one that is not made yet
+        change = PartitionChangeRecord(
+            partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]
+        )
+        append_metadata(plain, b"\x01\x05\x01" + change.encode(1))
+        assert "not in this directory: bank-1 (nodes [1])" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path) -> None:
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("ours")
+        assert client.produce("ours", batch(b"v")).error_code == 0
+    (plain / "ours-0").rename(plain / f"ours-0.{'ab' * 16}-stray")
+    topic_id = b"\x09" * 16
+    topic = TopicRecord(name="ours", topic_id=topic_id)
+    partition = PartitionRecord(
+        partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1, directories=[bytes(16)]
+    )
+    append_metadata(plain, b"\x01\x02\x00" + topic.encode(0), b"\x01\x03\x01" + partition.encode(1))
+    text = refusal(plain)
+    assert "topic ours was put aside by Apache Kafka" in text and "-stray" in text
+    with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": "strays"}) as broker:
+        running = broker._running
+        assert running is not None and (ours := running.node.topics.get("ours")) is not None
+        assert ours.topic_id == topic_id
+    with Broker(plain, config=CONFIG):  # it is asked once
+        pass
+
+
+@pytest.mark.behaviour("I27")
+def test_a_topic_with_a_long_name_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
+    """Kafka cuts the name, since a directory's has at most 255 characters."""
+    name = "n" * 240
+    with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic(name)
+        assert client.produce(name, batch(b"v")).error_code == 0
+    suffix = f"-0.{'ab' * 16}-stray"
+    (plain / f"{name}-0").rename(plain / (name[: 255 - len(suffix)] + suffix))
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    assert f"topic {name} was put aside by Apache Kafka" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_an_acl_that_kafka_took_back_since_does_not_hold_on(secured: Path) -> None:
+    with Broker(secured, config=SECURED):
+        pass
+    ids = list(read_metadata(RealDisk(secured)).acls)
+    made = [RemoveAccessControlEntryRecord(id=each).encode(0) for each in ids]
+    user = RemoveUserScramCredentialRecord(name="alice", mechanism=1).encode(0)
+    user_2 = RemoveUserScramCredentialRecord(name="alice", mechanism=2).encode(0)
+    removals = [b"\x01\x13\x00" + each for each in made]
+    append_metadata(secured, *removals, b"\x01\x16\x00" + user, b"\x01\x16\x00" + user_2)
+    assert not read_metadata(RealDisk(secured)).acls and not read_metadata(RealDisk(secured)).users
+    with Broker(secured, config=SECURED) as broker:
+        running = broker._running
+        assert running is not None and running.node.authorizer is not None
+        assert not running.node.authorizer.acls and not running.node.users.names()
+
+
+@pytest.mark.behaviour("I27")
+def test_what_changed_here_only_is_kept_when_kafka_has_run_since(secured: Path) -> None:
+    with (
+        Broker(secured, config=SECURED) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        (acl, *_) = admin.describe_acls()
+        admin.delete_acls([acl])
+    append_metadata(secured, config_record("table", "retention.ms", "5"))
+    with Broker(secured, config=SECURED) as broker:
+        running = broker._running
+        assert running is not None and running.node.authorizer is not None
+        assert len(running.node.authorizer.acls) == 1
+    # Changed on both sides: nobody can tell which holds.
+    append_metadata(secured, removal_of_an_acl(secured))
+    assert "oncelog-acls.json differs" in refusal(secured, **SECURED)
+
+
+def removal_of_an_acl(data: Path) -> bytes:
+    first = next(iter(read_metadata(RealDisk(data)).acls))
+    return b"\x01\x13\x00" + RemoveAccessControlEntryRecord(id=first).encode(0)
+
+
+@pytest.mark.behaviour("I27")
+def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> None:
+    """A list of an older moment: what the later partitions hold would be hidden."""
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        older = (tmp_path / "oncelog-topics.json").read_text()
+        with admin_of(broker) as admin:
+            admin.create_partitions({"t": 2})
+        assert client.produce("t", batch(b"v"), partition=1).error_code == 0
+    (tmp_path / "oncelog-topics.json").write_text(older)
+    text = refusal(tmp_path)
+    assert "[partitions] topic t has 1 partitions" in text and "t-1" in text

@@ -131,6 +131,10 @@ class Authorizer:
         if any(acl not in self.acls for acl in acls):
             self._save([*self.acls, *acls])
 
+    def replace(self, acls: Collection[Acl]) -> None:
+        """Have these in place of all others, durably. Raises StorageError, and all is as it was."""
+        self._save(list(acls))
+
     def remove(self, filters: Iterable[AclFilter]) -> list[list[Acl]]:
         """What each filter takes; gone durably. Raises StorageError, and none is removed."""
         found = [[acl for acl in self.acls if each.takes(acl)] for each in filters]

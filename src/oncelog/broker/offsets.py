@@ -164,8 +164,12 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topic: str) -> dict[int, int]:
-        """Return where the log ends, for each partition of it that holds offsets of `topic`."""
+        """Return where the log ends, for each partition of it that holds offsets of `topic`.
+
+        A damaged partition may hold some, which nobody knows until it is repaired.
+        """
         indexes = {self._topic.partition_of(group) for group, _ in self._of_topic(topic)}
+        indexes.update(self._topic.damaged)
         return {index: self._topic.newest(index).last_offset + 1 for index in sorted(indexes)}
 
     def _of_topic(self, topic: str) -> list[tuple[str, TopicPartition]]:
@@ -178,11 +182,11 @@ class Offsets:
         """Forget what was committed for a topic that is gone: at once in memory, and by tombstones.
 
         `before`: only what stands below these offsets of the log, for the name may be another topic's by now.
-        False is returned when something of it stays in the log: the disk is full, or an open transaction has
-        new offsets for the same key, which a tombstone would end as well.
+        False is returned when something of it stays in the log: the disk is full, a partition is damaged, or
+        an open transaction has new offsets for the same key, which a tombstone would end as well.
         """
         doomed: dict[int, list[bytes]] = {}
-        is_whole = True
+        is_whole = before.keys().isdisjoint(self._topic.damaged)
         for group, at in self._of_topic(topic):
             index = self._topic.partition_of(group)
             if self._drop(group, at, before.get(index, 0)):

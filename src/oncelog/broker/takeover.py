@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from oncelog.broker.authorizer import FILE_NAME as ACLS_FILE
@@ -30,10 +31,12 @@ from oncelog.broker.kafka_metadata import (
     topics_by_name,
 )
 from oncelog.broker.producer_ids import stored_next_id, write_next_id
-from oncelog.broker.quotas import Quotas
+from oncelog.broker.quotas import FILE_NAME as QUOTAS_FILE
+from oncelog.broker.quotas import QuotaChange, Quotas
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.broker.topic_config import BROKER_DEFAULT_OF, topic_settings
 from oncelog.broker.topic_file import TopicEntry, read_topics, write_topics
+from oncelog.broker.users import FILE_NAME as USERS_FILE
 from oncelog.broker.users import Users
 from oncelog.config import BROKER, TOPIC
 from oncelog.errors import BrokerError, ConfigError, InvalidConfig, StorageError
@@ -58,8 +61,9 @@ _WITHOUT_MEANING = {
 }  # fmt: skip
 """Kafka's settings of a topic that change nothing of what one node stores; they are left out."""
 _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
-_RESERVED_DIRECTORIES = 100
-"""Ids of directories below it mean that none is assigned. Source: Kafka's DirectoryId."""
+_UNASSIGNED = bytes(16)
+"""The id of no directory yet. 1 is one that was lost, 2 one not known. Source: Kafka's DirectoryId."""
+_FIRST_SEGMENT = f"{0:020}.log"
 
 
 @dataclass(slots=True)
@@ -93,10 +97,12 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         metadata = _metadata(logs, plan)
     if metadata is not None:
         _plan_topics(plan, metadata, logs, settings, is_first=state is None)
-        _plan_gone(plan, metadata, logs, set() if state is None else set(state["topic_ids"]))
+        _plan_gone(plan, metadata, logs, before, set() if state is None else set(state["topic_ids"]))
         _plan_broker_settings(plan, metadata, settings)
     _plan_unnamed(plan, logs)
-    acls, users, quotas = _Security(plan, metadata or KafkaMetadata(), logs, settings).plan()
+    security = None
+    if metadata is not None:
+        security = _Security(plan, metadata, logs, settings, {} if state is None else state["taken"])
     refused = [(word, text) for word, text in plan.problems if word not in accepted]
     if refused:
         raise StorageError(_refusal(disk.describe(""), refused))
@@ -104,14 +110,14 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         disk.remove_tree(directory)
     if plan.topics != before:
         write_topics(disk, plan.topics)
-    if metadata is None:
+    if metadata is None or security is None:
         return plan.notes
     if metadata.next_producer_id > stored_next_id(disk):
         write_next_id(disk, metadata.next_producer_id)
-    for store in (acls, users, quotas):
-        store()
+    security.store()
     topic_ids = [encode_uuid(topic_id) for topic_id in metadata.topics]
-    write_state(disk, FILE_NAME, json.dumps({"version": 1, "files": files, "topic_ids": topic_ids}, indent=1))
+    content = {"version": 1, "files": files, "topic_ids": topic_ids, "taken": security.found}
+    write_state(disk, FILE_NAME, json.dumps(content, indent=1))
     plan.notes.append(f"took over {len(metadata.topics)} topics with their settings from {DIRECTORY}")
     return plan.notes + [f"accepted ({word}): {text}" for word, text in plan.problems]
 
@@ -133,7 +139,7 @@ def _read_state(logs: LogManager) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(text)
         if content["version"] != 1:
             raise ValueError(f"version {content['version']}")
-        return {"files": content["files"], "topic_ids": content["topic_ids"]}
+        return {**{key: content[key] for key in ("files", "topic_ids")}, "taken": content.get("taken", {})}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
 
@@ -181,7 +187,8 @@ def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:
     partition = topic.partitions[index]
     if partition.replicas != [logs.node_id]:
         return False
-    return all(int.from_bytes(each, "big") < _RESERVED_DIRECTORIES for each in partition.directories)
+    # None at all: written before directories had ids, of a partition that one has.
+    return bool(partition.directories) and all(each == _UNASSIGNED for each in partition.directories)
 
 
 def _own_settings(plan: Plan, name: str, configs: Mapping[str, str], settings: Settings) -> dict[str, str]:
@@ -213,23 +220,38 @@ def _error_of(settings: Settings, key: str, value: str) -> InvalidConfig | None:
     return None
 
 
-def _plan_gone(plan: Plan, metadata: KafkaMetadata, logs: LogManager, taken: set[str]) -> None:
+def _plan_gone(
+    plan: Plan,
+    metadata: KafkaMetadata,
+    logs: LogManager,
+    before: Mapping[str, TopicEntry],
+    taken: set[str],
+) -> None:
     """Topics of ours whose directories Kafka has put aside, or deleted as its own."""
-    names = {topic.name for topic in metadata.topics.values()}
+    names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
-    strays = {match["topic"]: name for name in logs.disk.list() if (match := _STRAY.fullmatch(name))}
-    for name, entry in list(plan.topics.items()):
-        if name in names or name in here:
+    strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name)]
+    for name, entry in before.items():
+        if name == METADATA_LOG or names.get(name) == entry.topic_id or (name in here and name not in names):
             continue
-        if name in strays:
+        stray = next((each for each in strays if _is_stray_of(each, name)), None)
+        if stray is not None:
             plan.refuse(
                 "strays",
-                f"topic {name} was put aside by Apache Kafka, which does not know it: rename {strays[name]}"
+                f"topic {name} was put aside by Apache Kafka, which does not know it: rename {stray}"
                 f" (and its other partitions) back to {name}-N to keep it",
             )
-        if name in strays or encode_uuid(entry.topic_id) in taken:
+        if name not in names and (stray is not None or encode_uuid(entry.topic_id) in taken):
             del plan.topics[name]
             plan.notes.append(f"topic {name} is gone: Apache Kafka deleted it or put it aside")
+
+
+def _is_stray_of(directory: str, name: str) -> bool:
+    """Whether Kafka would have put the topic aside as that; it cuts a name that is too long."""
+    match = _STRAY.fullmatch(directory)
+    assert match is not None
+    start: str = match["topic"]
+    return start == name or (len(directory) == 255 and name.startswith(start))
 
 
 def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Settings) -> None:
@@ -256,7 +278,14 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
     """Directories of topics that no list names: their settings are lost."""
     unnamed: dict[str, list[int]] = {}
     for tp in logs.partition_directories():
-        if tp.topic in plan.topics:
+        entry = plan.topics.get(tp.topic)
+        if entry is not None:
+            if tp.partition >= entry.partition_count and not _is_without_records(logs, tp):
+                plan.refuse(
+                    "partitions",
+                    f"topic {tp.topic} has {entry.partition_count} partitions by the list of topics, and"
+                    f" {tp} is here with records, which nobody could read",
+                )
             continue
         # A creation that failed on a broken disk leaves such directories, and nothing is lost with them.
         if _is_without_records(logs, tp):
@@ -280,8 +309,11 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
 
 
 def _is_without_records(logs: LogManager, tp: TopicPartition) -> bool:
+    """Whether a creation that failed left it: none has ever stood in it, also none that is deleted."""
     for name in logs.disk.list(str(tp)):
-        if name.endswith(".log"):
+        if name.endswith(".log") and name != _FIRST_SEGMENT:
+            return False
+        if ".log" in name:  # also one that compaction has written and not put in its place
             file = logs.disk.open(f"{tp}/{name}")
             size_bytes = file.size()
             file.close()
@@ -294,21 +326,47 @@ def _is_without_records(logs: LogManager, tp: TopicPartition) -> bool:
 
 
 class _Security:
-    """ACLs, users and quotas of Kafka's metadata, beside those that we have already."""
+    """ACLs, users and quotas of Kafka's metadata, beside those that we have already.
 
-    def __init__(self, plan: Plan, metadata: KafkaMetadata, logs: LogManager, settings: Settings) -> None:
-        self._plan, self._metadata, self._settings = plan, metadata, settings
+    `found`: what Kafka has, as digests. `taken`: the same of the last takeover, by which is told who changed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        metadata: KafkaMetadata,
+        logs: LogManager,
+        settings: Settings,
+        taken: Mapping[str, str],
+    ) -> None:
+        self._plan, self._metadata, self._settings, self._taken = plan, metadata, settings, taken
         self._disk, self._new_secret = logs.disk, logs.new_uuid() + logs.new_uuid()
+        self.found: dict[str, str] = {}
+        self._stores: list[Callable[[], None]] = []
+        self._acls()
+        self._users()
+        self._quotas()
 
-    def plan(self) -> tuple[Any, Any, Any]:
-        """Three functions that store what is taken."""
-        return self._acls(), self._users(), self._quotas()
+    def store(self) -> None:
+        """Store what is taken, each kind in one write. Raises StorageError."""
+        for store in self._stores:
+            store()
 
-    def _acls(self) -> Any:
+    def _settle(self, word: str, file: str, found: list[Any], held: list[Any], store: Any) -> None:
+        """Take Kafka's, keep ours, or refuse where both have changed."""
+        theirs, ours = _digest(found), _digest(held)
+        self.found[word] = theirs
+        last = self._taken.get(word, _digest([]))
+        if theirs in (ours, last):
+            return
+        if ours == last:
+            self._stores.append(store)
+        else:
+            self._plan.refuse(word, f"{file} differs from Kafka's {word}; remove it to take Kafka's")
+
+    def _acls(self) -> None:
         acls = [acl for record in self._metadata.acls.values() if (acl := self._acl(record)) is not None]
-        if not acls:
-            return _nothing
-        if not self._settings["authorizer.class.name"]:
+        if acls and not self._settings["authorizer.class.name"]:
             names = ", ".join(sorted({acl.principal for acl in acls})[:5])
             self._plan.refuse(
                 "acls",
@@ -316,11 +374,8 @@ class _Security:
                 " everything: set authorizer.class.name and super.users as Kafka had them",
             )
         authorizer = Authorizer(self._disk, "", allows_if_none=False)
-        held = set(authorizer.acls)
-        if held and held != set(acls):
-            self._plan.refuse("acls", f"{ACLS_FILE} differs from Kafka's ACLs; remove it to take Kafka's")
-            return _nothing
-        return lambda: authorizer.add(acls)
+        found, held = ([_text_of(acl) for acl in each] for each in (set(acls), authorizer.acls))
+        self._settle("acls", ACLS_FILE, found, held, lambda: authorizer.replace(acls))
 
     def _acl(self, record: Any) -> Acl | None:
         try:
@@ -337,7 +392,7 @@ class _Security:
             self._plan.refuse("acls", f"an ACL of {record.principal} on {record.resource_name}: {error}")
             return None
 
-    def _users(self) -> Any:
+    def _users(self) -> None:
         found: dict[tuple[str, Mechanism], Credential] = {}
         for (name, number), record in self._metadata.users.items():
             try:
@@ -349,16 +404,10 @@ class _Security:
             found[name, mechanism] = Credential(*keys, record.iterations)
         users = Users(self._disk, self._new_secret)
         held = {(name, mechanism): each for name in users.names() for mechanism, each in users.of(name)}
-        if not found or held == found:
-            return _nothing
-        if held:
-            self._plan.refuse(
-                "users", "oncelog-users.json differs from Kafka's users; remove it to take Kafka's"
-            )
-            return _nothing
-        return lambda: users.take_over(found)
+        theirs, ours = ([_text_of_user(*each) for each in which.items()] for which in (found, held))
+        self._settle("users", USERS_FILE, theirs, ours, lambda: users.take_over(found))
 
-    def _quotas(self) -> Any:
+    def _quotas(self) -> None:
         found: dict[QuotaEntity, Mapping[str, float]] = {}
         for pairs, rates in self._metadata.quotas.items():
             try:
@@ -367,20 +416,34 @@ class _Security:
             except BrokerError as error:
                 self._plan.refuse("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
         quotas = Quotas(self._disk, self._settings, {})
-        if not found or quotas.values == found:
-            return _nothing
-        if quotas.values:
-            self._plan.refuse(
-                "quotas", "oncelog-quotas.json differs from Kafka's quotas; remove it to take Kafka's"
-            )
-            return _nothing
-        return lambda: _alter_each(quotas, found.items())
+        theirs, ours = (
+            [(sorted(entity.parts.items()), sorted(rates.items())) for entity, rates in which.items()]
+            for which in (found, quotas.values)
+        )
+        gone = [(entity, [(key, None) for key in rates]) for entity, rates in quotas.values.items()]
+        changes: list[QuotaChange] = [
+            *gone,
+            *((entity, list(rates.items())) for entity, rates in found.items()),
+        ]
+        self._settle("quotas", QUOTAS_FILE, theirs, ours, lambda: quotas.alter_all(changes, is_test=False))
 
 
-def _alter_each(quotas: Quotas, found: Iterable[tuple[QuotaEntity, Mapping[str, float]]]) -> None:
-    for entity, rates in found:
-        quotas.alter(entity, list(rates.items()), is_test=False)
+def _digest(values: list[Any]) -> str:
+    return sha256(json.dumps(sorted(json.dumps(each) for each in values)).encode()).hexdigest()
 
 
-def _nothing() -> None:
-    return None
+def _text_of(acl: Acl) -> list[Any]:
+    return [
+        acl.resource_type.name,
+        acl.name,
+        acl.pattern_type.name,
+        acl.principal,
+        acl.host,
+        acl.operation.name,
+        acl.permission.name,
+    ]
+
+
+def _text_of_user(key: tuple[str, Mechanism], held: Credential) -> list[Any]:
+    texts = [each.hex() for each in (held.salt, held.stored_key, held.server_key)]
+    return [key[0], key[1].label, *texts, held.iterations]
