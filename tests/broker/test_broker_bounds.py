@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -12,18 +14,23 @@ from helpers_broker import RawClient, batch, produce_request
 from helpers_log import NOW_MS, config, open_partition, put
 from helpers_log import batch as log_batch
 
+from oncelog import Consumer
+from oncelog.client import consumer_pieces
+from oncelog.client.consumer_pieces import Piece
+from oncelog.client.fetching import PlacedBatch
 from oncelog.edge.broker import Broker
-from oncelog.errors import InvalidRecord
+from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.log import reading, validation
 from oncelog.log.partition import Partition
 from oncelog.log.reading import StepCost
-from oncelog.types import Compression
+from oncelog.rules.visibility import Verdict
+from oncelog.types import Compression, TopicPartition
 from oncelog.wire import columns, compression, records
-from oncelog.wire.batch import read_header
+from oncelog.wire.batch import read_header, seal
 from oncelog.wire.columns import batches_to_arrow
 from oncelog.wire.compression import compress, decompress
 from oncelog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest, MetadataRequest
-from oncelog.wire.records import decode_records
+from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_records, iter_records
 
 _LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
 _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
@@ -38,18 +45,26 @@ def bomb(count: int, record: bytes = _RECORD, attributes: int = 0) -> bytearray:
     return bytearray(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
 
 
+def numbered(count: int) -> bytearray:
+    """A small batch of very many records, each with its own offset."""
+    parts = encode_records(repeat(NewRecord(NOW_MS, b"k", b""), count), NOW_MS)
+    batch = seal(parts, count, NOW_MS, NOW_MS, compression=Compression.ZSTD)
+    assert len(batch) < 1_000_000
+    return batch
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the payloads that the log opened."""
     sizes: list[int] = []
-    original = validation.payload_of
+    original = validation.decompress_within
 
-    def payload_of(*args: Any) -> Any:
+    def decompress_within(*args: Any) -> Any:
         payload = original(*args)
-        sizes.append(len(payload))
+        sizes.append(len(payload or b""))
         return payload
 
-    monkeypatch.setattr(validation, "payload_of", payload_of)
+    monkeypatch.setattr(validation, "decompress_within", decompress_within)
     return sizes
 
 
@@ -66,7 +81,7 @@ def test_a_batch_of_too_many_records_is_refused_before_it_is_opened(
     settings: dict[str, str], opened: list[int]
 ) -> None:
     partition = open_partition(log_config=config(max_message_bytes=70_000, **settings))
-    with pytest.raises(InvalidRecord, match="10001 records"):
+    with pytest.raises(MessageTooLarge, match="10001 records"):
         put(partition, memoryview(bomb(10_001)))
     assert opened == []
     put(partition, memoryview(bomb(10_000)))
@@ -77,7 +92,7 @@ def test_a_batch_of_too_many_records_is_refused_before_it_is_opened(
 def test_a_batch_that_grows_too_much_is_refused(settings: dict[str, str]) -> None:
     partition = open_partition(log_config=config(max_message_bytes=10_000, **settings))
     large = log_batch(value=bytes(50_000), compression=Compression.ZSTD)
-    with pytest.raises(InvalidRecord, match="over 40000 bytes"):
+    with pytest.raises(MessageTooLarge, match="over 40000 bytes"):
         put(partition, large)
     put(partition, log_batch(value=bytes(30_000), compression=Compression.ZSTD))
 
@@ -98,6 +113,81 @@ def test_a_batch_in_another_codec_keeps_its_records() -> None:
     header = read_header(stored)
     assert header.compression is Compression.GZIP and (header.producer_id, header.base_sequence) == (7, 0)
     assert decode_records(stored) == before
+
+
+def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once() -> None:
+    """Apache Kafka and this broker take such a batch: it may not block who reads the partition."""
+    count = MAX_RECORDS + 5
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        client.produce("t", numbered(count))
+        client.produce("t", batch(b"behind"))
+        seen, offset = 0, 0
+        with Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
+            consumer.assign([TopicPartition("t", 0)])
+            consumer.seek(TopicPartition("t", 0), 0)
+            while seen <= count:
+                for record in consumer.poll(30.0, max_records=100_000):
+                    assert record.offset == offset
+                    seen, offset = seen + 1, offset + 1
+        assert record.value == b"behind" and seen == count + 1
+
+
+def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 7)
+    monkeypatch.setattr(iter_records, "__kwdefaults__", {"verify": True, "slice_records": 7})
+    data = memoryview(bytes(numbered(20)))
+    header = read_header(data)
+    for start in range(21):
+        for most in (1, 3, 7, 8, 100):
+            placed = deque([PlacedBatch(0, header, Verdict.DELIVER)])
+            piece, position, offsets = Piece(TopicPartition("t", 0), data, placed, 20), start, []
+            while not piece.is_empty:
+                rows, position = piece.take_rows(position, most, check_crcs=True)
+                assert len(rows) <= most
+                offsets += [row.offset for row in rows]
+                assert position == (offsets[-1] + 1 if offsets and not piece.is_empty else position)
+            assert offsets == list(range(start, 20)) and position == 20
+
+
+def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 4)
+    monkeypatch.setattr(iter_records, "__kwdefaults__", {"verify": True, "slice_records": 4})
+    good = _RECORD * 10
+    tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
+    data = memoryview(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
+    placed = deque([PlacedBatch(0, read_header(data), Verdict.DELIVER)])
+    piece = Piece(TopicPartition("t", 0), data, placed, 12)
+    rows, position = piece.take_rows(0, 100, check_crcs=True)
+    # Every record of this batch claims offset 0: the parts before the damage are what counts here.
+    assert len(rows) == 8 and position == 1
+    with pytest.raises(InvalidRecord, match="seek past it"):
+        piece.take_rows(8, 100, check_crcs=True)
+
+
+@pytest.mark.parametrize("count", [2_000, 70_000])
+def test_compaction_and_look_ups_open_a_batch_of_any_number_of_records(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_RECORDS", 1_000)
+    partition = open_partition(log_config=config(segment_bytes=1_000_000))
+    put(partition, memoryview(numbered(count)))
+    search = partition.search_timestamp(NOW_MS, StepCost())
+    job = next(search)
+    assert job is not None  # a compressed batch is opened in a thread
+    job()
+    assert _found(search) == 0
+    partition._roll(NOW_MS)
+    put(partition, log_batch(value=b"new"))
+    partition.flush()
+    settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
+    partition.reconfigure(config(**settings))
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    for job in partition.compact(dirty, NOW_MS):
+        if job is not None:
+            job()
+    assert partition.cleaned_to >= count
 
 
 def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch
@@ -129,3 +130,21 @@ def test_versions_and_cluster_id(server: list[str]) -> None:
     assert re.search(r"Fetch\(1\): 4 to \d+ \[usable: \d+\]", versions)
     cluster = run_tool(TOOLS + "ClusterTool", "cluster-id", *server)
     assert re.search(r"Cluster ID: [\w-]{22}", cluster)
+
+
+def test_a_java_producer_splits_what_grows_too_much(broker: Broker, tmp_path: Path) -> None:
+    """Java's producer bounds a batch by what it may become compressed: more and more records.
+
+    The broker must open these batches, and takes none that becomes more than 400,000 bytes.
+    """
+    count = 60_000
+    payload = tmp_path / "payload"
+    payload.write_text("v" * 200)
+    with RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("split", compression_type="gzip", max_message_bytes=100_000)
+        wanted = ["--topic", "split", "--num-records", str(count), "--payload-file", str(payload)]
+        settings = ["compression.type=zstd", "batch.size=390000", "linger.ms=100", "acks=all"]
+        servers = f"bootstrap.servers={broker.bootstrap_servers}"
+        rate = ["--throughput", "-1", "--producer-props", servers, *settings]
+        run_tool(TOOLS + "ProducerPerformance", *wanted, *rate)
+        assert client.offset("split") == count

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from oncelog.client.fetching import PlacedBatch, decode_batch
+from oncelog.client.fetching import PlacedBatch, decode_batch, decode_parts
 from oncelog.errors import OncelogError
 from oncelog.rules.visibility import Verdict
 from oncelog.types import Record, TopicPartition
 from oncelog.wire.batch import BatchHeader
+from oncelog.wire.records import SLICE_RECORDS
 
 
 class Piece:
     """Stored batches of one partition in offset order; `end_offset` is where the next piece starts."""
 
-    __slots__ = ("_batches", "_records", "_rows", "_rows_taken", "end_offset", "tp")
+    __slots__ = ("_batches", "_is_last", "_parts", "_records", "_rows", "_rows_taken", "end_offset", "tp")
 
     def __init__(
         self, tp: TopicPartition, records: memoryview, batches: deque[PlacedBatch], end_offset: int
@@ -24,8 +26,11 @@ class Piece:
         self.end_offset = end_offset
         self._records = records
         self._batches = batches
+        # The first batch, part by part: its rows at hand, and whether they are its last.
+        self._parts: Iterator[tuple[list[Record], bool]] | None = None
         self._rows: list[Record] = []
         self._rows_taken = 0
+        self._is_last = True
 
     @property
     def size_bytes(self) -> int:
@@ -47,6 +52,7 @@ class Piece:
             try:
                 self._decode(batch, position, check_crcs)
             except OncelogError:
+                self._parts = None
                 if taken:  # what stands before the damage goes out first; the error comes next time
                     return taken, position
                 raise
@@ -54,16 +60,28 @@ class Piece:
             taken += self._rows[start : self._rows_taken]
             if self._rows_taken < len(self._rows):
                 return taken, taken[-1].offset + 1
+            if self._rows:
+                position = max(position, self._rows[-1].offset + 1)
             self._rows, self._rows_taken = [], 0
-            self._batches.popleft()
-            position = max(position, batch.header.last_offset + 1)
+            if self._is_last:
+                self._parts = None
+                self._batches.popleft()
+                position = max(position, batch.header.last_offset + 1)
         return taken, position
 
     def _decode(self, batch: PlacedBatch, position: int, check_crcs: bool) -> None:
-        """Have the batch's rows at hand, if the reader may see it and they are not there already."""
-        visible = batch.verdict is Verdict.DELIVER and batch.header.last_offset >= position
-        if visible and not self._rows:
-            self._rows = decode_batch(self.tp, self._records, batch, position, check_crcs=check_crcs)
+        """Have the batch's next rows at hand, if the reader may see it and they are not there already."""
+        if self._rows:
+            return
+        self._is_last = True
+        if batch.verdict is not Verdict.DELIVER or batch.header.last_offset < position:
+            return
+        if self._parts is None:
+            if batch.header.records_count <= SLICE_RECORDS:
+                self._rows = decode_batch(self.tp, self._records, batch, position, check_crcs=check_crcs)
+                return
+            self._parts = decode_parts(self.tp, self._records, batch, position, check_crcs=check_crcs)
+        self._rows, self._is_last = next(self._parts, ([], True))
 
     def take_arrow(self, position: int, *, check_crcs: bool, include_headers: bool) -> Any:
         """Everything from `position` on as one pyarrow.RecordBatch (perhaps without rows)."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from oncelog.errors import CorruptMessage, InvalidRecord, PeerError
+from oncelog.errors import BrokerError, CorruptMessage, InvalidRecord, PeerError
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.batch import BatchHeader, iter_batches
 from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.messages import FetchRequest, FetchResponse
-from oncelog.wire.records import decode_records
+from oncelog.wire.records import DecodedRecord, decode_records, iter_records
 
 MAX_FETCH_VERSION = 12
 
@@ -149,16 +149,42 @@ def decode_batch(
     tp: TopicPartition, records: memoryview, batch: PlacedBatch, start_offset: int, *, check_crcs: bool
 ) -> list[Record]:
     """The records of one batch from `start_offset` on. Raises CorruptMessage naming the batch."""
-    timestamp_type = batch.header.timestamp_type
     try:
         decoded = decode_records(records, batch.position, verify=check_crcs)
     except (CorruptMessage, InvalidRecord) as error:
-        raise type(error)(
-            f"{tp}, batch of offsets {batch.header.base_offset} to {batch.header.last_offset}: "
-            f"{error.detail}; seek past it to go on"
-        ) from error
+        raise _unreadable(tp, batch.header, error) from error
+    return _rows(tp, batch.header, decoded, start_offset)
+
+
+def decode_parts(
+    tp: TopicPartition, records: memoryview, batch: PlacedBatch, start_offset: int, *, check_crcs: bool
+) -> Iterator[tuple[list[Record], bool]]:
+    """Yield the records of one batch from `start_offset` on in parts, and with each whether it is the last.
+
+    For batches of many records: few are in memory at once. Raises as `decode_batch`.
+    """
+    header, count = batch.header, 0
+    try:
+        for decoded in iter_records(records, batch.position, verify=check_crcs):
+            count += len(decoded)
+            yield _rows(tp, header, decoded, start_offset), count == header.records_count
+    except (CorruptMessage, InvalidRecord) as error:
+        raise _unreadable(tp, header, error) from error
+
+
+def _unreadable(tp: TopicPartition, header: BatchHeader, error: BrokerError) -> BrokerError:
+    return type(error)(
+        f"{tp}, batch of offsets {header.base_offset} to {header.last_offset}: "
+        f"{error.detail}; seek past it to go on"
+    )
+
+
+def _rows(
+    tp: TopicPartition, header: BatchHeader, decoded: list[DecodedRecord], start_offset: int
+) -> list[Record]:
     topic, partition = tp
-    if batch.header.base_offset < start_offset:
+    timestamp_type = header.timestamp_type
+    if header.base_offset < start_offset:
         decoded = [record for record in decoded if record.offset >= start_offset]
     # Half the cost of calling Record: its own __new__ is a Python function that ends in this call.
     make = tuple.__new__

@@ -31,7 +31,7 @@ from oncelog.rules.compaction import (
     SeenTransactions,
 )
 from oncelog.wire.batch import BatchHeader, read_header, rewrite_batch
-from oncelog.wire.records import DecodedRecord, decode_records
+from oncelog.wire.records import DecodedRecord, iter_records
 
 CLEANED, SWAP = ".cleaned", ".swap"
 # About 100 bytes each. A range with more keys is cleaned in several rounds.
@@ -205,20 +205,22 @@ class Compaction:
         horizon_ms = _horizon_ms(header)
         if judged.drops_all:
             return rewrite_batch(header, [], horizon_ms) if judged.keeps_header else None
-        records = decode_records(found.data, found.data_position)
-        if header.is_control:
-            kept, needs_horizon = records, judged.is_empty_end
-        else:
-            kept = [
+        kept: list[DecodedRecord] = []
+        # In parts, so that only what stays is in memory, however many records the batch has.
+        for records in iter_records(found.data, found.data_position):
+            kept += (
                 record
                 for record in records
-                if cleaning.keeps(record.key, record.offset, record.value is not None, horizon_ms)
-            ]
-            needs_horizon = any(record.value is None for record in kept)
+                if header.is_control
+                or cleaning.keeps(record.key, record.offset, record.value is not None, horizon_ms)
+            )
+        needs_horizon = (
+            judged.is_empty_end if header.is_control else any(record.value is None for record in kept)
+        )
         if not kept and not judged.keeps_header:
             return None
         needs_horizon = needs_horizon and horizon_ms is None
-        if len(kept) == len(records) and not needs_horizon:
+        if len(kept) == header.records_count and not needs_horizon:
             return found.bytes()
         if needs_horizon:
             horizon_ms = self._now_ms + self._config.delete_retention_ms
@@ -332,14 +334,24 @@ def _do(job: Job, header: BatchHeader) -> Chore:
 
 def _note_keys(found: FoundBatch, latest: LatestOffsets) -> Chore:
     """Note where the keys of a batch stand, in bounded steps."""
+    parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []
-    yield from _do(lambda: records.extend(decode_records(found.data, found.data_position)), found.header)
-    for start in range(0, len(records), _STEP_ITEMS):
-        if start:
-            yield None
-        for record in records[start : start + _STEP_ITEMS]:
-            if record.key is not None:
-                latest.note(record.key, record.offset)
+    left = found.header.records_count
+
+    def decode() -> None:
+        if not parts:
+            parts.append(iter_records(found.data, found.data_position))
+        records[:] = next(parts[0])
+
+    while left:
+        yield from _do(decode, found.header)
+        left -= len(records)
+        for start in range(0, len(records), _STEP_ITEMS):
+            if start:
+                yield None
+            for record in records[start : start + _STEP_ITEMS]:
+                if record.key is not None:
+                    latest.note(record.key, record.offset)
 
 
 def _batches(segment: Segment) -> Iterator[FoundBatch]:

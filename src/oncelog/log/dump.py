@@ -25,7 +25,7 @@ from oncelog.log.snapshot import (
 from oncelog.rules.producers import unpack_entry
 from oncelog.wire.batch import BatchHeader, verify_crc
 from oncelog.wire.control import decode_control
-from oncelog.wire.records import decode_records
+from oncelog.wire.records import iter_records
 
 Row = dict[str, Any]
 _OFFSET_ENTRY, _TIME_ENTRY = struct.Struct(">II"), struct.Struct(">qI")
@@ -111,7 +111,8 @@ def _record_rows(disk: Disk, path: str, found: FoundBatch) -> list[Row]:
                 "value": _text(record.value),
                 "headers": {name: _text(value) for name, value in record.headers},
             }
-            for record in decode_records(found.bytes(), verify=False)
+            for records in iter_records(found.bytes(), verify=False)
+            for record in records
         ]
     except BrokerError as error:
         raise StorageError(f"{disk.describe(path)} at position {found.position}: {error}") from error

@@ -144,12 +144,17 @@ class Partition(CompactedStore):
         verdict = decide_marker(entry, marker, origin, offset=offset, now_ms=now_ms)
         match verdict:
             case StoreMarker():
-                self._write(records, header, now_ms)
-                if verdict.completed is not None and offset >= self.high_watermark:
-                    self._producers.hide(verdict.completed.first_offset, offset)
-                aborted = self._producers.complete(marker.producer_id, verdict)
-                if aborted is not None:
-                    self._segments.active.transactions.append(aborted)
+                # Until its index entry is there, no flush may vouch for the marker.
+                self._marker_offset = offset
+                try:
+                    self._write(records, header, now_ms)
+                    if verdict.completed is not None and offset >= self.high_watermark:
+                        self._producers.hide(verdict.completed.first_offset, offset)
+                    aborted = self._producers.complete(marker.producer_id, verdict)
+                    if aborted is not None:
+                        self._segments.active.transactions.append(aborted)
+                finally:
+                    self._marker_offset = None
                 return Appended(offset, offset, None, self._log_start_offset, False)
             case Refuse(error, reason):
                 raise error(f"{self.topic_partition}: {reason}")

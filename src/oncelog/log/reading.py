@@ -13,9 +13,10 @@ from oncelog.log.disk import Buffer
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segments import Segments
+from oncelog.types import Compression
 from oncelog.wire.batch import HEADER_BYTES, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES
-from oncelog.wire.records import decode_records
+from oncelog.wire.records import find_record_at_time, payload_of
 
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_POSITION = 23
@@ -188,7 +189,8 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
                 records: list[FoundTime | None] = []
                 job = partial(_append_first_record, records, found, timestamp_ms, start_offset)
                 cost.spent += header.records_count
-                if header.records_count > _STEP_COST:
+                # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
+                if header.records_count > _STEP_COST or header.compression is not Compression.NONE:
                     yield job
                 else:
                     job()
@@ -219,10 +221,9 @@ def _append_first_record(
 
 
 def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
-    for record in decode_records(found.bytes()):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-            return FoundTime(record.timestamp_ms, record.offset)
-    return None
+    payload = payload_of(found.bytes(), 0, found.header, verify=True)
+    record = find_record_at_time(payload, found.header, timestamp_ms, start_offset)
+    return None if record is None else FoundTime(*record)
 
 
 def search_max_timestamp(segments: Segments, start_offset: int, cost: StepCost) -> Search:

@@ -79,6 +79,7 @@ class PartitionStore:
         self._log_end_offset = recovered.segments.active.end_offset
         self._recovery_point = recovered.log_start_offset
         self._shown_offset = recovered.log_start_offset  # the high watermark never goes below it
+        self._marker_offset: int | None = None  # of a marker whose index entry is not noted yet
         self._failure: str | None = None
         self._places: dict[int, Place] = {}
         self._unsnapshotted_bytes = 0
@@ -389,6 +390,9 @@ class PartitionStore:
         self._check_online()
         self._check_open()
         end_offset = self._log_end_offset
+        # In another thread this may come between a marker's write and its entry in the transaction index.
+        if (marker_offset := self._marker_offset) is not None:
+            end_offset = min(end_offset, marker_offset)
         synced_to = self._recovery_point
         # With the segment that ends at the recovery point: its indexes were written after that flush.
         segments = self._segments.from_offset(synced_to - 1)

@@ -21,9 +21,10 @@ from oncelog.errors import (
 from oncelog.log.config import LogConfig
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header, restamp_time, seal
-from oncelog.wire.header import CRC_START
+from oncelog.wire.compression import decompress_within
+from oncelog.wire.header import CRC_START, HEADER_BYTES
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.records import MAX_RECORDS, MIN_RECORD_BYTES, find_records_without_key, payload_of
+from oncelog.wire.records import MAX_RECORDS, MIN_RECORD_BYTES, find_records_without_key
 
 _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
@@ -103,8 +104,8 @@ def prepare_batch(records: memoryview, header: BatchHeader, config: LogConfig) -
     """Return the batch as it is to be stored: with the topic's timestamp type and codec.
 
     A timestamp type is put right in the header alone. For keys and another codec the payload is opened,
-    within bounds, for this runs on the one thread that serves everybody. Raises InvalidRecord for a payload
-    or a count above them, a record that does not parse and, on a compacted topic, one without a key.
+    within bounds, for this runs on the one thread that serves everybody. Raises MessageTooLarge for a payload
+    or a count above them, InvalidRecord for a record that does not parse or lacks a key (compacted topics).
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
@@ -113,11 +114,19 @@ def prepare_batch(records: memoryview, header: BatchHeader, config: LogConfig) -
         return records
     most_records = min(config.max_message_bytes // MIN_RECORD_BYTES, MAX_RECORDS)
     if header.records_count > most_records:
-        raise InvalidRecord(
+        raise MessageTooLarge(
             f"{header.records_count} records in a batch that must be opened; at most {most_records} fit into"
             f" max.message.bytes={config.max_message_bytes}"
         )
-    payload = payload_of(records, 0, header, False, MAX_GROWTH * config.max_message_bytes)
+    most_bytes = MAX_GROWTH * config.max_message_bytes
+    payload = decompress_within(header.compression, records[HEADER_BYTES : header.size_bytes], most_bytes)
+    if payload is None:
+        # Not INVALID_RECORD: Java's producer bounds a batch by what it becomes compressed. It splits one that
+        # is too large and sends the parts. Guarded by test_a_java_producer_splits_what_grows_too_much.
+        raise MessageTooLarge(
+            f"the batch becomes over {most_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
+            " must be opened"
+        )
     _check_keys(payload, header, config)
     return records if has_codec else memoryview(_recompress(payload, header, config))
 

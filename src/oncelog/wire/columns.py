@@ -105,7 +105,7 @@ class _Picked:
         if header.records_count > _MAX_RECORDS:
             raise InvalidRecord(
                 f"the batch at offset {header.base_offset} says {header.records_count} records;"
-                f" at most {_MAX_RECORDS} of one batch are decoded"
+                f" at most {_MAX_RECORDS} of one batch become columns; read them as records"
             )
         self.headers.append(header)
         self.positions.append(position + HEADER_BYTES)

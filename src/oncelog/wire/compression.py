@@ -117,17 +117,22 @@ def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESS
     Raises CorruptMessage when it is not whole and well formed, InvalidRecord when it becomes more
     than `max_bytes`, UnsupportedCompressionType when the codec's library is missing.
     """
-    if codec is Compression.NONE:
-        return data
-    try:
-        out = _DECOMPRESS[codec](memoryview(data), max_bytes)
-    except ImportError as error:
-        raise UnsupportedCompressionType(_hint(codec)) from error
+    out = decompress_within(codec, data, max_bytes)
     if out is None:
         raise InvalidRecord(
             f"a {codec.name.lower()} batch of {len(data)} bytes becomes over {max_bytes} bytes"
         )
     return out
+
+
+def decompress_within(codec: Compression, data: Buffer, max_bytes: int) -> Buffer | None:
+    """Return what the data was before; None when that is more than `max_bytes`. Raises as `decompress`."""
+    if codec is Compression.NONE:
+        return data
+    try:
+        return _DECOMPRESS[codec](memoryview(data), max_bytes)
+    except ImportError as error:
+        raise UnsupportedCompressionType(_hint(codec)) from error
 
 
 def _corrupt(codec: Compression, detail: object) -> CorruptMessage:

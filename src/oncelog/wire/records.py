@@ -11,7 +11,7 @@ Source: apache/kafka DefaultRecord.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -27,7 +27,9 @@ _NULL_SIZE = 1
 MIN_RECORD_BYTES = 7
 """The smallest record: its length, attributes, two deltas, no key, no value, no headers."""
 MAX_RECORDS = 1 << 20
-"""Records of one batch that are decoded to rows, each of which takes 150 bytes of memory or more."""
+"""Records of one batch that `decode_records` holds at once; each takes 150 bytes of memory or more."""
+SLICE_RECORDS = 1 << 15
+"""Records of one list of `iter_records`."""
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
@@ -153,31 +155,71 @@ def decode_records(
     if header.records_count > MAX_RECORDS:
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records;"
-            f" at most {MAX_RECORDS} of one batch are decoded"
+            f" at most {MAX_RECORDS} of one batch are decoded at once"
         )
     data = bytes(payload_of(buffer, position, header, verify, max_bytes))
     check_count(header, data)
+    records, position = _parse_or_raise(data, header, 0, 0, header.records_count)
+    _check_end(header, position, len(data))
+    return records
+
+
+def iter_records(
+    buffer: Buffer, position: int = 0, *, verify: bool = True, slice_records: int = SLICE_RECORDS
+) -> Iterator[list[DecodedRecord]]:
+    """Return the records of the one batch at a position in lists, so that few are in memory at once.
+
+    A batch may hold any number of records: Kafka sets no limit. Raises what `decode_records` raises, but
+    for their number; what does not parse is raised when its list is made.
+    """
+    header = read_header(buffer, position)
+    data = bytes(payload_of(buffer, position, header, verify))
+    check_count(header, data)
+    return _slices(data, header, slice_records)
+
+
+def _slices(data: bytes, header: BatchHeader, slice_records: int) -> Iterator[list[DecodedRecord]]:
+    position, left = 0, header.records_count
+    while left:
+        size = min(left, slice_records)
+        records, position = _parse_or_raise(data, header, position, header.records_count - left, size)
+        left -= size
+        if not left:
+            _check_end(header, position, len(data))
+        yield records
+    if not header.records_count:
+        _check_end(header, 0, len(data))
+
+
+def _parse_or_raise(
+    data: bytes, header: BatchHeader, position: int, first: int, count: int
+) -> tuple[list[DecodedRecord], int]:
     try:
-        records, stop = _parse(data, header)
+        return _parse(data, header, position, first, count)
     except IndexError as error:
         raise InvalidRecord(f"the batch at offset {header.base_offset} holds a record cut short") from error
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"a header name at offset {header.base_offset} is not UTF-8: {error}") from error
-    if stop != len(data):
+
+
+def _check_end(header: BatchHeader, stop: int, end: int) -> None:
+    if stop != end:
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records, "
-            f"after which {len(data) - stop} bytes are left"
+            f"after which {end - stop} bytes are left"
         )
-    return records
 
 
-def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
+def _parse(
+    data: bytes, header: BatchHeader, position: int, first: int, count: int
+) -> tuple[list[DecodedRecord], int]:
+    """Read `count` records from a position on, of which `first` stand before."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp_ms
     fixed_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     records: list[DecodedRecord] = []
     append, make, varint = records.append, DecodedRecord._make, read_varint
-    position, end = 0, len(data)
-    for _ in range(header.records_count):
+    end = len(data)
+    for _ in range(count):
         # Nearly every number has one or two bytes; the calls are for the others.
         size = data[position]
         if size < 128:
@@ -188,7 +230,7 @@ def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
             size, position = varint(data, position)
         stop = position + size
         if size < 0 or stop > end:
-            raise _bad_record(base_offset, len(records))
+            raise _bad_record(base_offset, first + len(records))
         delta = data[position + 1]  # after the attributes, which say nothing
         if delta > 127:
             delta, position = varint(data, position + 1)
@@ -216,14 +258,14 @@ def _parse(data: bytes, header: BatchHeader) -> tuple[list[DecodedRecord], int]:
         if size > 0:
             position += size
         elif size < -1:
-            raise _bad_record(base_offset, len(records))
+            raise _bad_record(base_offset, first + len(records))
         headers: tuple[Header, ...] = ()
         if data[position]:
             headers, position = parse_headers(data, position, stop)
         else:
             position += 1
         if position != stop:
-            raise _bad_record(base_offset, len(records))
+            raise _bad_record(base_offset, first + len(records))
         timestamp_ms = base_timestamp + delta if fixed_time is None else fixed_time
         append(make((base_offset + index, timestamp_ms, key, value, headers)))
     return records, position
@@ -277,6 +319,34 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
             f"after which {end - position} bytes are left"
         )
     return missing
+
+
+def find_record_at_time(
+    payload: Buffer, header: BatchHeader, timestamp_ms: int, start_offset: int
+) -> tuple[int, int] | None:
+    """Return (timestamp_ms, offset) of the first record at or after a time and an offset.
+
+    No record is made of what is read, and what stands behind the found one is not read. Raises
+    InvalidRecord (a record that does not parse, a wrong count).
+    """
+    check_count(header, payload)
+    data, position, end = bytes(payload), 0, len(payload)
+    base_offset, base_ms = header.base_offset, header.base_timestamp_ms
+    is_by_broker = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    try:
+        for index in range(header.records_count):
+            size, position = read_varint(data, position)
+            if size < 0 or position + size > end:
+                raise _bad_record(base_offset, index)
+            time_delta, at = read_varint(data, position + 1)
+            offset_delta, _ = read_varint(data, at)
+            record_ms = header.max_timestamp_ms if is_by_broker else base_ms + time_delta
+            if record_ms >= timestamp_ms and base_offset + offset_delta >= start_offset:
+                return record_ms, base_offset + offset_delta
+            position += size
+    except IndexError as error:
+        raise InvalidRecord(f"the batch at offset {base_offset} holds a record cut short") from error
+    return None
 
 
 def _bad_record(base_offset: int, index: int) -> InvalidRecord:

@@ -1,0 +1,61 @@
+"""A flush in its thread while requests go on: it looks at the partition between any two lines."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from helpers_log import batch, config, marker, open_partition, put, put_marker
+
+from oncelog.log.segment import Segment
+from oncelog.log.segments import Segments
+from oncelog.rules.append import ProducerEntry
+from oncelog.rules.producers import ProducerTable
+from oncelog.sim.disk import MemoryDisk
+
+
+def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Readers would be given the aborted records after a power loss, for nothing would note them again."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, pid=7, is_transactional=True))
+    partition.flush()
+    original = ProducerTable.put
+
+    def put_entry(self: ProducerTable, producer_id: int, entry: ProducerEntry) -> None:
+        partition.flush()  # its thread got its turn behind the marker's write
+        original(self, producer_id, entry)
+
+    monkeypatch.setattr(ProducerTable, "put", put_entry)
+    put_marker(partition, marker(7, commit=False))
+    monkeypatch.undo()
+    point = partition.recovery_point
+    for seed in range(16):
+        again = open_partition(disk.after_power_loss(Random(seed)), recovery_point=point)
+        if again.log_end_offset == 2:
+            assert [entry.first_offset for entry in again.aborted_transactions(0, 2)] == [0]
+            assert again.last_stable_offset == 2
+
+
+def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
+    """Compaction puts one segment in the place of several; a flush asks meanwhile for what it must sync."""
+    partition = open_partition(log_config=config(segment_bytes=200))
+    for sequence in range(12):
+        put(partition, batch(sequence, pid=1))
+    old = list(partition._segments)
+    assert len(old) == 6
+    segments, seen = Segments(old), list[list[Segment]]()
+    point = old[5].base_offset
+
+    class Watched(list[Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            seen.append(segments.from_offset(point))
+            super().__setitem__(key, value)
+            seen.append(segments.from_offset(point))
+
+    segments._segments, segments._bases = Watched(segments._segments), Watched(segments._bases)
+    segments.replace(old[:3], old[0])
+    assert len(seen) == 4 and all(set(old[5:]) <= set(each) for each in seen)
