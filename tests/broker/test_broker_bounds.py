@@ -308,9 +308,9 @@ def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pyt
         assert frame is not None and answered_at[0] < len(steps) and len(steps) >= 900
 
 
-@pytest.mark.parametrize(("count", "jobs"), [(400, 2), (5_000, 4)])
+@pytest.mark.parametrize(("count", "jobs"), [(400, 3), (5_000, 5)])
 def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: int) -> None:
-    """Besides the two jobs of a swap: the keys of the batch, and what stays of it."""
+    """Besides the three jobs of a swap: the keys of the batch, and what stays of it."""
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition = open_partition(log_config=config(**settings))
     put(partition, log_batch(count=count, value=b"old"))
