@@ -20,6 +20,7 @@ from oncelog.errors import (
     ConfigError,
     InvalidCommitOffsetSize,
     InvalidConfig,
+    InvalidRequest,
     KafkaStorageError,
     MessageTooLarge,
     StorageError,
@@ -307,3 +308,10 @@ def test_log_directories_are_described_of_a_topic_named_twice(tmp_path: Path) ->
         (directory,) = client.ask(m.DescribeLogDirsRequest(topics=topics), 4).results
         (described,) = directory.topics
         assert [each.partition_index for each in described.partitions] == [0, 2]
+
+
+def test_groups_with_long_names_have_no_settings_of_their_own(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        name = "g" * 257
+        assert alter(client, GROUP_TYPE, name, consumer_session_timeout_ms="46000") == InvalidRequest.code
+        assert alter(client, GROUP_TYPE, name[1:], consumer_session_timeout_ms="46000") == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from oncelog.broker.config_text import ResourceType
-from oncelog.broker.dynamic_config import checked_broker
+from oncelog.broker.dynamic_config import MAX_GROUP_NAME_CHARS, checked_broker
 from oncelog.broker.internal_topics import check_internal_settings
 from oncelog.broker.topic_config import check_overrides
 from oncelog.errors import (
@@ -132,6 +132,10 @@ class _Plan:
         present = dynamic.of_group(name)
         values = dynamic.checked_group(change(present))
         if values and not present:
+            if len(name) > MAX_GROUP_NAME_CHARS:
+                raise InvalidRequest(
+                    f"the name of a group with settings has at most {MAX_GROUP_NAME_CHARS} characters"
+                )
             dynamic.check_room(self._new_group_count)
             self._new_group_count += 1
         self._groups[name] = values

@@ -23,6 +23,8 @@ CLUSTER = ""
 """The name of what holds for every broker of the cluster."""
 MAX_GROUPS = 10_000
 """Groups with settings of their own: each change writes them all."""
+MAX_GROUP_NAME_CHARS = 256
+"""Of such a group: names of 32 KB would make a file of 300 MB."""
 DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
     "producer.id.expiration.ms",
     "transaction.partition.verification.enable",
