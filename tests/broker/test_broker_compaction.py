@@ -16,13 +16,16 @@ from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartitio
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import open_node
+from oncelog.edge.broker import open_node, recover_node
 from oncelog.edge.clock import Clock
 from oncelog.log import compacted
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
-from oncelog.types import ConsumerGroupMetadata
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import ConsumerGroupMetadata, Origin
+from oncelog.wire.batch import build_batch
+from oncelog.wire.records import NewRecord
 
 QUICK = {"log.cleaner.backoff.ms": 20}
 NOW_MS = 1_700_000_000_000
@@ -52,6 +55,27 @@ def test_a_topic_shrinks_to_its_keys() -> None:
         assert newest(servers, topic) == expected
         records = read(servers, topic)
         assert all(int(record.value or b"") == record.offset for record in records)
+
+
+def test_one_round_compacts_what_was_just_closed() -> None:
+    """librdkafka's test 0077 waits 20 s, longer than one round's interval and shorter than two."""
+    node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
+    now_ms = Clock().now_ms()
+    configs = {
+        "cleanup.policy": "compact",
+        "internal.segment.bytes": "1000",
+        "min.cleanable.dirty.ratio": "0",
+    }
+    partition = node.topics.create("t", 1, configs, now_ms).partitions[0]
+    for number in range(30):
+        record = NewRecord(now_ms, b"k", b"%d" % number)
+        partition.append(memoryview(build_batch([record])), origin=Origin.CLIENT, now_ms=now_ms)
+    assert partition.cleaned_to == partition.recovery_point == 0
+    node.tick(now_ms + BROKER.parse({})["log.cleaner.backoff.ms"])
+    for flushed in node.flushes.take():
+        flushed.flush()
+        node.flushes.finished(flushed, None)
+    assert partition.cleaned_to > 0
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])

@@ -59,8 +59,11 @@ def main() -> int:
     parser.add_argument("--certificates", type=Path, help="Directory with server.key, server.crt and ca.crt.")
     parser.add_argument("--limit", type=float, default=1800, help="Seconds that the command may take.")
     parser.add_argument("-X", "--property", action="append", default=[], help="KEY=VALUE of the broker.")
-    parser.add_argument("command", nargs="*")
-    arguments = parser.parse_args()
+    # argparse takes the command's own options for ours, wherever `--` stands: it gets what is before it only.
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:end])
+    command = words[end + 1 :]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ports = dict(zip(PROTOCOLS, free_ports(4), strict=True))
     ports |= {protocol: int(port) for protocol, port in (item.split("=") for item in arguments.port)}
@@ -78,9 +81,9 @@ def main() -> int:
                 for user, password in USERS.items():
                     admin.set_user(user, password)
             print("ready", *(f"{protocol}=127.0.0.1:{port}" for protocol, port in ports.items()), flush=True)
-            if not arguments.command:
+            if not command:
                 signal.pause()
-            return run(arguments.command, suite_environment(directory, ports), arguments.limit)
+            return run(command, suite_environment(directory, ports), arguments.limit)
 
 
 def certificate_properties(given: Path | None, directory: Path) -> dict[str, object]:

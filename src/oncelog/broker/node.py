@@ -296,8 +296,9 @@ def _compact(node: Node, now_ms: int) -> None:
         return
     for coordinator in (node.transactions, node.groups):
         coordinator.topic.close_long_segments(now_ms)
-    _flush_closed(node, is_compacted=True)
-    node.log_manager.compact(now_ms)
+    # Only what is synced is compacted. The round begins when these syncs have ended: otherwise a segment that
+    # was just closed waits for the next round. See test_one_round_compacts_what_was_just_closed.
+    _flush_closed(node, is_compacted=True, then=lambda: node.log_manager.compact(now_ms))
 
 
 def _expire_producers(node: Node, now_ms: int) -> None:
@@ -345,15 +346,29 @@ def _flush_by_time(node: Node, now_ms: int) -> None:
 
 
 def _write_checkpoints(node: Node, now_ms: int) -> None:
-    _flush_closed(node, is_compacted=False)
+    _flush_closed(node, is_compacted=False, then=lambda: None)
     node.log_manager.write_checkpoints()
 
 
-def _flush_closed(node: Node, *, is_compacted: bool) -> None:
-    """Sync closed segments, so that after a kill only the active one is read again; nobody waits for it.
+def _flush_closed(node: Node, *, is_compacted: bool, then: Callable[[], None]) -> None:
+    """Sync closed segments, so that after a kill only the active one is read again.
 
-    `is_compacted`: only of compacted topics, for only what is synced is compacted.
+    `is_compacted`: only those of compacted topics. `then` is called once every sync has ended, or failed.
     """
-    for _, partition in node.topics.all_partitions():
-        if partition.is_flush_due and (partition.config.is_compacted or not is_compacted):
-            node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, lambda error: None))
+    due = [
+        partition
+        for _, partition in node.topics.all_partitions()
+        if partition.is_flush_due and (partition.config.is_compacted or not is_compacted)
+    ]
+    left = len(due)
+
+    def on_flushed(error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            then()
+
+    for partition in due:
+        node.flushes.add(partition, FlushWait(partition.log_end_offset - 1, on_flushed))
+    if not due:
+        then()
