@@ -107,3 +107,64 @@ def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
     assert partition.log_start_offset == 0, "hour 60 is in the first segment"
     partition.enforce_retention(START_MS + 81 * HOUR_MS)
     assert partition.log_start_offset == 61
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
+    """Its recovery did not append the last time entry, and later starts took what was left for the truth."""
+    old = config(segment_bytes=3000, index_interval_bytes=1000, retention_ms=20 * HOUR_MS)
+    disk = MemoryDisk()
+    partition = open_partition(disk, old)
+    while partition.segment_count < 3:
+        count = partition.log_end_offset
+        put(partition, batch(timestamp_ms=NOW_MS if count == 39 else START_MS + count))
+    partition.close(NOW_MS)
+    path = f"{partition.directory}/{0:020d}.timeindex"
+    disk.replace(path, disk.read(path)[: -12 * lost])
+    partition = open_partition(disk, old, clean_shutdown=True)
+    for _ in partition.confirm_times(NOW_MS):
+        pass
+    partition.enforce_retention(NOW_MS)
+    assert partition.log_start_offset == 0, "offset 39 is young"
+    partition.close(NOW_MS)
+    partition = open_partition(disk, old, clean_shutdown=True)
+    assert partition._segments.first.max_timestamp_ms == NOW_MS, "the entry is there again"
+    found = partition.offset_for_timestamp(NOW_MS)
+    assert found is not None and found.offset == 39
+    partition.enforce_retention(NOW_MS + 30 * HOUR_MS)
+    assert partition.segment_count == 1
+
+
+def test_a_partition_deleted_while_its_times_are_checked_is_left_alone() -> None:
+    old = config(segment_bytes=3000, index_interval_bytes=1000, retention_ms=20 * HOUR_MS)
+    for act in ("abandon", "delete"):
+        disk = MemoryDisk()
+        partition = open_partition(disk, old)
+        while partition.segment_count < 4:
+            put(partition, batch(timestamp_ms=START_MS + partition.log_end_offset))
+        partition.close(NOW_MS)
+        partition = open_partition(disk, old, clean_shutdown=True)
+        steps = partition.confirm_times(NOW_MS)
+        next(steps)
+        if act == "abandon":
+            partition.abandon()
+        else:
+            partition.delete_records(None, NOW_MS)
+        assert list(steps) in ([], [None])
+
+
+@settings(deadline=None, max_examples=60)
+@given(entries=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12), data=st.data())
+def test_a_position_is_read_from_the_file_as_from_memory(
+    entries: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    disk, offset, position = MemoryDisk(), 0, 0
+    built = index.OffsetIndex(disk, "i")
+    for step, size in entries:
+        offset, position = offset + step, position + size
+        built.append(offset, position)
+    built.write_pending()
+    if entries:
+        disk.replace("i", disk.read("i") + bytes(data.draw(st.integers(0, 40))))
+    for wanted in range(offset + 3):
+        assert index.OffsetIndex.read_position(disk, "i", wanted) == built.position_for(wanted)

@@ -285,8 +285,10 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
 
 
 def _enforce_retention(node: Node, now_ms: int) -> None:
-    def enforce(partition: Partition) -> None:
-        partition.enforce_retention(now_ms)
+    def enforce(partition: Partition) -> Iterator[None]:
+        yield from partition.confirm_times(now_ms)
+        if not partition.is_closed:
+            partition.enforce_retention(now_ms)
 
     node.log_manager.for_each_partition(enforce)
 

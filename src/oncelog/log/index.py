@@ -19,6 +19,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from oncelog.errors import StorageError
 from oncelog.log.disk import Disk
 
@@ -131,6 +133,17 @@ class OffsetIndex(_IndexFile):
             index._positions.append(position)
         index._loaded(len(data))
         return index
+
+    @staticmethod
+    def read_position(disk: Disk, path: str, relative_offset: int) -> int:
+        """Return what `position_for` does, without keeping the entries; 0 for an unreadable file."""
+        data = disk.read(path) if disk.exists(path) else b""
+        entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
+        offsets, positions = entries[entries[:, 1] > 0].T
+        if (np.diff(offsets.astype(np.int64)) <= 0).any():
+            return 0
+        found = int(np.searchsorted(offsets, relative_offset, "right")) - 1
+        return int(positions[found]) if found >= 0 else 0
 
     def __len__(self) -> int:
         return len(self._positions)

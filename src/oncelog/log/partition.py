@@ -15,6 +15,7 @@ from oncelog.errors import (
     InvalidRecord,
     KafkaStorageError,
     OffsetOutOfRange,
+    StorageError,
 )
 from oncelog.log.compacted import CompactedStore
 from oncelog.log.config import LogConfig
@@ -271,12 +272,36 @@ class Partition(CompactedStore):
         self._advance_log_start(target, now_ms)
         return self._log_start_offset
 
+    def confirm_times(self, now_ms: int) -> Iterator[None]:
+        """Make sure of the times by which `enforce_retention` would delete now, in bounded steps.
+
+        Raises KafkaStorageError.
+        """
+        if not self.config.is_deleted or self.config.retention_ms is None:
+            return
+        oldest_ms = now_ms - self.config.retention_ms
+        for segment in self._segments:
+            try:
+                if segment.largest_timestamp_ms < oldest_ms:
+                    for _ in segment.confirm_times():
+                        yield None
+                        if self._is_closed:
+                            return
+                if segment.largest_timestamp_ms >= oldest_ms:
+                    return
+            except (OSError, StorageError) as error:
+                if not self.holds([segment]):
+                    return  # deleted or compacted meanwhile; the next round meets what there is then
+                raise KafkaStorageError(f"{self.topic_partition}: retention failed: {error}") from error
+
     def enforce_retention(self, now_ms: int) -> int:
         """Delete segments that are too old or too many, oldest first; how many.
 
         Open transactions do not hold them. Raises KafkaStorageError.
         """
         before = len(self._segments)
+        for _ in self.confirm_times(now_ms):
+            pass  # mostly done before, in steps
         if self.config.is_deleted:
             self._advance_log_start(self._retained_from(now_ms), now_ms)
         else:

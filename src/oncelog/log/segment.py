@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+import numpy as np
+
 from oncelog.errors import StorageError
 from oncelog.log.chores import Job
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from oncelog.log.partition_disk import PartitionDisk
-from oncelog.log.scan import BadBatch, FoundBatch, find_behind, scan
+from oncelog.log.scan import HEADERS, BadBatch, FoundBatch, find_behind, scan, scan_headers
 from oncelog.wire.batch import BatchHeader
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
@@ -67,6 +69,7 @@ class Segment:
         self._doubtful: tuple[int, int] | None = None
         self.is_index_synced = False
         """True for a closed segment whose offset and time index survive a power loss."""
+        self._is_time_sure = True
         self.damaged: dict[int, int] = {}
         """Positions of batches that are bad though synced, and where the log goes on."""
 
@@ -124,6 +127,7 @@ class Segment:
         if not self._disk.exists(self._path(INDEX_SUFFIX)):
             raise StorageError(f"{self._disk.describe(self._path(INDEX_SUFFIX))} is missing")
         last = TimeIndex.read_last(self._disk, self._path(TIME_SUFFIX))
+        self._is_time_sure = False
         if last is None:
             self.load_indexes(index_interval_bytes)
             self.end_offset, self.is_index_synced = next_base_offset, True
@@ -384,6 +388,34 @@ class Segment:
             return self._disk.modified_ms(self.log_path)
         except OSError:
             return self.created_ms  # no reason to delete anything
+
+    def confirm_times(self) -> Iterator[None]:
+        """Make sure that no batch is younger than the time index says, a block of headers a step.
+
+        Oncelog up to 0.4.1 lost the last entries of closed segments after a kill. Called before records are
+        deleted by time: test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
+        Raises OSError.
+        """
+        if self._is_time_sure:
+            return
+        position, noted_offset = 0, self.base_offset - 1
+        last = TimeIndex.read_last(self._disk, self._path(TIME_SUFFIX))
+        if last is not None:
+            position = OffsetIndex.read_position(self._disk, self._path(INDEX_SUFFIX), last[1])
+            noted_offset = self.base_offset + last[1]
+        largest_ms = self.max_timestamp_ms
+        for block in scan_headers(self.file, position, self.size_bytes):
+            rows = np.frombuffer(block.headers, HEADERS)
+            row = rows[int(rows["max_timestamp_ms"].argmax())]
+            offset = int(row["base_offset"]) + int(row["last_offset_delta"])
+            if row["max_timestamp_ms"] > self.max_timestamp_ms and offset > noted_offset:
+                self.max_timestamp_ms, self.max_timestamp_offset = int(row["max_timestamp_ms"]), offset
+            yield None
+        self._is_time_sure = True
+        if self.max_timestamp_ms > largest_ms:
+            self._note_time()
+            with suppress(OSError):  # a full disk; the next start looks again
+                self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
         """Append the time entry that ends a closed segment's index: look-ups and retention go by it."""
