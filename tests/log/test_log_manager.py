@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import subprocess
@@ -10,10 +11,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, put
+from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
+from oncelog.log.checkpoint import CLEANED_OFFSETS, INDEXED_OFFSETS, encode_offsets
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -244,8 +246,9 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
     def opened(manager: LogManager) -> Partition:
         return manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
 
-    def look(partition: Partition, cleaned_to: int) -> None:
+    def look(partition: Partition, cleaned_to: int) -> bool:
         looks.append(cleaned_to)
+        return True
 
     with patch.object(Partition, "restore_aborted_index", look):
         manager = _open(disk)
@@ -269,3 +272,34 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
             manager.write_checkpoints()
             manager.release()
             assert looks == [cleaned_to]
+
+
+def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None:
+    """The entries serve readers from memory, and the next start looks again."""
+    disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
+    manager = _open(disk)
+    partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
+    for number in range(4):
+        put(partition, batch(number, pid=7, key=b"k%d" % number, is_transactional=True))
+        put_marker(partition, marker(7, commit=False))
+    for _ in range(6):
+        put(partition, batch(key=b"z"))
+    expected = sorted(partition.aborted_transactions(0, 99))
+    manager.close(NOW_MS)
+    for name in disk.list(str(TP)):
+        if name.endswith(".txnindex"):
+            disk.remove(f"{TP}/{name}")
+    disk.replace(CLEANED_OFFSETS, encode_offsets({TP: 8}))
+    if disk.exists(INDEXED_OFFSETS):
+        disk.remove(INDEXED_OFFSETS)
+    for is_full, count in ((True, 4), (True, 4), (False, 4), (False, 0)):
+        disk.errors = {("replace", ".txnindex"): errno.ENOSPC} if is_full else {}
+        manager = _open(disk)
+        partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
+        found = [entry[:3] for entry in sorted(partition.aborted_transactions(0, 99))]
+        assert found == [entry[:3] for entry in expected]
+        reports = partition.recovery_reports
+        assert len(reports) == (count > 0)
+        assert all("lacked 4 aborted transactions" in text for text in reports)
+        assert any("make room" in text for text in reports) is is_full
+        manager.close(NOW_MS)

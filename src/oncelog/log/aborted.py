@@ -6,6 +6,7 @@ Compaction up to 0.4.1 lost entries where its map of keys was full in the middle
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,18 +20,29 @@ from oncelog.wire.batch import HEADER_BYTES, read_header
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT
 
 
-def restore_aborted(segments: Iterable[Segment]) -> int:
-    """Add the entries that are missing, and sync them; return how many. Raises OSError."""
+class Restored(NamedTuple):
+    """`error`: why some entries are only in memory, None when all are stored."""
+
+    entry_count: int
+    error: OSError | None
+
+
+def restore_aborted(segments: Iterable[Segment]) -> Restored:
+    """Add the entries that are missing, and sync them. Raises OSError when the log cannot be read."""
     walked = list(segments)
     indexed = {entry.last_offset for segment in walked for entry in segment.transactions.entries}
     aborts = UnindexedAborts(indexed)
-    count = 0
+    count, failure = 0, None
     for segment in walked:
         if missing := list(_missing(segment, aborts)):
-            segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
             count += len(missing)
+            try:
+                segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
+            except OSError as error:
+                # A full disk must not refuse the start: readers go by the entries in memory.
+                failure = error
         segment.file.rest()
-    return count
+    return Restored(count, failure)
 
 
 def _missing(segment: Segment, aborts: UnindexedAborts) -> Iterator[Aborted]:

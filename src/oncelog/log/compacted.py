@@ -9,6 +9,7 @@ from oncelog.errors import BrokerError, KafkaStorageError, StorageError
 from oncelog.log.aborted import restore_aborted
 from oncelog.log.chores import Chore
 from oncelog.log.compaction import Compaction
+from oncelog.log.disk import explain
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.segment import Segment
 from oncelog.log.store import PartitionStore
@@ -34,17 +35,22 @@ class CompactedStore(PartitionStore):
                     return found
         return found
 
-    def restore_aborted_index(self, cleaned_to: int) -> None:
+    def restore_aborted_index(self, cleaned_to: int) -> bool:
         """Give abort markers below `cleaned_to` the index entries that compaction up to 0.4.1 lost.
 
-        Reads the header of every batch there. Raises StorageError.
+        Reads the header of every batch there. Return False when a full disk, say, kept them from being
+        stored; the next start must do it again. Raises StorageError.
         """
         try:
             restored = restore_aborted([each for each in self._segments if each.base_offset < cleaned_to])
         except OSError as error:
             raise StorageError(f"{self._disk.describe(self._directory)} cannot be read: {error}") from error
-        if restored:
-            self.recovery_reports.append(f".txnindex files lacked {restored} aborted transactions")
+        if restored.entry_count:
+            text = f".txnindex files lacked {restored.entry_count} aborted transactions"
+            if restored.error is not None:
+                text += f", which could not be stored ({explain(restored.error)}): the next start tries again"
+            self.recovery_reports.append(text)
+        return restored.error is None
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
         """What compaction may look at now; None when that is nothing, or a batch in it cannot be read."""

@@ -312,8 +312,12 @@ class TransactionIndex(_IndexFile):
         self.is_unsynced = True
 
     def add_missing(self, entries: Iterable[AbortedTransaction]) -> None:
-        """Put entries among those that are there, and replace the file. Raises OSError."""
+        """Put entries among those that are there, and replace the file.
+
+        Raises OSError; the entries are in memory then, and any later write brings all.
+        """
         self._entries = sorted([*self._entries, *entries], key=lambda entry: entry.last_offset)
+        self._written = 0
         self._disk.replace(self._path, self._pack(0, len(self)))
         self._written = len(self)
 

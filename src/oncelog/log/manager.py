@@ -64,6 +64,8 @@ class LogManager:
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
         self._indexed = read_offsets(disk, INDEXED_OFFSETS)
+        self._unindexed: set[TopicPartition] = set()
+        """Partitions with entries of aborted transactions that could not be stored at their opening."""
         self._written_points = dict(self._recovery_points)
         self.chores = Chores()
         self._lock = lock
@@ -142,9 +144,11 @@ class LogManager:
             partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
             # Only a version that writes the one checkpoint and not the other can have lost entries.
             if cleaned_to > self._indexed.get(topic_partition, 0):
-                partition.restore_aborted_index(cleaned_to)
-                self._indexed[topic_partition] = cleaned_to
-                self._is_indexed_dirty = True
+                if partition.restore_aborted_index(cleaned_to):
+                    self._indexed[topic_partition] = cleaned_to
+                    self._is_indexed_dirty = True
+                else:
+                    self._unindexed.add(topic_partition)
         self.partitions[topic_partition] = partition
         return partition
 
@@ -159,6 +163,7 @@ class LogManager:
             is_noted |= self._cleaned.pop(at, None) is not None
             is_noted |= self._indexed.pop(at, None) is not None
             self._written_points.pop(at, None)
+            self._unindexed.discard(at)
             partition.abandon()
         try:
             if is_noted:
@@ -294,7 +299,11 @@ class LogManager:
             self._cleaned |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
             return encode_offsets(self._cleaned)
         if path == INDEXED_OFFSETS:
-            self._indexed |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
+            self._indexed |= {
+                tp: p.cleaned_to
+                for tp, p in partitions
+                if p.config.is_compacted and tp not in self._unindexed
+            }
             return encode_offsets(self._indexed)
         if path == LOG_STARTS:
             self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
