@@ -11,7 +11,9 @@ from helpers_producer import producer_of
 
 from oncelog import Broker
 from oncelog.broker.producer_ids import FILE_NAME, IDS_PER_MS_BITS, ProducerIds, first_producer_id
+from oncelog.errors import StorageError
 from oncelog.sim.disk import MemoryDisk
+from oncelog.wire import messages as m
 
 NOW_MS = 1_790_000_000_000
 BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
@@ -96,3 +98,22 @@ def test_ids_of_the_transaction_log_are_not_given_again(tmp_path: Path) -> None:
         assert running is not None
         (entry,) = running.node.transactions.all()
         assert running.node._largest_producer_id() == entry.producer_id
+
+
+@pytest.mark.behaviour("I4", "I27")
+@pytest.mark.parametrize("stored", ["1e30", "Infinity", str(2**63), "-1", "true", '"7"'])
+def test_a_file_with_no_possible_id_stops_the_start(tmp_path: Path, stored: str) -> None:
+    (tmp_path / FILE_NAME).write_text(f'{{"version": 1, "next_producer_id": {stored}}}')
+    with pytest.raises(StorageError, match="restore it from a backup"):
+        Broker(tmp_path).start()
+
+
+@pytest.mark.behaviour("I4")
+def test_where_no_id_is_left_clients_get_an_error_and_keep_their_connection(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(f'{{"version": 1, "next_producer_id": {2**63 - 1}}}')
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        request = m.InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+        )
+        assert client.ask(request, 4).error_code != 0
+        assert client.ask(request, 4).error_code != 0

@@ -538,3 +538,53 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
     (tmp_path / "oncelog-topics.json").write_text(older)
     text = refusal(tmp_path)
     assert "[partitions] topic t has 1 partitions" in text and "t-1" in text
+
+
+@pytest.mark.behaviour("I27")
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_partition_of_which_only_other_nodes_have_all_stops_the_start(
+    plain: Path, is_changed: bool
+) -> None:
+    """Nobody is in sync, and the eligible leaders (KIP-966) are others: this copy lacks records."""
+    metadata = read_metadata(RealDisk(plain))
+    (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
+    if is_changed:
+        change = PartitionChangeRecord(
+            partition_id=1, topic_id=bank.topic_id, isr=[], replicas=[1, 2], eligible_leader_replicas=[2]
+        )
+        record = b"\x01\x05\x02" + change.encode(2)
+    else:
+        whole = PartitionRecord(
+            partition_id=1,
+            topic_id=bank.topic_id,
+            replicas=[1, 2],
+            isr=[],
+            directories=bank.partitions[1].directories * 2,
+            eligible_leader_replicas=[],
+            last_known_elr=[2],
+        )
+        record = b"\x01\x03\x02" + whole.encode(2)
+    append_metadata(plain, record)
+    assert "bank-1 is not in sync here; nodes [2] have more of it" in refusal(plain)
+
+
+@pytest.mark.behaviour("I27")
+def test_what_was_accepted_is_told_also_without_kafkas_metadata(plain: Path) -> None:
+    (plain / DIRECTORY / f"{0:020}.log").write_bytes(bytes(100_000)[:70] + b"x" * 1000)
+    manager = opened(plain)
+    notes = take_over(manager, settings_of({**CONFIG, "oncelog.takeover.accept": "metadata,settings"}))
+    manager.release()
+    assert any("accepted (metadata)" in note for note in notes)
+    assert any("accepted (settings): topic forever" in note for note in notes)
+
+
+@pytest.mark.behaviour("I27")
+def test_settings_of_groups_that_kafka_stores_are_told(plain: Path) -> None:
+    record = ConfigRecord(
+        resource_type=32, resource_name="g", name="consumer.session.timeout.ms", value="60000"
+    )
+    append_metadata(plain, b"\x01\x04\x00" + record.encode(0))
+    manager = opened(plain)
+    notes = take_over(manager, settings_of(CONFIG))
+    manager.release()
+    assert any("of group g: consumer.session.timeout.ms=60000" in note for note in notes)

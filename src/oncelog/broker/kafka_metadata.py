@@ -34,7 +34,7 @@ from oncelog.wire.stored import (
 )
 
 DIRECTORY = f"{METADATA_LOG}-0"
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 """Resource types of settings. Source: Kafka's ConfigResource."""
 
 _FRAME_VERSION = 1
@@ -59,11 +59,21 @@ _SEGMENT = re.compile(r"(?P<base>\d{20})\.log")
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """Who has a partition: nodes, and the log directory (its id) of each where it is known."""
+    """Who has a partition: nodes, and the log directory (its id) of each where it is known.
+
+    `eligible`, `last_eligible`: nodes that have all, or had, while nobody is in sync (KIP-966).
+    """
 
     replicas: list[int]
     isr: list[int]
     directories: list[bytes]
+    eligible: list[int]
+    last_eligible: list[int]
+
+    @property
+    def whole_at(self) -> list[int]:
+        """The nodes with every record that was acknowledged; empty when none is named."""
+        return self.isr or self.eligible or self.last_eligible
 
 
 @dataclass(slots=True)
@@ -147,7 +157,13 @@ class KafkaMetadata:
         topic = self.topics.get(bytes(record.topic_id))
         if topic is not None:
             directories = [bytes(each) for each in record.directories]
-            topic.partitions[record.partition_id] = KafkaPartition(record.replicas, record.isr, directories)
+            topic.partitions[record.partition_id] = KafkaPartition(
+                record.replicas,
+                record.isr,
+                directories,
+                record.eligible_leader_replicas or [],
+                record.last_known_elr or [],
+            )
 
     def _change(self, record: PartitionChangeRecord) -> None:
         topic = self.topics.get(bytes(record.topic_id))
@@ -156,6 +172,10 @@ class KafkaMetadata:
             return
         if record.isr is not None:
             partition.isr = record.isr
+        if record.eligible_leader_replicas is not None:
+            partition.eligible = record.eligible_leader_replicas
+        if record.last_known_elr is not None:
+            partition.last_eligible = record.last_known_elr
         if record.replicas is not None:
             partition.replicas = record.replicas
         if record.directories is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 
 from oncelog.broker.state_file import read_state, write_state
+from oncelog.config import INT64_MAX
 from oncelog.errors import StorageError
 from oncelog.log.disk import Disk
 from oncelog.types import ProducerId
@@ -45,6 +46,8 @@ class ProducerIds:
 
     def take(self) -> ProducerId:
         """A new id. Raises StorageError (nothing handed out) when a new block cannot be written down."""
+        if self._next > INT64_MAX - BLOCK_SIZE:
+            raise StorageError(f"no producer id is left: {FILE_NAME} says {self._stored}")
         if self._next >= self._block_end:
             block_end = self._block_end + BLOCK_SIZE
             write_next_id(self._disk, block_end)
@@ -70,7 +73,10 @@ def _parse(text: str) -> int:
         content = json.loads(text)
         if content["version"] != 1:
             raise ValueError(f"version {content['version']}")
-        return int(content["next_producer_id"])
+        next_id = content["next_producer_id"]
+        if type(next_id) is not int or not 0 <= next_id <= INT64_MAX:
+            raise ValueError(f"next_producer_id {next_id!r}")
+        return next_id
     except (ValueError, KeyError, TypeError) as error:
         # Starting again at 0 would give ids twice, so an unreadable file stops the broker.
         raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error

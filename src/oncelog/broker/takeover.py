@@ -30,6 +30,9 @@ from oncelog.broker.kafka_metadata import (
     read_metadata,
     topics_by_name,
 )
+from oncelog.broker.kafka_metadata import (
+    GROUP as GROUP_SETTINGS,
+)
 from oncelog.broker.producer_ids import stored_next_id, write_next_id
 from oncelog.broker.quotas import FILE_NAME as QUOTAS_FILE
 from oncelog.broker.quotas import QuotaChange, Quotas
@@ -110,8 +113,9 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         disk.remove_tree(directory)
     if plan.topics != before:
         write_topics(disk, plan.topics)
+    accepted_notes = [f"accepted ({word}): {text}" for word, text in plan.problems]
     if metadata is None or security is None:
-        return plan.notes
+        return plan.notes + accepted_notes
     if metadata.next_producer_id > stored_next_id(disk):
         write_next_id(disk, metadata.next_producer_id)
     security.store()
@@ -119,7 +123,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     content = {"version": 1, "files": files, "topic_ids": topic_ids, "taken": security.found}
     write_state(disk, FILE_NAME, json.dumps(content, indent=1))
     plan.notes.append(f"took over {len(metadata.topics)} topics with their settings from {DIRECTORY}")
-    return plan.notes + [f"accepted ({word}): {text}" for word, text in plan.problems]
+    return plan.notes + accepted_notes
 
 
 def _refusal(path: str, refused: list[tuple[str, str]]) -> str:
@@ -164,10 +168,9 @@ def _plan_topics(
         for index, partition in sorted(topic.partitions.items()):
             tp = TopicPartition(topic.name, index)
             if tp in here and logs.stored_topic_id(tp) in (None, topic.topic_id):
-                if partition.isr and logs.node_id not in partition.isr:
-                    plan.refuse(
-                        "partitions", f"{tp} is not in sync here; nodes {partition.isr} have more of it"
-                    )
+                nodes = partition.whole_at
+                if nodes and logs.node_id not in nodes:
+                    plan.refuse("partitions", f"{tp} is not in sync here; nodes {nodes} have more of it")
             elif not _is_unmade(topic, index, logs):
                 missing[index] = partition.replicas
         if missing:
@@ -255,7 +258,7 @@ def _is_stray_of(directory: str, name: str) -> bool:
 
 
 def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Settings) -> None:
-    """Settings of the broker that Kafka keeps in its metadata; ours come from the command line."""
+    """Settings of the broker and of groups that Kafka keeps in its metadata; ours come from elsewhere."""
     stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
     stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})
     for key, value in sorted(stored.items()):
@@ -272,6 +275,10 @@ def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Setting
                 f"Kafka stores the broker setting {key}={value}, this broker has {settings[key]}:"
                 f" start it with {key}={value}",
             )
+    for (kind, name), own in sorted(metadata.configs.items()):
+        if kind == GROUP_SETTINGS:
+            texts = ", ".join(f"{key}={value}" for key, value in sorted(own.items()))
+            plan.notes.append(f"settings that Kafka stores of group {name}: {texts}; they are not taken over")
 
 
 def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
