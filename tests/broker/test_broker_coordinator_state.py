@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -18,12 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from oncelog.broker import topics as topics_module
 from oncelog.broker.node import Node, Request
 from oncelog.broker.offsets import Offsets
+from oncelog.broker.state_file import write_state
 from oncelog.broker.state_topic import StateTopic
-from oncelog.broker.topics import FILE_NAME, Topics
+from oncelog.broker.topics import FILE_NAME, NewTopic, Topics
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
-from oncelog.errors import KafkaStorageError, NotCoordinator
+from oncelog.errors import KafkaStorageError, NotCoordinator, StorageError
 from oncelog.log.manager import LogManager
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -295,7 +297,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int
         (Topics, "_save", 1, False),
         (Topics, "_remove_directories", 1, True),
         (Topics, "_save", 2, True),
-        (Offsets, "delete_topic", 1, True),
+        (Offsets, "delete_topics", 1, True),
         (StateTopic, "append", 1, True),
         (StateTopic, "append", 2, True),
         (Topics, "forget_deletions", 1, True),
@@ -414,6 +416,65 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
     node.log_manager.release()
     node = opened(directory)
     assert offsets_of(node) == {"g": [1]}
+
+
+@pytest.mark.behaviour("T15")
+def test_a_full_disk_in_the_midst_of_a_deletion_keeps_no_offsets(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def once(disk: Any, name: str, text: str) -> None:
+        nonlocal written
+        written += 1
+        if written > 1:
+            raise StorageError("no room")
+        write_state(disk, name, text)
+
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(topics_module, "write_state", once)
+        assert delete_topic(node) == 0
+    assert offsets_of(node) == {}
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("g", {AT: offset(1)}, 0)
+    node.log_manager.release()
+    node = opened(directory)
+    assert node.topics.get("t") is not None
+    assert offsets_of(node) == {"g": [1]}
+
+
+def test_many_topics_are_deleted_in_as_many_steps_as_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: writes of the file, and looks at all offsets."""
+    counts: Counter[str] = Counter()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            counts[name] += 1
+            return function(*arguments)
+
+        return counted
+
+    names = [f"many-{number}" for number in range(50)]
+    node = opened(directory)
+    node.topics.create_all([NewTopic(name, 1, {}) for name in names], 0)
+    node.groups.offsets.commit("g", {TopicPartition(name, 0): offset(1) for name in names}, 0)
+    steps = []
+    for deleted in (["t"], names):
+        with monkeypatch.context() as patch:
+            patch.setattr(topics_module, "write_state", counting("writes", topics_module.write_state))
+            patch.setattr(Offsets, "_of_topics", counting("looks", Offsets._of_topics))
+            header = RequestHeader(DeleteTopicsRequest.api.key, 5, 1, "test", 0)
+            answer = node.handle(Request(1, header, DeleteTopicsRequest(topic_names=deleted)), 0)
+            assert {each.error_code for each in answer.responses} == {0}  # type: ignore[union-attr]
+            flush(node)
+        steps.append(dict(counts))
+        counts.clear()
+    assert steps[0] == steps[1] == {"writes": 3, "looks": 2}
+    assert offsets_of(node) == {}
+    assert node.topics.offsets_to_delete == {}
 
 
 def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: Path) -> None:

@@ -35,7 +35,6 @@ from oncelog.wire.stored import ConsumerProtocolSubscription, GroupMetadataKey
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
-    from oncelog.broker.topics import OffsetsToDelete
 
 GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -287,21 +286,16 @@ class GroupCoordinator:
         What cannot be written now, the next start deletes.
         """
         topics = self._node.topics
-        done: dict[str, OffsetsToDelete] = {}
-        indexes: set[int] = set()
-        for name in deleted:
-            deletion = topics.offsets_to_delete.get(name)
-            if deletion is None or deletion.before is None:
-                continue
-            if not self.offsets.delete_topic(name, deletion.before, now_ms):
-                self._offsets_left.add(name)
-            if name not in self._offsets_left:
-                done[name] = deletion
-                indexes.update(deletion.before)
-        if done:
-            # Also where a replay has found the tombstones: they may be in the system's cache only.
-            written = [self.topic.newest(index) for index in sorted(indexes)]
-            on_disk(self._node, written, lambda: topics.forget_deletions(done))
+        deletions = {name: each for name in deleted if (each := topics.offsets_to_delete.get(name))}
+        before = {name: each.before for name, each in deletions.items() if each.before is not None}
+        if not before:
+            return
+        self._offsets_left |= self.offsets.delete_topics(before, now_ms)
+        done = {name: deletions[name] for name in before if name not in self._offsets_left}
+        # Also where a replay has found the tombstones: they may be in the system's cache only.
+        indexes = {index for name in done for index in before[name]}
+        written = [self.topic.newest(index) for index in sorted(indexes)]
+        on_disk(self._node, written, lambda: topics.forget_deletions(done))
 
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
@@ -310,7 +304,7 @@ class GroupCoordinator:
             # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
             ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
             self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
-            self.delete_offsets_of([name], now_ms)
+        self.delete_offsets_of(list(self._node.topics.offsets_to_delete), now_ms)
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""

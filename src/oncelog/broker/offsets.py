@@ -163,44 +163,49 @@ class Offsets:
             del self._pending[key]
         self._forget_transaction(group, key)
 
-    def ends_of(self, topic: str) -> dict[int, int]:
-        """Return where the log ends, for each partition of it that holds offsets of `topic`.
+    def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
+        """Return where the log ends, for each partition of it that holds offsets of these topics.
 
         A damaged partition may hold some, which nobody knows until it is repaired.
         """
-        indexes = {self._topic.partition_of(group) for group, _ in self._of_topic(topic)}
-        indexes.update(self._topic.damaged)
-        return {index: self._topic.newest(index).last_offset + 1 for index in sorted(indexes)}
+        indexes = {topic: set(self._topic.damaged) for topic in topics}
+        for group, at in self._of_topics(topics):
+            indexes[at.topic].add(self._topic.partition_of(group))
+        return {
+            topic: {index: self._topic.newest(index).last_offset + 1 for index in sorted(held)}
+            for topic, held in indexes.items()
+        }
 
-    def _of_topic(self, topic: str) -> list[tuple[str, TopicPartition]]:
-        found = {(group, at) for group, held in self._committed.items() for at in held if at.topic == topic}
+    def _of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
+        """Return everybody's offsets of these topics, by a look at every offset there is."""
+        found = {(group, at) for group, held in self._committed.items() for at in held if at.topic in topics}
         for groups in self._pending.values():
-            found.update((group, at) for group, held in groups.items() for at in held if at.topic == topic)
+            found.update((group, at) for group, held in groups.items() for at in held if at.topic in topics)
         return sorted(found)
 
-    def delete_topic(self, topic: str, before: Mapping[int, int], now_ms: int) -> bool:
-        """Forget what was committed for a topic that is gone: at once in memory, and by tombstones.
+    def delete_topics(self, before: Mapping[str, Mapping[int, int]], now_ms: int) -> set[str]:
+        """Forget what was committed for topics that are gone: at once in memory, and by tombstones.
 
-        `before`: only what stands below these offsets of the log, for the name may be another topic's by now.
-        False is returned when something of it stays in the log: the disk is full, a partition is damaged, or
-        an open transaction has new offsets for the same key, which a tombstone would end as well.
+        `before`: by topic, only what stands below these offsets of the log, for the name may be another
+        topic's by now. Returns the topics of which something stays in the log: the disk is full, a partition
+        is damaged, or an open transaction has new offsets for the same key, which a tombstone would end too.
         """
         doomed: dict[int, list[bytes]] = {}
-        is_whole = before.keys().isdisjoint(self._topic.damaged)
-        for group, at in self._of_topic(topic):
+        left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
+        for group, at in self._of_topics(before):
             index = self._topic.partition_of(group)
-            if self._drop(group, at, before.get(index, 0)):
+            if self._drop(group, at, before[at.topic].get(index, 0)):
                 doomed.setdefault(index, []).append(_key(group, at))
             elif at not in self.of(group):
-                is_whole = False
+                left.add(at.topic)
         try:
             for index, keys in doomed.items():
                 for first in range(0, len(keys), _MAX_TOMBSTONES):
                     records = [(key, None) for key in keys[first : first + _MAX_TOMBSTONES]]
                     self._topic.append(index, records, now_ms)
         except BrokerError:
-            return False
-        return is_whole
+            return set(before)
+        return left
 
     def forget_expired(
         self, group: str, subscribed: Collection[str], empty_since_ms: int | None, now_ms: int

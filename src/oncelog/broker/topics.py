@@ -11,7 +11,7 @@ that no entry names were looked at before (`broker/takeover.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -114,8 +114,8 @@ class Topics:
         """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
         self._half_deleted: dict[str, Topic] = {}
         """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
-        self.offset_ends: Callable[[str], Mapping[int, int]] = lambda name: {}
-        """Where partitions of `__consumer_offsets` with offsets of a topic end (`Offsets.ends_of`)."""
+        self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
+        """Where partitions of `__consumer_offsets` with offsets of topics end (`Offsets.ends_of`)."""
         self.revision = 0
         """Raised when any topic changes."""
         self._load(now_ms)
@@ -253,13 +253,15 @@ class Topics:
             # The file must go on naming them: directories that no entry names are taken over as topics.
             self._half_deleted.update((topic.name, topic) for topic in topics)
             raise
+        ends = self.offset_ends({topic.name for topic in topics})
         for topic in topics:
             # An earlier topic of this name may have left offsets too, in other partitions.
             earlier = self.offsets_to_delete.get(topic.name)
             known = {} if earlier is None or earlier.before is None else earlier.before
-            if before := {**known, **self.offset_ends(topic.name)}:
+            if before := {**known, **ends.get(topic.name, {})}:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
-        self._save({})
+        with suppress(StorageError):  # the file says that they are being deleted, which is as good
+            self._save({})
 
     def forget_deletions(self, deletions: Mapping[str, OffsetsToDelete]) -> None:
         """The offsets of deleted topics are deleted durably."""
