@@ -11,10 +11,10 @@ that no entry names were looked at before (`broker/takeover.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
@@ -35,6 +35,8 @@ from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
 _ANSWERS_KEPT = 16
+PARTITIONS_PER_STEP = 16
+"""Partitions that are made between turns of others: each takes a millisecond or two."""
 
 
 @dataclass(eq=False, slots=True)
@@ -108,6 +110,9 @@ class Topics:
         self._new_uuid = new_uuid
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self._being_made: dict[str, tuple[Topic, int]] = {}
+        """Topics that the file names, whose partitions are being made, and how many those will be."""
+        self._opened_count = 0
         self.large_answers: dict[object, bytes] = {}
         """Encoded answers that describe topics; forgotten when any topic changes."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
@@ -165,14 +170,37 @@ class Topics:
             raise made
         return made
 
+    def names(self) -> list[str]:
+        """Return the names that are taken, also those of topics that are being made."""
+        return [*self._by_name, *self._being_made]
+
+    def is_being_made(self, name: str) -> bool:
+        """True while a topic's partitions are made; `get` does not find it yet."""
+        return name in self._being_made
+
     def create_all(self, asked: Iterable[NewTopic], now_ms: int) -> list[Topic | BrokerError | StorageError]:
         """Create topics, durably in one step however many they are; returns each, or why it is not there.
 
         The errors are those of `create`. Raises StorageError when none could be created.
         """
+        steps = self.create_in_steps(asked, now_ms)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast(list[Topic | BrokerError | StorageError], done.value)
+
+    def create_in_steps(
+        self, asked: Iterable[NewTopic], now_ms: int
+    ) -> Generator[None, None, list[Topic | BrokerError | StorageError]]:
+        """Do what `create_all` does in bounded steps, to be taken to the end once the first was taken.
+
+        The first writes the file, which names all topics with all partitions: after a crash the next start
+        makes what is missing. The topics are found when all their partitions are there.
+        """
         results: list[Topic | BrokerError | StorageError] = []
         counts: dict[str, int] = {}
-        names = TopicNames(self._by_name)
+        names = TopicNames(self.names())
         for new in asked:
             try:
                 check_topic_name(new.name)
@@ -180,7 +208,7 @@ class Topics:
                     raise KafkaStorageError(
                         f"files of a deleted topic {new.name!r} remain; the next start removes them"
                     )
-                if new.name in self._by_name:
+                if new.name in self._by_name or new.name in self._being_made:
                     raise TopicAlreadyExists(f"topic {new.name!r} is already there")
                 names.check(new.name)
                 topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
@@ -188,40 +216,49 @@ class Topics:
                 results.append(error)
                 continue
             names.add(new.name)
-            self._by_name[new.name] = topic
+            self._being_made[new.name] = topic, new.partition_count
             counts[new.name] = new.partition_count
             results.append(topic)
         if not counts:
             return results
         try:
-            self._save(counts)
+            self._save({})
         except Exception:
             for name in counts:
-                del self._by_name[name]
+                del self._being_made[name]
             raise
-        return self._open_new(results, counts, now_ms)
+        return (yield from self._open_new(results, now_ms))
 
     def _open_new(
-        self, topics: list[Topic | BrokerError | StorageError], counts: Mapping[str, int], now_ms: int
-    ) -> list[Topic | BrokerError | StorageError]:
+        self, topics: list[Topic | BrokerError | StorageError], now_ms: int
+    ) -> Generator[None, None, list[Topic | BrokerError | StorageError]]:
         """Make the partitions of topics that the file names already; one sync for all directories."""
         made = [topic for topic in topics if isinstance(topic, Topic)]
         failed: dict[str, Exception] = {}
         for topic in made:
-            try:
-                self._open_partitions(topic, counts[topic.name], now_ms)
-            except Exception as error:
-                failed[topic.name] = error
+            while topic.name not in failed and len(topic.partitions) < self._being_made[topic.name][1]:
+                try:
+                    self._open_partitions(topic, len(topic.partitions) + 1, now_ms)
+                except Exception as error:
+                    failed[topic.name] = error
+                self._opened_count += 1
+                if self._opened_count % PARTITIONS_PER_STEP == 0:
+                    yield None
+                    if self._logs.is_closing:
+                        raise KafkaStorageError("the broker stops; its next start makes the other partitions")
         try:
             self._logs.disk.sync_directory()
         except Exception as error:
             failed = {topic.name: error for topic in made}
         # Taken back last: the file is written again, and names the partitions that are open by now.
         for topic in made:
-            if topic.name in failed:
-                del self._by_name[topic.name]
-            else:
-                self._by_id[topic.topic_id] = topic
+            del self._being_made[topic.name]
+            if topic.name not in failed:
+                # The broker's settings may have changed meanwhile.
+                topic.configure(self._settings, topic.overrides)
+                self._reconfigure_partitions(topic)
+                self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+        self._changed()
         for topic in made:
             if topic.name in failed:
                 self._take_back(topic, 0)
@@ -371,10 +408,15 @@ class Topics:
         else:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
 
-    def _save(self, counts: Mapping[str, int]) -> None:
-        """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
+    def _changed(self) -> None:
         self.large_answers.clear()
         self.revision += 1
+
+    def _save(self, counts: Mapping[str, int]) -> None:
+        """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
+        self._changed()
+        making = self._being_made.values()
+        counts = {**counts, **{topic.name: count for topic, count in making}}
         topics = [
             {
                 "name": topic.name,
@@ -383,7 +425,11 @@ class Topics:
                 "settings": topic.overrides,
                 "is_deleting": topic.is_deleting,
             }
-            for topic in (*self._by_name.values(), *self._half_deleted.values())
+            for topic in (
+                *self._by_name.values(),
+                *self._half_deleted.values(),
+                *(each for each, _ in making),
+            )
         ]
         content: dict[str, Any] = {"version": 1, "topics": topics}
         if self.offsets_to_delete:

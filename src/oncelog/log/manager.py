@@ -185,6 +185,7 @@ class LogManager:
     def _remove_trees(self, directories: list[str]) -> Chore:
         for directory in directories:
             yield partial(self.disk.remove_tree, directory)
+            yield None  # else what others wait for would wait for thousands of directories
 
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
         """Begin a round over all partitions; what `work` returns are further steps of it.
@@ -334,6 +335,11 @@ class LogManager:
             self._lock.release()
         if failures:
             raise failures[0]
+
+    @property
+    def is_closing(self) -> bool:
+        """True from the beginning of `close` on: no partition may be opened any more."""
+        return self._is_closing
 
     def new_uuid(self) -> bytes:
         """16 random bytes."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.config_text import topic_entries
 from oncelog.broker.internal_topics import METADATA_LOG, check_internal_settings, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
+from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.broker.topic_config import check_overrides
 from oncelog.broker.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -35,7 +36,7 @@ from oncelog.rules.authorization import Operation, ResourceType
 from oncelog.wire.messages import NO_ID, CreateTopicsRequest, CreateTopicsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 19
 FIRST_STRICT_VERSION = 6
@@ -49,7 +50,13 @@ _Asked = CreateTopicsRequest.CreatableTopic
 _Result = CreateTopicsResponse.CreatableTopicResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    # What was begun is done to its end, also for a client that went away: the file names it already.
+    answer: Answer = answer_in_steps(node, _create_all(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsResponse]:
     message: CreateTopicsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
     once = {topic.name: topic for topic in message.topics}
@@ -58,7 +65,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
             f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
         )
         return CreateTopicsResponse(topics=[_error(asked, error) for asked in once.values()])
-    names = TopicNames(topic.name for topic in node.topics.all())
+    names = TopicNames(node.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
     for asked in once.values():
@@ -75,7 +82,7 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
         except (BrokerError, StorageError) as error:
             results[asked.name] = _error(asked, error)
     if not message.validate_only:
-        for name, made in _create(node, plans, now_ms).items():
+        for name, made in (yield from _create(node, plans, now_ms)).items():
             if isinstance(made, Topic):
                 results[name].topic_id = made.topic_id
             else:
@@ -83,10 +90,12 @@ def handle(node: Node, request: Request, now_ms: int) -> CreateTopicsResponse:
     return CreateTopicsResponse(topics=list(results.values()))
 
 
-def _create(node: Node, plans: list[NewTopic], now_ms: int) -> dict[str, Topic | BrokerError | StorageError]:
+def _create(
+    node: Node, plans: list[NewTopic], now_ms: int
+) -> Work[dict[str, Topic | BrokerError | StorageError]]:
     try:
-        made = node.topics.create_all(plans, now_ms)
-    except StorageError as error:
+        made = yield from node.topics.create_in_steps(plans, now_ms)
+    except (StorageError, KafkaStorageError) as error:
         return {plan.name: error for plan in plans}
     return {plan.name: each for plan, each in zip(plans, made, strict=True)}
 
@@ -138,7 +147,7 @@ def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
     if asked.name == METADATA_LOG:
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(asked.name)
-    if node.topics.get(asked.name) is not None:
+    if node.topics.get(asked.name) is not None or node.topics.is_being_made(asked.name):
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     names.check(asked.name)
     overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,
@@ -21,7 +22,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 21
 TO_HIGH_WATERMARK = -1
@@ -29,22 +30,27 @@ TO_HIGH_WATERMARK = -1
 _Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DeleteRecordsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms))
+    return answer
+
+
+def _delete_all(node: Node, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
     message: DeleteRecordsRequest = request.message
-    return DeleteRecordsResponse(
-        topics=[
-            DeleteRecordsResponse.DeleteRecordsTopicResult(
-                name=topic.name,
-                partitions=[
-                    _delete(
-                        node, request, TopicPartition(topic.name, asked.partition_index), asked.offset, now_ms
-                    )
-                    for asked in topic.partitions
-                ],
-            )
-            for topic in message.topics
-        ]
-    )
+    response, pace = DeleteRecordsResponse(topics=[]), Pace()
+    for topic in message.topics:
+        results: list[_Result] = []
+        response.topics.append(
+            DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=results)
+        )
+        if pace.next():
+            yield None
+        for asked in topic.partitions:
+            at = TopicPartition(topic.name, asked.partition_index)
+            results.append(_delete(node, request, at, asked.offset, now_ms))
+            if pace.next():
+                yield None
+    return response
 
 
 def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:

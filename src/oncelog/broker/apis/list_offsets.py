@@ -10,14 +10,11 @@ version, 74 / 75 leader epoch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
-from oncelog.broker.waiting import Deferred, Disconnect
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
-from oncelog.log.chores import Chore, Job
 from oncelog.log.partition import Partition
 from oncelog.log.reading import StepCost
 from oncelog.rules.authorization import ResourceType
@@ -26,10 +23,6 @@ from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
-
-_T = TypeVar("_T")
-_Work = Generator[Job | None, None, _T]
-"""Work in bounded steps, as `oncelog.log.chores` does it, and what comes of it."""
 
 KEY = 2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
@@ -44,49 +37,27 @@ FIRST_VERSION_OF = {
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    work = _answer_all(node, request)
-    try:
-        job = next(work)
-    except StopIteration as done:
-        return cast(ListOffsetsResponse, done.value)
-    # A look-up by time that reads much goes on between other requests.
-    deferred = Deferred(holds_later_requests=True)
-    node.log_manager.chores.add(_go_on(work, job, deferred))
-    return deferred
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
 
 
-def _go_on(work: _Work[ListOffsetsResponse], job: Job | None, deferred: Deferred) -> Chore:
-    """Do the rest of the work, step by step, while its client waits."""
-    while not deferred.is_cancelled:
-        try:
-            yield job
-        except Exception as error:
-            go_on = partial(work.throw, error)
-        else:
-            go_on = partial(next, work)
-        try:
-            job = go_on()
-        except StopIteration as done:
-            deferred.resolve(done.value)
-            return
-        except Exception as error:
-            deferred.resolve(Disconnect(f"a look-up by time failed: {error!r}"))
-            raise
-
-
-def _answer_all(node: Node, request: Request) -> _Work[ListOffsetsResponse]:
+def _answer_all(node: Node, request: Request) -> Work[ListOffsetsResponse]:
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {at for at, times in named.items() if times > 1}
-    response, cost = ListOffsetsResponse(topics=[]), StepCost()
+    response, cost, pace = ListOffsetsResponse(topics=[]), StepCost(), Pace()
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
             ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=results)
         )
+        if pace.next():
+            yield None
         is_allowed = request.may(ResourceType.TOPIC, topic.name)
         # However often a partition is named, it is answered once.
         for asked in {asked.partition_index: asked for asked in topic.partitions}.values():
+            if pace.next():
+                yield None
             if (topic.name, asked.partition_index) in repeated:
                 results.append(_error(asked, InvalidRequest("the partition is named twice")))
             elif not is_allowed:
@@ -100,7 +71,7 @@ _Asked = ListOffsetsRequest.ListOffsetsPartition
 _Result = ListOffsetsResponse.ListOffsetsPartitionResponse
 
 
-def _answer(node: Node, request: Request, topic: str, asked: _Asked, cost: StepCost) -> _Work[_Result]:
+def _answer(node: Node, request: Request, topic: str, asked: _Asked, cost: StepCost) -> Work[_Result]:
     version = request.header.api_version
     is_committed_only = request.message.isolation_level == Isolation.READ_COMMITTED
     try:
@@ -123,7 +94,7 @@ def _error(asked: _Asked, error: BrokerError) -> _Result:
 
 def _look_up(
     partition: Partition, timestamp: int, is_committed_only: bool, cost: StepCost
-) -> _Work[tuple[int, int]]:
+) -> Work[tuple[int, int]]:
     end_offset = partition.last_stable_offset if is_committed_only else partition.high_watermark
     if timestamp == LATEST:
         return -1, end_offset

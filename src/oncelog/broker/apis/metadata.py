@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from oncelog.broker.apis.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.authorizer import EVERYTHING, allowed_bits
 from oncelog.broker.names import check_topic_name
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics import NewTopic, Topic
 from oncelog.errors import (
     BrokerError,
@@ -29,7 +30,7 @@ from oncelog.rules.quotas import MUTATIONS
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 3
 _LARGE_PARTITIONS = 100
@@ -50,7 +51,12 @@ class _Encoded(Message):
         append(self._body)
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Message:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _handle(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _handle(node: Node, request: Request, now_ms: int) -> Work[Message]:
     message: MetadataRequest = request.message
     version = request.header.api_version
     asks_all = message.topics is None or (version == 0 and not message.topics)
@@ -62,7 +68,10 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
     known = node.topics.large_answers.get(key) if is_for_all else None
     if known is not None:
         return _Encoded(known)
-    answer = _answer(node, request, None if asks_all else message.topics, may_create, now_ms)
+    missing = [] if asks_all else (message.topics or [])
+    refused = (yield from _create_missing(node, request, missing, now_ms)) if may_create else {}
+    revision = node.topics.revision
+    answer = yield from _answer(node, request, None if asks_all else message.topics, refused)
     if message.include_topic_authorized_operations:
         for topic in answer.topics:
             if topic.error_code != TopicAuthorizationFailed.code:
@@ -70,7 +79,11 @@ def handle(node: Node, request: Request, now_ms: int) -> Message:
                 topic.topic_authorized_operations = bits
     if message.include_cluster_authorized_operations:
         answer.cluster_authorized_operations = cluster_bits(request)
-    if is_for_all and sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS:
+    if (
+        revision == node.topics.revision
+        and is_for_all
+        and sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS
+    ):
         body = answer.encode(version)
         node.topics.keep_answer(key, body)
         return _Encoded(body)
@@ -81,16 +94,18 @@ def _answer(
     node: Node,
     request: Request,
     asked: list[MetadataRequest.MetadataRequestTopic] | None,
-    may_create: bool,
-    now_ms: int,
-) -> MetadataResponse:
+    refused: Mapping[str, BrokerError],
+) -> Work[MetadataResponse]:
+    topics, pace = [], Pace()
     if asked is None:
-        seen = (topic for topic in node.topics.all() if request.may(ResourceType.TOPIC, topic.name))
+        seen = [topic for topic in node.topics.all() if request.may(ResourceType.TOPIC, topic.name)]
         topics = [_describe(node, topic) for topic in seen]
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
-        refused = _create_missing(node, request, list(once.values()), now_ms) if may_create else {}
-        topics = [_look_up(node, request, topic, refused) for topic in once.values()]
+        for each in once.values():
+            topics.append(_look_up(node, request, each, refused))
+            if pace.next():
+                yield None
     address = node.address(request)
     return MetadataResponse(
         brokers=[
@@ -106,7 +121,7 @@ def _answer(
 
 def _create_missing(
     node: Node, request: Request, asked: list[MetadataRequest.MetadataRequestTopic], now_ms: int
-) -> dict[str, BrokerError]:
+) -> Work[dict[str, BrokerError]]:
     """Create the topics that are not there, in one durable step; returns why some were not created.
 
     What is above MAX_PARTITIONS_PER_REQUEST is left out; clients ask again for an unknown topic.
@@ -114,10 +129,12 @@ def _create_missing(
     refused: dict[str, BrokerError] = {}
     count: int = node.settings["num.partitions"]
     missing: list[NewTopic] = []
-    for topic in asked:
+    for topic in {(topic.name, bytes(topic.topic_id)): topic for topic in asked}.values():
         name = topic.name
         if name is None or bytes(topic.topic_id) != NO_ID or node.topics.get(name) is not None:
             continue
+        if node.topics.is_being_made(name):
+            continue  # unknown for the moment: the client asks again
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break
         try:
@@ -131,8 +148,8 @@ def _create_missing(
     if not missing:
         return refused
     try:
-        created = node.topics.create_all(missing, now_ms)
-    except StorageError as error:
+        created = yield from node.topics.create_in_steps(missing, now_ms)
+    except (StorageError, KafkaStorageError) as error:
         return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
     for new, made in zip(missing, created, strict=True):
         if isinstance(made, Topic):

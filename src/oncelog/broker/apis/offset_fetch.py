@@ -7,11 +7,12 @@ Version 10 names topics by id; an unknown id is 100.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from oncelog.broker.request_limits import MAX_NAMES
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     PeerError,
@@ -25,13 +26,18 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, OffsetFetchRequest, OffsetFetchResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 9
 FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION, FIRST_ID_VERSION = 2, 8, 10
 
 
-def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[OffsetFetchResponse]:
     message: OffsetFetchRequest = request.message
     is_stable = message.require_stable
     is_single = request.header.api_version < FIRST_BATCHED_VERSION
@@ -41,15 +47,19 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
             node.groups.topic.check(message.group_id)
         except BrokerError as error:
             return _refused(message, request.header.api_version, error.code)
-        return OffsetFetchResponse(
-            topics=[
+        result = OffsetFetchResponse(topics=[])
+        for part in _told(node, request, message.group_id, message.topics, is_stable, Pace()):
+            if part is None:
+                yield None
+                continue
+            topic, told = part
+            result.topics.append(
                 OffsetFetchResponse.OffsetFetchResponseTopic(
                     name=topic,
                     partitions=[OffsetFetchResponse.OffsetFetchResponsePartition(**each) for each in told],
                 )
-                for topic, told in _told(node, request, message.group_id, message.topics, is_stable)
-            ]
-        )
+            )
+        return result
     # Each group once, as it is named first: it may have many offsets.
     once: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
     for asked in message.groups:
@@ -58,8 +68,12 @@ def handle(node: Node, request: Request, now_ms: int) -> OffsetFetchResponse:
         raise PeerError(
             f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
         )
-    groups = [_group(node, request, asked, is_stable) for asked in once.values()]
-    return OffsetFetchResponse(groups=groups)
+    response, pace = OffsetFetchResponse(groups=[]), Pace()
+    for asked in once.values():
+        response.groups.append((yield from _group(node, request, asked, is_stable, pace)))
+        if pace.next():
+            yield None
+    return response
 
 
 def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
@@ -82,8 +96,12 @@ def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetc
 
 
 def _group(
-    node: Node, request: Request, asked: OffsetFetchRequest.OffsetFetchRequestGroup, is_stable: bool
-) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    node: Node,
+    request: Request,
+    asked: OffsetFetchRequest.OffsetFetchRequestGroup,
+    is_stable: bool,
+    pace: Pace,
+) -> Work[OffsetFetchResponse.OffsetFetchResponseGroup]:
     try:
         request.check(ResourceType.GROUP, asked.group_id)
         consumers = node.groups.consumers.get(asked.group_id)
@@ -93,9 +111,13 @@ def _group(
         return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
     group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
     has_ids = request.header.api_version >= FIRST_ID_VERSION
-    unknown = _name_topics(node, asked.topics or ()) if has_ids else []
+    unknown = (yield from _name_topics(node, asked.topics or (), pace)) if has_ids else []
     known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
-    for name, told in _told(node, request, asked.group_id, known, is_stable):
+    for part in _told(node, request, asked.group_id, known, is_stable, pace):
+        if part is None:
+            yield None
+            continue
+        name, told = part
         topic = node.topics.get(name)
         group.topics.append(
             _TopicResult(
@@ -108,28 +130,28 @@ def _group(
     return group
 
 
-def _name_topics(node: Node, topics: Iterable[_TopicRequest]) -> list[_TopicResult]:
+def _name_topics(node: Node, topics: Iterable[_TopicRequest], pace: Pace) -> Work[list[_TopicResult]]:
     """Fill in the names of topics that a request names by id; return the results for unknown ids."""
     unknown = []
     for requested in topics:
         topic = node.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
         if topic is None:
-            fields: dict[str, Any] = {
-                "committed_offset": NO_OFFSET,
-                "metadata": "",
-                "error_code": UnknownTopicId.code,
-            }
-            unknown.append(
-                _TopicResult(
-                    topic_id=bytes(requested.topic_id),
-                    partitions=[
-                        OffsetFetchResponse.OffsetFetchResponsePartitions(partition_index=index, **fields)
-                        for index in requested.partition_indexes
-                    ],
-                )
-            )
+            result = _TopicResult(topic_id=bytes(requested.topic_id), partitions=[])
+            unknown.append(result)
+            for index in requested.partition_indexes:
+                result.partitions.append(_unknown_id(index))
+                if pace.next():
+                    yield None
+        if pace.next():
+            yield None
     return unknown
+
+
+def _unknown_id(index: int) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
+    return OffsetFetchResponse.OffsetFetchResponsePartitions(
+        partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=UnknownTopicId.code
+    )
 
 
 _TopicRequest = OffsetFetchRequest.OffsetFetchRequestTopics
@@ -141,9 +163,12 @@ _Topics = (
 
 
 def _told(
-    node: Node, request: Request, group_id: str, topics: _Topics | None, is_stable: bool
-) -> Iterable[tuple[str, list[dict[str, Any]]]]:
-    """(topic, fields of its partitions) as asked; of everything when `topics` is None."""
+    node: Node, request: Request, group_id: str, topics: _Topics | None, is_stable: bool, pace: Pace
+) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
+    """Yield (topic, fields of its partitions) as asked; of everything when `topics` is None.
+
+    None is the end of a step.
+    """
     committed = node.groups.offsets.of(group_id)
     pending = node.groups.offsets.pending_of(group_id) if is_stable else ()
     if topics is None:
@@ -171,4 +196,11 @@ def _told(
         }
 
     for topic, partitions in asked:
-        yield topic, [one(TopicPartition(topic, index)) for index in partitions]
+        told = []
+        for index in partitions:
+            told.append(one(TopicPartition(topic, index)))
+            if pace.next():
+                yield None
+        yield topic, told
+        if pace.next():
+            yield None

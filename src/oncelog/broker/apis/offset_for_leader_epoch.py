@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 23
 NO_EPOCH = -1
@@ -23,17 +24,26 @@ NO_EPOCH = -1
 _Result = OffsetForLeaderEpochResponse.EpochEndOffset
 
 
-def handle(node: Node, request: Request, now_ms: int) -> OffsetForLeaderEpochResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[OffsetForLeaderEpochResponse]:
     message: OffsetForLeaderEpochRequest = request.message
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[_answer(node, request, topic.topic, asked) for asked in topic.partitions],
-            )
-            for topic in message.topics
-        ]
-    )
+    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace()
+    for topic in message.topics:
+        results: list[_Result] = []
+        response.topics.append(
+            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=results)
+        )
+        if pace.next():
+            yield None
+        for asked in topic.partitions:
+            results.append(_answer(node, request, topic.topic, asked))
+            if pace.next():
+                yield None
+    return response
 
 
 def _answer(
