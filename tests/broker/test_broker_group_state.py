@@ -23,10 +23,13 @@ from oncelog.wire.messages import (
     DeleteTopicsRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
+    OffsetCommitRequest,
     OffsetDeleteRequest,
+    TxnOffsetCommitRequest,
 )
 from oncelog.wire.stored import ConsumerProtocolSubscription
 
@@ -342,6 +345,48 @@ def test_requests_that_name_groups_look_at_no_others(monkeypatch: pytest.MonkeyP
     assert [each.error_code for each in deleted.results] == [0, errors.GroupIdNotFound.code]
     assert not node.node.groups.has("a")
     assert node.node.groups.has("b")
+
+
+def test_a_commit_above_a_batchs_size_is_refused_whole() -> None:
+    node = GroupNode(message_max_bytes=2_000)
+    topics = [f"t{n}" for n in range(30)]
+    for name in topics:
+        node.ask(create(name), 5)
+    group = "g" * 100
+    plain = {"partition_index": 0, "committed_offset": 4}
+    (answer,) = node.ask(
+        OffsetCommitRequest(
+            group_id=group,
+            topics=[
+                OffsetCommitRequest.OffsetCommitRequestTopic(
+                    name=name, partitions=[OffsetCommitRequest.OffsetCommitRequestPartition(**plain)]
+                )
+                for name in topics
+            ],
+        ),
+        8,
+    )
+    codes = {each.partitions[0].error_code for each in answer.topics}
+    assert codes == {errors.InvalidCommitOffsetSize.code}
+    (producer,) = node.ask(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=10_000), 4)
+    (answer,) = node.ask(
+        TxnOffsetCommitRequest(
+            transactional_id="x",
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            group_id=group,
+            topics=[
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                    name=name, partitions=[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(**plain)]
+                )
+                for name in topics
+            ],
+        ),
+        5,
+    )
+    codes = {each.partitions[0].error_code for each in answer.topics}
+    assert codes == {errors.InvalidCommitOffsetSize.code}
+    assert not node.node.groups.has(group)
 
 
 # What cannot be stored

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written
-from oncelog.errors import BrokerError
+from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.rules.offsets import CommittedOffset, is_expired, later
 from oncelog.rules.sending import Identity
 from oncelog.types import TopicPartition
@@ -45,26 +45,47 @@ class Offsets:
     # Committing
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int) -> Written:
-        """They hold from now on. Raises NotCoordinator."""
+        """They hold from now on. Raises NotCoordinator, MessageTooLarge."""
         index = self._topic.partition_of(group)
-        written = self._topic.append(
-            index, [_record(group, at, each) for at, each in offsets.items()], now_ms
-        )
+        written = self._topic.append(index, self._records(group, offsets), now_ms)
         self._committed.setdefault(group, {}).update(_numbered(offsets, written))
         return written
 
     def commit_pending(
         self, group: str, who: Identity, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int
     ) -> Written:
-        """They hold when the transaction commits. Raises InvalidProducerEpoch, NotCoordinator."""
+        """They hold when the transaction commits.
+
+        Raises InvalidProducerEpoch, NotCoordinator, MessageTooLarge.
+        """
         index = self._topic.partition_of(group)
-        records = [NewRecord(now_ms, *_record(group, at, each)) for at, each in offsets.items()]
+        records = [NewRecord(now_ms, key, value) for key, value in self._records(group, offsets)]
         batch = build_batch(
             records, producer_id=who.producer_id, producer_epoch=who.producer_epoch, is_transactional=True
         )
         written = self._topic.append_batch(index, batch, now_ms)
         self._add_pending(index, who.producer_id, group, _numbered(offsets, written))
         return written
+
+    def _records(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the records of one commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
+
+        Each record names its group. Without the limit a small request with a group id of 32,767 bytes would
+        make that many bytes for every partition there is, in one batch.
+        """
+        limit, size_bytes, records = self._node.settings["message.max.bytes"], 0, []
+        for tp, committed in offsets.items():
+            key, value = _record(group, tp, committed)
+            size_bytes += len(key) + len(value)
+            if size_bytes > limit:
+                raise MessageTooLarge(
+                    f"an offset commit may take {limit} bytes of {self._topic.name}; that of {len(offsets)} "
+                    f"partitions takes more: commit fewer at a time"
+                )
+            records.append((key, value))
+        return records
 
     def _add_pending(self, index: int, producer_id: int, group: str, offsets: _Offsets) -> None:
         key = index, producer_id
@@ -129,10 +150,12 @@ class Offsets:
         doomed = [at for at in dict.fromkeys(partitions) if at in known]
         if not doomed:
             return None
-        index = self._topic.partition_of(group)
-        written = self._topic.append(index, [(_key(group, at), None) for at in doomed], now_ms)
-        for at in doomed:
-            self._drop(group, at)
+        index, written = self._topic.partition_of(group), None
+        for first in range(0, len(doomed), _MAX_TOMBSTONES):
+            tombstones = doomed[first : first + _MAX_TOMBSTONES]
+            written = self._topic.append(index, [(_key(group, at), None) for at in tombstones], now_ms)
+            for at in tombstones:
+                self._drop(group, at)
         return written
 
     def _drop(self, group: str, at: TopicPartition, before: int | None = None) -> bool:

@@ -15,7 +15,14 @@ from oncelog.broker.admission import Admission, Dialect
 from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal, is_for_group
 from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
-from oncelog.errors import BrokerError, CoordinatorNotAvailable, InvalidGroupId, NotEnoughReplicas
+from oncelog.errors import (
+    BrokerError,
+    CoordinatorNotAvailable,
+    InvalidCommitOffsetSize,
+    InvalidGroupId,
+    MessageTooLarge,
+    NotEnoughReplicas,
+)
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -81,6 +88,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))
     except NotEnoughReplicas as error:
         return refusal(CoordinatorNotAvailable(str(error)))
+    except MessageTooLarge as error:
+        return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
     return answer_when_durable(node, written, _answer(message, codes), refusal)
