@@ -54,6 +54,11 @@ def test_links_lead_to_files(path: Path) -> None:
     assert [target for target in local if not (path.parent / target).exists()] == []
 
 
+def test_findings_have_ids_of_their_own() -> None:
+    ids = re.findall(r"^\| ([A-Z]\d+\w?) \|", FINDINGS.read_text(), re.MULTILINE)
+    assert len(ids) == len(set(ids)) > 100
+
+
 def test_guards_of_findings_exist() -> None:
     guards = re.findall(r"`([\w/]+\.py)::(?:\w+::)?(\w+)`", FINDINGS.read_text())
     missing = [
