@@ -36,6 +36,7 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
+from helpers_broker import wait_until
 
 from oncelog import Broker
 
@@ -193,10 +194,13 @@ def test_describe_and_alter_configs_of_a_topic(cluster: Cluster) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=changes)
     assert result_of(cluster.admin.incremental_alter_configs([resource])) is None
-    assert values()["retention.ms"] == "604800000" and values()["cleanup.policy"] == "delete,compact"
+    # Kafka's brokers learn of a change from the controller, a moment after it was answered.
+    changed = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "segment.bytes": "1073741824"}
+    wait_until(lambda: values() == changed)
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.bytes": "1048576"})
     assert result_of(cluster.admin.alter_configs([replaced])) is None
-    assert values() == {"retention.ms": "604800000", "cleanup.policy": "delete", "segment.bytes": "1048576"}
+    changed = {"retention.ms": "604800000", "cleanup.policy": "delete", "segment.bytes": "1048576"}
+    wait_until(lambda: values() == changed)
     wrong = ConfigEntry("retention.ms", "soon", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[wrong])
     assert result_of(cluster.admin.incremental_alter_configs([resource])) == "INVALID_CONFIG"

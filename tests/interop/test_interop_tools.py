@@ -126,7 +126,7 @@ def test_verifiable_producer(broker: Broker, server: list[str]) -> None:
 
 def test_versions_and_cluster_id(server: list[str]) -> None:
     versions = run_tool(TOOLS + "BrokerApiVersionsCommand", *server)
-    assert re.search(r"Produce\(0\): 0 to 12 \[usable: 12\]", versions)
+    assert re.search(r"Produce\(0\): 0 to 13 \[usable: 13\]", versions)
     assert re.search(r"Fetch\(1\): 4 to \d+ \[usable: \d+\]", versions)
     cluster = run_tool(TOOLS + "ClusterTool", "cluster-id", *server)
     assert re.search(r"Cluster ID: [\w-]{22}", cluster)

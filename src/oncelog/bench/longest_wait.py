@@ -49,9 +49,9 @@ class Plan:
     """`size_bytes`: how large each request may be. `seconds`: how long its answer is awaited."""
 
     brokers: tuple[str, ...] = BROKERS
-    repeats: int = 3
+    repeats: int = 5
     size_bytes: int = 1_000_000
-    seconds: float = 60.0
+    seconds: float = 10.0
     apis: int = len(OFFERED)
     warm_up_seconds: float = 5.0
 
@@ -60,7 +60,7 @@ class Plan:
         return self.repeats * len(self.brokers) * self.apis
 
 
-QUICK = Plan((OURS,), repeats=1, size_bytes=2_000, apis=3, warm_up_seconds=0.1)
+QUICK = Plan((OURS,), repeats=1, size_bytes=2_000, seconds=0.2, apis=3, warm_up_seconds=0.1)
 
 
 def _longest(broker: str) -> Any:
@@ -114,8 +114,7 @@ def _wait_beside(side: Side, worst: WorstRequest, seconds: float) -> float:
         ask(other, ApiVersionsRequest(), 0)
         attacker = threading.Thread(target=_attack, args=(side, worst, seconds), daemon=True)
         attacker.start()
-        waits = [wait for wait in _waits(other, attacker)]
-    return max(waits) * 1000
+        return max(_waits(other, attacker)) * 1000
 
 
 def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
