@@ -26,7 +26,8 @@ test: setup  ## style, types, and the whole test suite
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-optimized: setup  ## the tests of rules, wire, log, broker and clients under python -OO, without docstrings and asserts
-	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client tests/faults
+	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
+		tests/faults/test_faults_stories.py tests/test_errors.py
 
 soak: setup  ## the long runs that `make test` leaves out
 	$(BIN)/pytest -m soak --timeout=3600

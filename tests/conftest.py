@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
+
+# Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("helpers_*.py")))
 
 # Properties are about results: a busy machine must not fail them.
 settings.register_profile("oncelog", deadline=None)

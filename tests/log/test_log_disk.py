@@ -382,7 +382,10 @@ print("stored", partition.size_bytes == 4 * size)
 def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
     helpers = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", FULL_FILE, str(tmp_path), helpers], capture_output=True, text=True, timeout=240
+        [sys.executable, "-E", "-c", FULL_FILE, str(tmp_path), helpers],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.stdout.strip() == "stored True", done.stderr[-2000:]
     partition = open_partition(RealDisk(tmp_path))
