@@ -84,7 +84,7 @@ def alter(
 
 
 class _Plan:
-    """What a request changes, checked, and stored all at once.
+    """The changes of one request, checked one by one and stored in one write.
 
     A file holds every topic, another every group with settings: written for each resource, one request would
     stop the broker for minutes.
@@ -119,7 +119,7 @@ class _Plan:
 
     def _add_topic(self, name: str, change: Change) -> None:
         topic = self._node.topics.get(name)
-        # What is wrong with the values is told even if there is no such topic, as by Kafka.
+        # Like Kafka, report a bad value even if the topic does not exist.
         present = {} if topic is None else topic.overrides
         overrides = check_overrides(self._node.settings, change(present), present)
         if topic is None:

@@ -104,7 +104,7 @@ def broker_entries(broker: Settings) -> Iterator[ConfigEntry]:
 
 
 def cluster_entries(own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """What was set for all brokers of the cluster."""
+    """Return the settings made for all brokers of the cluster."""
     for key, text in own.items():
         row = BROKER.get(key)
         if row is not None:

@@ -49,7 +49,7 @@ _BOUNDS_OF = {
 
 
 class DynamicConfig:
-    """What was set while the broker ran. `settings` are the broker's, over which it lies."""
+    """Settings changed while the broker ran. `settings` are the broker's, over which it lies."""
 
     def __init__(self, disk: Disk, settings: Settings) -> None:
         self._disk, self._settings = disk, settings

@@ -51,7 +51,7 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    # What was begun is done to its end, also for a client that went away: the file names it already.
+    # Finish even if the client has gone away: the file already names these topics.
     answer: Answer = answer_in_steps(node, _create_all(node, request, now_ms), is_dropped=False)
     return answer
 

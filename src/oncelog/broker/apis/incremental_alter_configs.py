@@ -68,7 +68,7 @@ def _changed(node: Node, asked: _Asked, present: Mapping[str, str]) -> Mapping[s
 
 
 def _effective(node: Node, asked: _Asked) -> Mapping[str, SettingValue]:
-    """What lists are appended to."""
+    """Return the current value that APPEND and SUBTRACT start from."""
     if asked.resource_type == ResourceType.TOPIC:
         return node.topics.settings_of(asked.resource_name)
     if asked.resource_type == ResourceType.BROKER and asked.resource_name != CLUSTER:
