@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar
 
 from oncelog.client.fetching import FetchOptions
 from oncelog.client.offsets import OffsetAt
+from oncelog.edge import machine
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.group import Change, Rebalance
-from oncelog.edge.loop import LoopThread
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
 from oncelog.settings import Settings
@@ -48,7 +48,7 @@ class Consumer:
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._async = AsyncConsumer(config, **settings)
-        self._thread = LoopThread("oncelog-consumer")
+        self._thread = machine.current().loop_thread("oncelog-consumer")
         self._listeners: Listeners | None = None
         self._told: queue.SimpleQueue[tuple[Rebalance, asyncio.Future[None]] | None] = queue.SimpleQueue()
 

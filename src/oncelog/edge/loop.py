@@ -40,6 +40,8 @@ class ClientThread(Protocol):
     @property
     def is_running(self) -> bool: ...
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]: ...
+
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T: ...
 
     def wait_for(
@@ -52,11 +54,14 @@ class ClientThread(Protocol):
 
 
 class LoopThread:
-    """One daemon thread that runs one loop until `stop`. Its methods may be called from any other thread."""
+    """One daemon thread that runs one loop until `stop`. Its methods may be called from any other thread.
 
-    def __init__(self, name: str = "oncelog-client") -> None:
+    `loop`: a new event loop by default; the simulator gives one of its own.
+    """
+
+    def __init__(self, name: str = "oncelog-client", loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._process_id = os.getpid()
-        self._loop = new_event_loop()
+        self._loop = loop or new_event_loop()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -5,6 +5,7 @@ for it, and the loop only while it waits.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
@@ -121,6 +122,10 @@ class SimLoopThread:
     def __init__(self, loop: Any) -> None:
         self._loop, self._turns = loop, _own_turns()
         self.is_running = True
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine; nothing here can wait for its future (sim/scheduler.py can)."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         async def within() -> T:
