@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers_broker import RawClient, batch, wait_until
+from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog.broker.events import AppendEvent
+from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, check_metrics
 from oncelog.edge.metrics_server import MAX_CONNECTIONS
@@ -56,6 +58,31 @@ def test_duplicates_refusals_and_fenced_producers_are_counted() -> None:
 
 
 @pytest.mark.behaviour("I23")
+@pytest.mark.parametrize(
+    "number", [0, 999_999, 1_234_567, 1_234_571, 123_456_789_012, 2**53 - 1, 2**53 + 1, 2**63 - 1]
+)
+def test_a_counter_is_exported_with_all_its_digits(number: int) -> None:
+    metrics = Metrics(bytes_received=number)
+    metrics.append_errors["CORRUPT_MESSAGE"] = number
+    metrics.append_errors['a "name"\\ of\ntwo lines'] = 1
+    for _ in range(3):
+        metrics.observe("Produce", 0.1)
+    gauges = {name: 0.0 for name in GAUGES} | {"disk_free_bytes": 79_149_312_345.0, "connections": number}
+    text = to_prometheus_text(metrics, gauges)
+    samples = {
+        (sample.name, *sample.labels.values()): float(sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert f"\noncelog_bytes_received_total {number}\n" in text
+    assert samples["oncelog_bytes_received_total",] == samples["oncelog_connections",] == float(number)
+    assert samples["oncelog_append_errors_total", "CORRUPT_MESSAGE"] == float(number)
+    assert samples["oncelog_append_errors_total", 'a "name"\\ of\ntwo lines'] == 1
+    assert samples["oncelog_disk_free_bytes",] == 79_149_312_345.0
+    assert samples["oncelog_request_duration_seconds_sum", "Produce"] == 0.1 + 0.1 + 0.1
+    assert samples["oncelog_request_duration_seconds_count", "Produce"] == 3
+
+
 def test_every_alert_is_about_metrics_that_are_exported() -> None:
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     with Broker(metrics_port=0) as broker, RawClient(broker.bootstrap_servers) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
@@ -92,14 +93,13 @@ _COUNTERS = (
 def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
     """Every family, counters first. `gauges` come from the node (pids active, partitions, ...)."""
     for attribute, text in _COUNTERS:
-        value = float(getattr(metrics, attribute))
-        yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), value),))
-    errors = tuple(("", (("error", name),), float(n)) for name, n in sorted(metrics.append_errors.items()))
+        yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), getattr(metrics, attribute)),))
+    errors = tuple(("", (("error", name),), n) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
-    ended = tuple(("", (("bound", name.value),), float(n)) for name, n in metrics.connections_ended.items())
+    ended = tuple(("", (("bound", name.value),), n) for name, n in metrics.connections_ended.items())
     text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
     yield Family("oncelog_connections_ended_total", "counter", text, ended)
-    throttled = tuple(("", (("quota", key),), float(n)) for key, n in metrics.throttled.items())
+    throttled = tuple(("", (("quota", key),), n) for key, n in metrics.throttled.items())
     yield Family("oncelog_throttled_total", "counter", "Answers told to wait, by quota.", throttled)
     for name, value in gauges.items():
         yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))
@@ -131,9 +131,9 @@ def _histogram_samples(
     bounds = (*map(str, LATENCY_BUCKETS_SECONDS), "+Inf")
     for bound, count in zip(bounds, histogram.counts, strict=True):
         running += count
-        yield "_bucket", (("api", api), ("le", bound)), float(running)
+        yield "_bucket", (("api", api), ("le", bound)), running
     yield "_sum", (("api", api),), histogram.sum_seconds
-    yield "_count", (("api", api),), float(running)
+    yield "_count", (("api", api),), running
 
 
 def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
@@ -142,11 +142,22 @@ def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
     for family in families(metrics, gauges):
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
         for suffix, labels, value in family.samples:
-            shown = ",".join(f'{key}="{text}"' for key, text in labels)
-            lines.append(
-                f"{family.name}{suffix}{{{shown}}} {value:g}" if shown else f"{family.name} {value:g}"
-            )
+            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+            labels_text = f"{{{shown}}}" if shown else ""
+            lines.append(f"{family.name}{suffix}{labels_text} {_number_text(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Return a label's value as the text format writes it."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number_text(value: float) -> str:
+    """Return a number with every digit that it has: rate() of a rounded counter is zeros and spikes."""
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
