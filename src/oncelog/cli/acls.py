@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_target,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -170,6 +178,7 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
         raise click.UsageError("say which: --principal, --topic, --group, --transactional-id or --cluster")
     exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
     filters = [replace(each, pattern_type=exact) if each.name else each for each in _filters(given)]
+    say_target(client_config)
     with _admin(client_config) as admin:
         if yes:
             gone = admin.delete_acls(filters)
@@ -178,4 +187,4 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     for acl in gone:
         say(f"{'removed' if yes else 'would remove'}: {acl_text(acl)}")
     if not yes:
-        say("nothing is removed; repeat with --yes", err=True)
+        say(f"nothing is removed; repeat with --yes to remove on {cluster_text(client_config)}", err=True)

@@ -13,6 +13,8 @@ import click
 
 from oncelog.errors import ConfigError
 
+DEFAULT_SERVERS = "127.0.0.1:9092"
+_SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,10 +57,11 @@ def bootstrap_options(function: F) -> F:
     @click.option(
         "-b",
         "--bootstrap-server",
-        envvar="ONCELOG_BOOTSTRAP_SERVER",
-        default="127.0.0.1:9092",
-        show_default=True,
-        help="HOST:PORT of a broker to start from.",
+        "bootstrap_servers",
+        multiple=True,
+        metavar="HOST:PORT[,...]",
+        help="Brokers to start from.  [default: bootstrap.servers of -X, else ONCELOG_BOOTSTRAP_SERVERS, "
+        f"else bootstrap.servers of --command-config, else {DEFAULT_SERVERS}]",
     )
     @click.option(
         "-X",
@@ -66,7 +69,8 @@ def bootstrap_options(function: F) -> F:
         "properties",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A client setting by its Kafka name; also as ONCELOG_KEY_NAME in the environment.",
+        help="A client setting by its Kafka name; also as ONCELOG_KEY_NAME in the environment. "
+        "-X is taken before the environment, and the environment before --command-config.",
     )
     @click.option(
         "--command-config",
@@ -77,20 +81,69 @@ def bootstrap_options(function: F) -> F:
     @functools.wraps(function)
     def wrapper(
         *args: Any,
-        bootstrap_server: str,
+        bootstrap_servers: tuple[str, ...],
         properties: tuple[str, ...],
         command_config: Path | None,
         **kwargs: Any,
     ) -> Any:
-        config = {
-            **_environment_properties(),
-            **(read_properties(command_config) if command_config else {}),
-            **parse_properties(properties),
-            "bootstrap.servers": bootstrap_server,
-        }
+        config = make_client_config(
+            bootstrap_servers, properties, read_properties(command_config) if command_config else {}
+        )
         return function(*args, client_config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]
+
+
+def make_client_config(
+    servers: Sequence[str], properties: Sequence[str], of_file: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the client settings of the command line, the environment, the file and the default.
+
+    Each of them is taken before the next one. Raises click.UsageError if one of them names two clusters:
+    a command that deletes must not guess which of them is meant.
+    """
+    of_command_line = parse_properties(properties)
+    # Every one of the pairs, not only the last, which `of_command_line` keeps.
+    pairs = [(pair, parse_properties([pair]).get(_SERVERS)) for pair in properties]
+    named = _only_cluster(
+        [(f"-b {value}", value) for value in servers]
+        + [(f"-X {pair}", value) for pair, value in pairs if value is not None]
+    )
+    if named is None:
+        named = environment_servers()
+    if named is None:
+        named = of_file.get(_SERVERS, DEFAULT_SERVERS)
+    return {**of_file, **_environment_properties(), **of_command_line, _SERVERS: named}
+
+
+def environment_servers() -> str | None:
+    """Return the cluster that the environment names, under either of two names. Raises click.UsageError."""
+    names = ("ONCELOG_BOOTSTRAP_SERVERS", "ONCELOG_BOOTSTRAP_SERVER")
+    return _only_cluster(
+        [(f"{name}={os.environ[name]}", os.environ[name]) for name in names if os.environ.get(name)]
+    )
+
+
+def _only_cluster(named: Sequence[tuple[str, str]]) -> str | None:
+    """Return the one value of (what the user wrote, value) pairs; None without any."""
+    different = {_servers_of(value): way for way, value in named}
+    if len(different) > 1:
+        raise click.UsageError(f"{' and '.join(different.values())} name different clusters: leave one out")
+    return named[0][1] if named else None
+
+
+def _servers_of(value: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in value.split(","))
+
+
+def cluster_text(client_config: Mapping[str, Any]) -> str:
+    """Return the name of the cluster for a confirmation: the address that the command goes to."""
+    return f"the cluster at {client_config[_SERVERS]}"
+
+
+def say_target(client_config: Mapping[str, Any]) -> None:
+    """Tell, before a command that destroys something, which cluster it goes to."""
+    say(f"on {cluster_text(client_config)}:", err=True)
 
 
 def _environment_properties() -> dict[str, str]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oncelog.cli.common import environment_servers
+
 if TYPE_CHECKING:
     from oncelog.faults.stories import Scene, Story
 
@@ -35,8 +37,9 @@ def _list_stories(context: click.Context, _parameter: click.Parameter, value: bo
     help="Name the stories and exit.",
 )  # fmt: skip
 @click.option(
-    "-b", "--bootstrap-server", envvar="ONCELOG_BOOTSTRAP_SERVER", metavar="HOST:PORT",
-    help="Play on this cluster (Apache Kafka, too) instead of a broker of its own.",
+    "-b", "--bootstrap-server", default=environment_servers, metavar="HOST:PORT",
+    help="Play on this cluster (Apache Kafka, too); also as ONCELOG_BOOTSTRAP_SERVERS in the environment.  "
+    "[default: a broker of its own]",
 )  # fmt: skip
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write the drawing there, too.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)

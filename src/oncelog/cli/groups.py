@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_target,
+)
 
 OFFSET_COLUMNS = ["group", "topic", "partition", "offset", "end_offset", "lag", "member"]
 
@@ -117,6 +125,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
 def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **given: Any) -> None:
     """Move a group's offsets. The group must have no members."""
     client_config = given.pop("client_config")
+    say_target(client_config)
     asked = {name: value for name, value in given.items() if value not in (None, False)}
     if len(asked) != 1:
         raise click.UsageError(
@@ -128,7 +137,7 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
         if yes:
             admin.alter_group_offsets(group, offsets)
     if not yes:
-        say("nothing is changed; repeat with --yes to commit", err=True)
+        say(f"nothing is changed; repeat with --yes to commit on {cluster_text(client_config)}", err=True)
 
 
 def _planned(
@@ -181,6 +190,7 @@ def _wanted(
 @bootstrap_options
 def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Forget groups without members, and all they have committed."""
+    say_target(client_config)
     with _admin(client_config) as admin:
         for group in groups:
             offsets = admin.group_offsets(group)
@@ -188,4 +198,4 @@ def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
                 admin.delete_group(group)
             say(f"{'deleted' if yes else 'would delete'} {group}: {len(offsets)} committed offsets")
     if not yes:
-        say("nothing is deleted; repeat with --yes", err=True)
+        say(f"nothing is deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)

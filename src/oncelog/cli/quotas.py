@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_target,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,6 +145,7 @@ def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **
     from oncelog.rules.quotas import QuotaFilter
 
     entity = _entity(given)
+    say_target(client_config)
     with _admin(client_config) as admin:
         found = admin.describe_client_quotas(QuotaFilter(entity.parts, is_strict=True)).get(entity, {})
         gone = {key: value for key, value in found.items() if not quotas or key in quotas}
@@ -147,4 +156,4 @@ def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **
     if not gone:
         say(f"{entity} has no such quota", err=True)
     elif not yes:
-        say("nothing is removed; repeat with --yes", err=True)
+        say(f"nothing is removed; repeat with --yes to remove on {cluster_text(client_config)}", err=True)

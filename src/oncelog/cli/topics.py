@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, parse_properties, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    parse_properties,
+    say,
+    say_target,
+)
 
 ALIASES = {"ls": "list"}
 
@@ -181,6 +190,7 @@ def alter(
 @bootstrap_options
 def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Delete topics with all their records. A dry run without --yes."""
+    say_target(client_config)
     with _admin(client_config) as admin:
         if yes:
             admin.delete_topics(topics)
@@ -192,4 +202,4 @@ def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
         mine = [row for row in rows if row["topic"] == name]
         offsets = sum((row["end_offset"] or 0) - (row["start_offset"] or 0) for row in mine)
         say(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
-    say("nothing was deleted; add --yes to do it", err=True)
+    say(f"nothing was deleted; add --yes to do it on {cluster_text(client_config)}", err=True)

@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_target,
+)
 from oncelog.cli.producers import parse_where, time_text
 
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
@@ -140,6 +148,7 @@ def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]
 
     Its records there will never be seen by read_committed readers.
     """
+    say_target(client_config)
     topic, partition = parse_where(where)
     if partition is None:
         raise click.UsageError(f"{where!r}: name the partition, as in {topic}:0")
@@ -158,7 +167,7 @@ def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]
             f" {opened.first_offset} on are dropped for read_committed readers"
         )
         if not yes:
-            say(f"would write {marker}\nrepeat with --yes to write it")
+            say(f"would write {marker}\nrepeat with --yes to write it on {cluster_text(client_config)}")
             return
         admin.abort_transaction(opened)
     say(f"wrote {marker}")

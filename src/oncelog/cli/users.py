@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import (
+    bootstrap_options,
+    cluster_text,
+    emit,
+    only_settings_of,
+    output_option,
+    say,
+    say_target,
+)
 
 
 @click.group("users")
@@ -97,6 +105,7 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
 @bootstrap_options
 def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
     """Remove a user. Connections that stand stay until they end (see connections.max.reauth.ms)."""
+    say_target(client_config)
     with _admin(client_config) as admin:
         mechanisms = admin.list_users([user])[user]
         if yes:
@@ -104,4 +113,4 @@ def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
     names = ", ".join(each.label for each in mechanisms)
     say(f"{'deleted' if yes else 'would delete'} {user}: {names}")
     if not yes:
-        say("nothing is deleted; repeat with --yes", err=True)
+        say(f"nothing is deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)
