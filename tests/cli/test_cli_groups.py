@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers_broker import wait_until
 from helpers_cli import oncelog
+from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of
 
-from oncelog import Broker, Consumer, TopicPartition
+from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka, run_tool
 
 _numbers = itertools.count()
@@ -94,6 +96,72 @@ def test_from_a_member_to_nothing(servers: str) -> None:
     done = oncelog("groups", "delete", group, "--yes", servers=servers)
     assert done.code == 0 and f"deleted {group}" in done.out
     assert all(row["group"] != group for row in rows("list", servers=servers))
+
+
+def stuck_group(servers: str, topic: str, offset: int = 0) -> str:
+    """A group that has committed one offset of partition 0."""
+    group = f"stuck-{os.getpid()}-{next(_numbers)}"
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(offset)})
+    return group
+
+
+@pytest.mark.behaviour("T14")
+def test_lag_counts_to_the_high_watermark_while_a_transaction_is_open(
+    servers: str, kafka_class_path: str
+) -> None:
+    topic = new_topic(servers)
+    group, name = stuck_group(servers, topic), f"open-{topic}"
+    with producer_of(servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for value in (b"a", b"b"):
+                producer.send(topic, value).result(60)
+            (row,) = rows("describe", group, servers=servers)
+            told = run_tool(TOOL, "--bootstrap-server", servers, "--describe", "--group", group)
+            described = oncelog("topics", "describe", topic, "-o", "json", servers=servers)
+    # Apache Kafka answers before its markers are written.
+    wait_until(lambda: rows("describe", group, servers=servers)[0]["stable_end_offset"] == 3)
+    (closed,) = rows("describe", group, servers=servers)
+    assert (row["offset"], row["end_offset"], row["lag"], row["stable_end_offset"]) == (0, 2, 2, 0)
+    assert row["held_back_by"].startswith(f"{name} (producer id ") and row["hanging"].startswith("no: ")
+    (line,) = [line.split() for line in told.splitlines() if line.startswith(group)]
+    assert line[1:6] == [topic, "0", "0", "2", "2"], "the numbers of kafka-consumer-groups.sh"
+    (part,) = json.loads(described.out)
+    same = ("end_offset", "stable_end_offset", "held_back_by", "hanging")
+    assert {key: part[key] for key in same} == {key: row[key] for key in same}
+    assert (closed["end_offset"], closed["lag"]) == (3, 3)
+    assert closed["held_back_by"] is closed["hanging"] is None
+
+
+@pytest.mark.behaviour("T14")
+def test_a_hanging_transaction_is_named_beside_the_group_that_it_holds_up(kafka_class_path: str) -> None:
+    with Broker(config={"transaction.partition.verification.enable": False}) as broker:
+        servers = broker.bootstrap_servers
+        topic = new_topic(servers)
+        lost = batch_of(b"x", b"y", producer_id=77, producer_epoch=3, base_sequence=0, is_transactional=True)
+        append(servers, TopicPartition(topic, 0), lost, transactional_id="gone")
+        (row,) = rows("describe", stuck_group(servers, topic), servers=servers)
+        assert (row["end_offset"], row["lag"], row["stable_end_offset"]) == (2, 2, 0)
+        assert row["held_back_by"] == "producer id 77, epoch 3"
+        assert row["hanging"].startswith("yes: no coordinator knows producer id 77")
+        (ahead,) = rows("describe", stuck_group(servers, topic, 1), servers=servers)
+        assert (ahead["offset"], ahead["lag"]) == (1, 1), "a read_uncommitted group"
+        table = oncelog("groups", "describe", row["group"], servers=servers)
+        assert "STABLE END OFFSET" in table.out and "HELD BACK BY" in table.out
+
+
+def test_an_offset_outside_the_log_is_remarked(ours: str) -> None:
+    topic = filled(ours)
+    group = stuck_group(ours, topic, 17)
+    told = oncelog("groups", "describe", group, servers=ours)
+    assert f"{topic}-0: offset 17 lies beyond the end offset 5" in told.err
+    (row,) = rows("describe", group, servers=ours)
+    assert row["lag"] == -12, "as kafka-consumer-groups.sh"
+    with Admin({"bootstrap.servers": ours}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 3})
+    told = oncelog("groups", "describe", stuck_group(ours, topic, 1), servers=ours)
+    assert f"{topic}-0: offset 1 lies before the start offset 3" in told.err
 
 
 @pytest.mark.parametrize(

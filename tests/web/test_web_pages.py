@@ -16,7 +16,7 @@ from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
 from starlette.testclient import TestClient
 
-from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.web.app import make_app
 
@@ -65,7 +65,7 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
             one = text(pages, f"/transactions/{name}")
             assert "State Ongoing" in one and "Timeout 60000 ms" in one and f"{topic}-0" in one
             part = text(pages, f"/topics/{topic}")
-            assert "Offsets 0 to 1; last stable offset 0: a transaction is open" in part
+            assert f"Offsets 0 to 1; stable end offset 0, held back by {name}" in part
             assert re.search(r"\d+ 0 0 20\S+ \S+Z 0", part), (
                 "the producer: epoch, sequence, time, first offset"
             )
@@ -114,7 +114,20 @@ def test_groups(pages: TestClient, servers: str) -> None:
         consumer.commit()
         assert re.search(rf"{group} Stable consumer 1", text(pages, "/groups"))
         shown = text(pages, f"/groups/{group}")
-        assert "of-the-page" in shown and f"{topic}-0 1 3 2" in shown
+        assert "of-the-page" in shown and f"{topic}-0 1 3 2 3" in shown
+
+
+@pytest.mark.behaviour("T14")
+def test_the_page_of_a_group_names_what_holds_it_back(pages: TestClient, servers: str) -> None:
+    group, topic = f"page-{os.getpid()}-{next(_numbers)}", new_topic(servers)
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(0)})
+    with producer_of(servers, transactional_id=f"open-{group}") as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for _ in range(2):
+                producer.send(topic, b"v").result(60)
+            assert f"{topic}-0 0 2 2 0 open-{group}" in text(pages, f"/groups/{group}")
 
 
 @pytest.mark.parametrize("path", ["/transactions/nobody", "/topics/nothing", "/elsewhere"])

@@ -216,6 +216,17 @@ def emit(
         _emit_table(rows, columns, wide if output == "wide" else ())
 
 
+def held_back_cells(ends: Any) -> dict[str, Any]:
+    """Return the stable end offset of a `PartitionEnds`, and what holds it back."""
+    holder = ends.held_by
+    judged = holder.judged if holder else None
+    return {
+        "stable_end_offset": ends.stable_end,
+        "held_back_by": str(holder) if holder else None,
+        "hanging": f"{judged.hanging.value}: {judged.reason}" if judged else None,
+    }
+
+
 def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
     # JSON scalars and flow values are YAML; one list item per row, one key per line.
     lines = []

@@ -11,13 +11,17 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
+    held_back_cells,
     only_settings_of,
     output_option,
     say,
     say_target,
 )
 
-OFFSET_COLUMNS = ["group", "topic", "partition", "offset", "end_offset", "lag", "member"]
+OFFSET_COLUMNS = [
+    *("group", "topic", "partition", "offset", "end_offset", "lag"),
+    *("stable_end_offset", "held_back_by", "member"),
+]
 
 
 @click.group("groups")
@@ -67,11 +71,21 @@ def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, An
 @bootstrap_options
 @output_option
 def describe(group: str, members: bool, output: str, client_config: dict[str, Any]) -> None:
-    """Committed offsets with their lag and who reads each partition; or the members."""
+    """Committed offsets with their lag and who reads each partition; or the members.
+
+    \b
+    END OFFSET         the high watermark, where the next record goes; LAG counts up to it
+    STABLE END OFFSET  the last stable offset: readers with read_committed get no further
+    HELD BACK BY       whose open transaction keeps it below the end offset
+    """
     with _admin(client_config) as admin:
         described = admin.describe_groups([group])[group]
         if not members:
-            emit(_offset_rows(admin, described), output, columns=OFFSET_COLUMNS, wide=["metadata"])
+            rows = _offset_rows(admin, described)
+            emit(rows, output, columns=OFFSET_COLUMNS, wide=["hanging", "metadata"])
+            for row in rows:
+                if row["remark"]:
+                    say(f"{row['topic']}-{row['partition']}: {row['remark']}", err=True)
             return
     rows = [
         {
@@ -87,28 +101,43 @@ def describe(group: str, members: bool, output: str, client_config: dict[str, An
 
 
 def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
-    from oncelog.types import Isolation
+    from oncelog.edge.partition_ends import partition_ends
 
     offsets = admin.group_offsets(described.group_id)
-    readers = {at: member.member_id for member in described.members for at in member.partitions}
-    places = sorted({*offsets, *readers})
-    ends = admin.list_offsets(dict.fromkeys(places, "latest"), Isolation.READ_COMMITTED) if places else {}
+    readers = {tp: member.member_id for member in described.members for tp in member.partitions}
+    tps = sorted({*offsets, *readers})
     rows = []
-    for at in places:
-        held, end = offsets.get(at), ends[at].offset
+    for tp, ends in partition_ends(admin, tps).items():
+        committed = offsets.get(tp)
+        offset = committed.offset if committed else None
         rows.append(
             {
                 "group": described.group_id,
-                "topic": at.topic,
-                "partition": at.partition,
-                "offset": held.offset if held else None,
-                "end_offset": end,
-                "lag": max(end - held.offset, 0) if held and end is not None else None,
-                "member": readers.get(at),
-                "metadata": held.metadata if held else None,
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "offset": offset,
+                # As Kafka's tool: below 0 for an offset beyond the end.
+                "end_offset": ends.end,
+                "lag": ends.end - offset if ends.end is not None and offset is not None else None,
+                **held_back_cells(ends),
+                "member": readers.get(tp),
+                "metadata": committed.metadata if committed else None,
+                "remark": _remark(offset, ends),
             }
         )
     return rows
+
+
+def _remark(offset: int | None, ends: Any) -> str | None:
+    """Return what is wrong with a committed offset; None if nothing is."""
+    if offset is None or ends.end is None or ends.start is None:
+        return None if ends.end is not None else "no broker tells its offsets"
+    by_setting = "auto.offset.reset decides where reading starts"
+    if offset > ends.end:
+        return f"offset {offset} lies beyond the end offset {ends.end}: {by_setting}"
+    if offset < ends.start:
+        return f"offset {offset} lies before the start offset {ends.start}: {by_setting}"
+    return None
 
 
 @command.command("reset-offsets")

@@ -10,6 +10,7 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
+    held_back_cells,
     only_settings_of,
     output_option,
     parse_properties,
@@ -69,7 +70,13 @@ def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> N
 def describe(
     topics: tuple[str, ...], configs: bool, all_configs: bool, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Partitions with leaders, replicas and offsets; or settings."""
+    """Partitions with leaders, replicas and offsets; or settings.
+
+    \b
+    END OFFSET         the high watermark, where the next record goes
+    STABLE END OFFSET  the last stable offset: readers with read_committed get no further
+    HELD BACK BY       (-o wide) whose open transaction keeps it below the end offset
+    """
     with _admin(client_config) as admin:
         if configs or all_configs:
             emit(
@@ -77,8 +84,9 @@ def describe(
             )
         else:
             rows = _partition_rows(admin, topics)
-            columns = ["topic", "partition", "leader", "start_offset", "end_offset"]
-            emit(rows, output, columns=columns, wide=["leader_epoch", "replicas", "in_sync_replicas"])
+            columns = ["topic", "partition", "leader", "start_offset", "end_offset", "stable_end_offset"]
+            wide = ["held_back_by", "hanging", "leader_epoch", "replicas", "in_sync_replicas"]
+            emit(rows, output, columns=columns, wide=wide)
 
 
 def _config_rows(admin: Any, topics: tuple[str, ...], with_defaults: bool) -> list[dict[str, Any]]:
@@ -94,23 +102,26 @@ def _config_rows(admin: Any, topics: tuple[str, ...], with_defaults: bool) -> li
 
 
 def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]:
+    from oncelog.edge.partition_ends import PartitionEnds, partition_ends
     from oncelog.types import TopicPartition
 
     parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
-    tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
     # A partition without its leader is shown with what is known of it.
-    first = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
-    last = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
+    tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
+    ends_by_tp = partition_ends(admin, tps)
     rows = []
     for part in parts:
-        tp = TopicPartition(part.topic, part.partition)
+        ends = ends_by_tp.get(
+            TopicPartition(part.topic, part.partition), PartitionEnds(None, None, None, None)
+        )
         rows.append(
             {
                 "topic": part.topic,
                 "partition": part.partition,
                 "leader": part.leader,
-                "start_offset": first[tp].offset if tp in first else None,
-                "end_offset": last[tp].offset if tp in last else None,
+                "start_offset": ends.start,
+                "end_offset": ends.end,
+                **held_back_cells(ends),
                 "leader_epoch": part.leader_epoch,
                 "replicas": list(part.replicas),
                 "in_sync_replicas": list(part.in_sync_replicas),

@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from oncelog.edge.admin import Admin
+from oncelog.edge.partition_ends import partition_ends
 from oncelog.errors import (
     BrokerError,
     GroupIdNotFound,
@@ -31,7 +32,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
 )
 from oncelog.rules.hanging import Hanging
-from oncelog.types import Isolation, TopicPartition
+from oncelog.types import TopicPartition
 
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
 _SECURITY = {
@@ -66,6 +67,7 @@ class _Pages:
         self._token = secrets.token_urlsafe(32)
         self._templates = Environment(loader=PackageLoader("oncelog.web"), autoescape=True)
         self._templates.filters["time"] = _time_text
+        self._templates.filters["offset"] = lambda offset: "–" if offset is None else offset
 
     def show(self, gather: Callable[[Request], dict[str, Any]], template: str) -> Any:
         """An endpoint: asks the cluster in a thread, and says what is wrong when that fails."""
@@ -109,20 +111,16 @@ class _Pages:
         """Offsets and producers of each partition."""
         name = request.path_params["name"]
         described = self._admin.describe_topics([name])[name]
-        places = [TopicPartition(name, part.partition) for part in described.partitions]
-        starts = self._admin.list_offsets(dict.fromkeys(places, "earliest"))
-        stable = self._admin.list_offsets(dict.fromkeys(places, "latest"), Isolation.READ_COMMITTED)
-        ends = self._admin.list_offsets(dict.fromkeys(places, "latest"))
-        producers = self._admin.describe_producers(places)
+        tps = [TopicPartition(name, part.partition) for part in described.partitions]
+        ends = partition_ends(self._admin, tps)
+        producers = self._admin.describe_producers(tps)
         rows = [
             {
-                "partition": at.partition,
-                "start": starts[at].offset,
-                "stable": stable[at].offset,
-                "end": ends[at].offset,
-                "producers": sorted(producers[at].producers, key=lambda each: each.producer_id),
+                "partition": tp.partition,
+                "ends": ends[tp],
+                "producers": sorted(producers[tp].producers, key=lambda producer: producer.producer_id),
             }
-            for at in places
+            for tp in tps
         ]
         return {"name": name, "partitions": rows}
 
@@ -135,8 +133,10 @@ class _Pages:
         name = request.path_params["id"]
         told = self._admin.describe_groups([name])[name]
         offsets = self._admin.group_offsets(name)
-        ends = self._admin.list_offsets(dict.fromkeys(offsets, "latest"), Isolation.READ_COMMITTED)
-        rows = [(at, held.offset, ends[at].offset) for at, held in sorted(offsets.items())]
+        rows = [
+            (tp, offsets[tp].offset, ends)
+            for tp, ends in partition_ends(self._admin, sorted(offsets)).items()
+        ]
         return {"told": told, "offsets": rows}
 
     async def abort(self, request: Request) -> Response:

@@ -1,0 +1,104 @@
+"""The two ends of a partition, and the transaction that keeps them apart.
+
+The end offset (high watermark) is where the next record goes, and what lag is counted to. The stable end
+offset (last stable offset) is where read_committed readers stop, since a transaction is open behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from oncelog.edge import machine
+from oncelog.edge.admin import Admin
+from oncelog.edge.coordination import HANGING_AGE_MS
+from oncelog.errors import OncelogError, TransactionalIdNotFound
+from oncelog.rules.hanging import HeldBack, KnownTransaction, OpenTransaction, judge
+from oncelog.types import Isolation, TopicPartition
+
+
+class Holder(NamedTuple):
+    """The transaction that holds a stable end offset back; what could not be learned is None."""
+
+    transactional_id: str | None = None
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    judged: HeldBack | None = None
+
+    def __str__(self) -> str:
+        """Return who it is in a few words."""
+        if self.producer_id is None:
+            return "an open transaction"
+        producer = f"producer id {self.producer_id}, epoch {self.producer_epoch}"
+        return producer if self.transactional_id is None else f"{self.transactional_id} ({producer})"
+
+
+class PartitionEnds(NamedTuple):
+    """Offsets of one partition; None where no leader told them. `held_by` None: nothing is held back."""
+
+    start: int | None
+    end: int | None
+    stable_end: int | None
+    held_by: Holder | None
+
+
+def partition_ends(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
+    """Ask the leaders of these partitions; one without a leader, or gone, has no offsets."""
+    if not tps:
+        return {}
+    starts = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
+    # Before the ends: both only grow, so a stable end offset is never shown beyond the end offset.
+    stable = admin.list_offsets(dict.fromkeys(tps, "latest"), Isolation.READ_COMMITTED, raise_errors=False)
+    ends = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
+    apart = {
+        tp
+        for tp in tps
+        if (end := ends[tp].offset) is not None
+        and (stable_end := stable[tp].offset) is not None
+        and stable_end < end
+    }
+    holders = _holders(admin, apart)
+    return {
+        tp: PartitionEnds(starts[tp].offset, ends[tp].offset, stable[tp].offset, holders.get(tp))
+        for tp in tps
+    }
+
+
+def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, Holder]:
+    """Return the transaction that is open the longest of each partition, as far as brokers tell it."""
+    if not tps:
+        return {}
+    holders = dict.fromkeys(tps, Holder())
+    try:
+        first = _first_of_each(admin.open_transactions({tp.topic for tp in tps}))
+        first = {tp: opened for tp, opened in first.items() if tp in holders}
+        for tp, opened in first.items():
+            holders[tp] = Holder(None, opened.producer_id, opened.producer_epoch)
+        known = _known(admin, {opened.producer_id for opened in first.values()})
+    except OncelogError:
+        # A broker before Kafka 3.0, or one that lets us see offsets and no producers: the rest is known.
+        return holders
+    now_ms = machine.current().wall_ns() // 1_000_000
+    for tp, opened in first.items():
+        transaction = known.get(opened.producer_id)
+        judged = judge(opened, transaction, now_ms=now_ms, older_than_ms=HANGING_AGE_MS)
+        name = transaction.transactional_id if transaction else None
+        holders[tp] = Holder(name, opened.producer_id, opened.producer_epoch, judged)
+    return holders
+
+
+def _first_of_each(opened: Iterable[OpenTransaction]) -> dict[TopicPartition, OpenTransaction]:
+    latest_first = sorted(opened, key=lambda transaction: -transaction.first_offset)
+    return {transaction.at: transaction for transaction in latest_first}
+
+
+def _known(admin: Admin, producer_ids: Collection[int]) -> dict[int, KnownTransaction]:
+    """Return what the coordinators know of these producer ids, with one look at their lists."""
+    known = {}
+    for listed in admin.list_transactions(producer_ids=producer_ids) if producer_ids else ():
+        try:
+            described = admin.describe_transactions([listed.transactional_id])
+        except TransactionalIdNotFound:
+            continue  # forgotten since it was listed
+        known[listed.producer_id] = described[listed.transactional_id].known()
+    return known
