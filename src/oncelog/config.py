@@ -105,7 +105,7 @@ CONSUMER = SettingsTable(
         ("session.timeout.ms", "int", 45_000, "A member that is silent this long is removed.", 1),
         ("heartbeat.interval.ms", "int", 3_000, "Pause between heartbeats; at most a third of session.timeout.ms is sensible.", 1),
         ("max.poll.interval.ms", "int", 300_000, "A member that does not poll for this long leaves its group.", 1),
-        ("enable.auto.commit", "bool", True, "Positions are committed by poll() and close()."),
+        ("enable.auto.commit", "bool", True, "Positions are committed by poll() and close(); must be false where transactions commit them."),
         ("auto.commit.interval.ms", "int", 5_000, "How often.", 0),
     ),
 )

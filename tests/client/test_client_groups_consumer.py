@@ -87,9 +87,10 @@ def test_a_group_of_ours_and_of_librdkafka(servers: str, group: str) -> None:
 def test_it_goes_on_from_its_commit(ours: str, group: str) -> None:
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 10, 2)
-    with member(ours, group) as consumer:
+    with member(ours, group, enable_auto_commit=False) as consumer:
         consumer.subscribe(topic)
         assert sorted(take(consumer, 10)) == list(range(10))
+        consumer.commit()
         identity = consumer.group_metadata()
         assert identity.generation_id >= 1 and identity.member_id
     fill(ours, topic, 10, 4, 2)

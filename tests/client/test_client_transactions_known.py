@@ -93,7 +93,11 @@ def test_a_consumer_after_an_abort(servers: str, goes_back: bool) -> None:
         for number in range(6):
             producer.send(source, b"%d" % number)
     with (
-        Consumer({"bootstrap.servers": servers, "group.id": name}, auto_offset_reset="earliest") as consumer,
+        Consumer(
+            {"bootstrap.servers": servers, "group.id": name},
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
         producer_of(servers, transactional_id=name) as producer,
     ):
         producer.init_transactions()

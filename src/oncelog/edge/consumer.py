@@ -121,7 +121,10 @@ class Consumer:
         self._run(self._async.unsubscribe())
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this consumer is in its group, for `Producer.send_offsets_to_transaction`."""
+        """Return who this consumer is in its group, for `Producer.send_offsets_to_transaction`.
+
+        Raises MisuseError with enable.auto.commit=true: see AsyncConsumer.group_metadata.
+        """
         return self._async.group_metadata()
 
     def commit(self, offsets: Offsets | None = None) -> None:

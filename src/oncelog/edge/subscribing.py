@@ -118,7 +118,17 @@ class AsyncSubscribing:
         self._core.assign([])
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this consumer is in its group, for `Producer.send_offsets_to_transaction`."""
+        """Return who this consumer is in its group, for `Producer.send_offsets_to_transaction`.
+
+        Raises MisuseError with enable.auto.commit=true: poll() and close() would commit positions of records
+        whose transaction was aborted, and those records would never be processed.
+        """
+        if self._settings["enable.auto.commit"]:
+            raise MisuseError(
+                "set enable.auto.commit=false on a consumer whose positions a transaction commits: with "
+                "enable.auto.commit=true, group_metadata() for send_offsets_to_transaction() is refused, "
+                "because poll() and close() would also commit positions of aborted records, and lose those"
+            )
         if self._group is None:
             return ConsumerGroupMetadata(self._settings["group.id"] or "")
         return self._group.metadata

@@ -1,0 +1,118 @@
+"""The loop of docs/transactions.md, as it stands there, and what the page says around it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers_groups import SECONDS, fill, member
+from helpers_producer import new_topic, read, values
+
+from oncelog import Producer, Record, TopicPartition
+from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.errors import MisuseError
+
+PAGE = Path(__file__).parents[2] / "docs" / "transactions.md"
+NAMES = ("consumer.subscribe", "enable.auto.commit", "send_offsets_to_transaction", "seek_to_committed")
+
+CHILD = """
+import os, sys
+servers, source, target, group, died, failed = sys.argv[1:]
+
+def transform(record):
+    if record.value == died.encode():
+        os._exit(9)
+    if record.value == failed.encode():
+        raise ValueError("cannot be transformed")
+    return record.value
+"""
+
+
+def documented_loop() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert all(name in code for name in NAMES)
+    return str(code)
+
+
+def copier(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD + documented_loop(), *arguments], stderr=subprocess.PIPE
+    )
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+@pytest.mark.behaviour("T7")
+def test_the_documented_loop_loses_and_doubles_nothing_over_crashes(servers: str, group: str) -> None:
+    """A copier dies within a transaction, an exception leaves the second, and the third ends the work."""
+    source, target = new_topic(servers), new_topic(servers)
+    fill(servers, source, 0, 10, 1)
+    place = (servers, source, target, group)
+    first = copier(*place, "15", "-")
+    wait_until(lambda: len(read(servers, target)) == 10 or first.poll() is not None)
+    fill(servers, source, 10, 10, 1)
+    assert first.wait(SECONDS) == 9, first.communicate()[1].decode()
+    second = copier(*place, "-", "17")
+    assert "cannot be transformed" in second.communicate(timeout=SECONDS)[1].decode()
+    third = copier(*place, "-", "-")
+    try:
+        wait_until(lambda: len(read(servers, target)) >= 20 or third.poll() is not None)
+    finally:
+        third.kill()
+        problem = third.communicate()[1].decode()
+    assert values(servers, target) == [b"%d" % number for number in range(20)], problem
+
+
+def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
+    """Else close() after an exception would commit the positions of records whose transaction was aborted."""
+    told = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
+    with member(ours, group) as consumer, pytest.raises(MisuseError, match=told):
+        consumer.group_metadata()
+    with pytest.raises(MisuseError, match=told):
+        AsyncConsumer({"bootstrap.servers": ours, "group.id": group}).group_metadata()
+    with member(ours, group, enable_auto_commit=False) as by_hand:
+        assert by_hand.group_metadata().group_id == group
+
+
+@pytest.mark.behaviour("T7")
+def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str) -> None:
+    """Group metadata vouches for the generation at the call, not for that in which records were polled."""
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 4, 2)
+    dropped: list[TopicPartition] = []
+    config = {"bootstrap.servers": ours, "transactional.id": f"late-{topic}"}
+    with (
+        member(ours, group, enable_auto_commit=False) as one,
+        member(ours, group, enable_auto_commit=False) as two,
+        Producer(config) as producer,
+    ):
+        producer.init_transactions()
+        one.subscribe([topic], on_revoked=dropped.extend)
+        kept: list[Record] = []
+        wait_until(lambda: kept.extend(one.poll(0.1)) or len(kept) == 4)  # type: ignore[func-returns-value]
+        generation = one.group_metadata().generation_id
+        two.subscribe([topic])
+        again: list[Record] = []
+
+        def is_shared() -> bool:
+            again.extend(two.poll(0.1))
+            one.poll(0.1)
+            return len(one.assignment()) == len(two.assignment()) == 1 and len(again) == 2
+
+        wait_until(is_shared)
+        assert len(dropped) == 2, "here an application drops what it has gathered"
+        assert one.group_metadata().generation_id > generation
+        with producer.transaction():
+            ends = {TopicPartition(each.topic, each.partition): 2 for each in kept}
+            producer.send_offsets_to_transaction(ends, one.group_metadata())
+        assert {each.value for each in again} < {each.value for each in kept}, "committed by one, read by two"
