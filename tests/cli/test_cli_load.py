@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import pty
@@ -91,6 +92,83 @@ def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> 
     keyless = load(broker, topic, "changed", file)
     assert (keyless.code, "begun as csv with key k; now it is csv" in keyless.err) == (1, True)
     assert content(broker.bootstrap_servers, topic) == expected(ROWS)
+
+
+def write_at(path: Path, text: str | bytes) -> Path:
+    """A file whose time of change is that of all others."""
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    os.utime(path, ns=(10**18, 10**18))
+    return path
+
+
+@pytest.mark.behaviour("P4")
+def test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Sizes and times of change are equal, as those of archives and of exports of fixed width."""
+    february = write_at(tmp_path / "2026-02.txt", "feb-1\nfeb-2\n")
+    assert row(load(broker, topic, "late", february, "-o", "json"))["records"] == 2
+    january = write_at(tmp_path / "2026-01.txt", "jan-1\njan-2\n")
+    for files in ([january, february], [january]):
+        refused = load(broker, topic, "late", *files)
+        assert refused.code == 1
+        assert f"{january} stands in the place of {february}" in refused.err
+        assert "Give the files in the order they had, new ones at the end" in refused.err
+    assert sorted(values(broker.bootstrap_servers, topic)) == [b"feb-1", b"feb-2"]
+    assert row(load(broker, topic, "late", february, january, "-o", "json"))["records"] == 2
+    assert len(values(broker.bootstrap_servers, topic)) == 4
+
+
+@pytest.mark.behaviour("P4")
+def test_a_file_that_was_renamed_is_known_by_its_content(
+    broker: Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = write_at(tmp_path / "log.txt", "old-1\n")
+    assert load(broker, topic, "renamed", old).code == 0
+    moved = old.rename(tmp_path / "log.1.txt")
+    new = write_at(tmp_path / "log.txt", "new-1\n")
+    again = load(broker, topic, "renamed", moved)
+    assert (again.code, "is complete" in again.err) == (0, True)
+    assert load(broker, topic, "renamed", moved, new).code == 0
+    assert sorted(values(broker.bootstrap_servers, topic)) == [b"new-1", b"old-1"]
+    # A relative path names another file in another directory.
+    (tmp_path / "elsewhere").mkdir()
+    other = write_at(tmp_path / "elsewhere" / "log.1.txt", "fake1\n")
+    monkeypatch.chdir(other.parent)
+    assert load(broker, topic, "renamed", "log.1.txt", new).code == 1
+    monkeypatch.chdir(tmp_path)
+    assert load(broker, topic, "renamed", "log.1.txt", "log.txt").code == 0
+    twice = load(broker, topic, "renamed", "log.1.txt", "log.txt", new)
+    assert (twice.code, "log.txt is given twice" in twice.err) == (1, True)
+
+
+def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    short, long = (gzip.compress(b"a\n" * count, 9, mtime=0) for count in (1_000, 1_020))
+    assert len(short) == len(long)
+    file = write_at(tmp_path / "a.txt.gz", short)
+    assert load(broker, topic, "goes-on", file).code == 0
+    file.write_bytes(long)
+    refused = load(broker, topic, "goes-on", file)
+    assert (refused.code, "does not end at position 2000 any more" in refused.err) == (1, True)
+
+
+@pytest.mark.behaviour("P4")
+def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
+    """They hold the path as it was given: for a relative one, the content is compared."""
+    files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
+    servers, at = broker.bootstrap_servers, marks_partition("old")
+    digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
+    mark = Mark(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
+    assert load(broker, topic, "another", files[0]).code == 0  # makes the topic of marks
+    with Producer({"bootstrap.servers": servers}) as producer:
+        key, value = encode_mark("old", 0, mark)
+        producer.send(at.topic, value, key, partition=at.partition).result(60)
+    assert row(load(broker, topic, "old", *files, "-o", "json"))["records"] == 2
+    assert sorted(values(servers, topic)) == [b"a0", b"a1", b"b0", b"b1"]
+    refused = load(broker, topic, "old", *reversed(files))
+    assert (refused.code, "1.txt stands in the place of 0.txt" in refused.err) == (1, True)
 
 
 def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import MisuseError
-from oncelog.load.cutting import cuts
+from oncelog.load.cutting import csv_record_ends, cuts, line_ends
 from oncelog.load.parsing import CsvRows, JsonLines, Lines, Options
 from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
 
@@ -37,10 +37,18 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
         (b'"a\nb"\nc\n', True, 1, False, [6, 8]),
         (b'"a\nb"\nc\n', False, 1, False, [3, 6, 8]),
         (b'"a""\n""b"\n"c\n', True, 9, False, [10]),
+        # A quote in the middle of a field is text; what follows the end of the quoting, too.
+        (b'5"\n"a\nb"\n', True, 1, False, [3, 9]),
+        (b'"a"b"\n"c\n', True, 1, False, [6]),
+        (b'5" "" "\n"\n",6"\n', True, 1, False, [8, 15]),
+        # A return alone ends a record, but at the end of the data a newline may follow it.
+        (b"a\rb\r\nc\r", True, 1, False, [2, 5]),
+        (b"a\rb\r\nc\r", True, 1, True, [2, 5, 7]),
     ],
 )
 def test_cuts(data: bytes, is_quoted: bool, max_records: int, is_end: bool, expected: list[int]) -> None:
-    assert cuts(data, is_quoted=is_quoted, max_records=max_records, is_end=is_end) == expected
+    ends = csv_record_ends(data, delimiter=",", is_end=is_end) if is_quoted else line_ends(data)
+    assert cuts(ends, len(data), max_records=max_records, is_end=is_end) == expected
 
 
 @settings(deadline=None)
@@ -61,7 +69,8 @@ def test_csv_in_pieces_is_csv(rows: list[tuple[str, str]], max_records: int) -> 
     data = text.getvalue().encode()
     parser = CsvRows(data, True, Options(key="a", is_text=True))
     body, start, got = data[parser.header_bytes :], 0, []
-    for end in cuts(body, is_quoted=True, max_records=max_records, is_end=True):
+    ends = csv_record_ends(body, delimiter=",", is_end=True)
+    for end in cuts(ends, len(body), max_records=max_records, is_end=True):
         table = parser.parse(body[start:end])
         assert table.num_rows <= max_records
         got += zip(table["key"].to_pylist(), map(json.loads, table["value"].to_pylist()), strict=True)
@@ -149,15 +158,15 @@ def test_lines() -> None:
     ],
 )  # fmt: skip
 def test_json_lines(lines: list[bytes], keys: list[bytes | None]) -> None:
-    table = JsonLines(Options(key="k")).parse(b"\n \n".join(lines) + b"\r\n")
+    table = JsonLines(Options(key="k"), b"").parse(b"\n \n".join(lines) + b"\r\n")
     assert (table["value"].to_pylist(), table["key"].to_pylist()) == (lines, keys)
-    assert JsonLines(Options()).parse(b"\n".join(lines))["value"].to_pylist() == lines
+    assert JsonLines(Options(), b"").parse(b"\n".join(lines))["value"].to_pylist() == lines
 
 
 @pytest.mark.parametrize("line", [b"[1]", b'{"k":', b'{"k":1} {"k":2}', b"x"])
 def test_json_lines_that_are_none(line: bytes) -> None:
     with pytest.raises(ValueError):
-        JsonLines(Options(key="k")).parse(line + b"\n")
+        JsonLines(Options(key="k"), b"").parse(line + b"\n")
 
 
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 5)

@@ -52,8 +52,10 @@ PART_OF_B = mark("b", position=40, done=False)
         ([PART_OF_B._replace(modified_ns=9)], [B], GoOn(0, PART_OF_B._replace(modified_ns=9))),
         # A cluster without topic ids, now or then.
         ([mark("a")._replace(topic_id=None)], [A], Complete()),
-        # The same content under another name is the same file.
-        ([mark("a")], [A._replace(name="moved/a")], Complete()),
+        # Under another name it may be another file, whatever its size and time: the digest must tell.
+        ([mark("a")], [A._replace(name="moved/a")], Complete((0,))),
+        ([mark("b")], [A, B], GoOn(1, None, (0,))),
+        ([mark("a"), mark("b")], [B, A], Complete((0, 1))),
     ],
 )
 def test_start(marks: list[Mark], sources: list[Source], verdict: GoOn | Complete) -> None:
@@ -72,7 +74,17 @@ def test_start(marks: list[Mark], sources: list[Source], verdict: GoOn | Complet
             HOW,
             "a changed since it was read: it had 99 bytes and has 100",
         ),
-        ([mark("x", size=99)], [A], "t", "T1", HOW, "a (begun as x) changed since"),
+        (
+            [mark("x", size=99)],
+            [A],
+            "t",
+            "T1",
+            HOW,
+            "a stands in the place of x and is not the file that was read: it had 99 bytes and has 100",
+        ),
+        ([mark("a")], [A, B, B], "t", "T1", HOW, "b is given twice"),
+        ([mark("a")], [A, B, A], "t", "T1", HOW, "a is given twice"),
+        ([], [A, A], "t", "T1", HOW, "a is given twice"),
         (
             [mark("a"), PART_OF_B._replace(size_bytes=99)],
             [A, B],
@@ -117,6 +129,12 @@ BEGUN = mark("c", position=0, done=False)
         ([mark("a"), mark("b")], [A, B], Spread((), ())),
         ([mark("a", time=9), mark("b")], [A, B], Spread((), (), (0,))),
         ([mark("a", time=9), PART_OF_B], [A, B, C], Spread((2,), (1, 2), (0,))),
+        # Read in part, and perhaps another file now: the one that was read may be the fresh one.
+        ([PART_OF_B], [A, B], Spread((1,), (0, 1), (0,))),
+        ([PART_OF_B], [B._replace(modified_ns=9), C], Spread((1,), (0, 1), (0,))),
+        ([mark("b")], [A, B], Spread((1,), (1,), (0,))),
+        # Nothing was read: no other file can be taken for it.
+        ([BEGUN], [A], Spread((), (0,))),
     ],
 )
 def test_files_side_by_side(marks: list[Mark], sources: list[Source], verdict: Spread) -> None:
@@ -128,7 +146,7 @@ def test_files_side_by_side_refused() -> None:
     """All files have marks from the first run on, so none can be left out or exchanged, begun or not."""
     for sources, why in [
         ([A], "began with 2 files, of which 1 are given; c is missing"),
-        ([A, B._replace(size_bytes=7)], "b (begun as c) changed since it was read"),
+        ([A, B._replace(size_bytes=7)], "b stands in the place of c"),
     ]:
         verdict = decide_spread([mark("a"), BEGUN], sources, topic="t", topic_id="T1", hows=[HOW] * 2)
         assert isinstance(verdict, Refused) and why in verdict.why
@@ -141,6 +159,8 @@ def test_why_changed() -> None:
     assert why_changed(PART_OF_B, B, "digest of b") is None
     assert "position 40 is not the same any more" in (why_changed(PART_OF_B, B, "another") or "")
     assert "it ends before position 40" in (why_changed(PART_OF_B, B, None) or "")
+    assert "does not end at position 100 any more" in (why_changed(mark("b"), B, None) or "")
+    assert "Give the files in the order they had" in (why_changed(PART_OF_B, A, "another") or "")
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,23 @@ def test_once_however_often(spark: Any, shared_broker: Broker, topic: str, tmp_p
 
 
 @pytest.mark.behaviour("P4")
+def test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """The fresh file would be the one that was read: in its new place nothing is known of it."""
+    servers = shared_broker.bootstrap_servers
+    for name, prefix in (("2.txt", "feb"), ("1.txt", "jan")):
+        (tmp_path / name).write_text("".join(f"{prefix}-{n:03}\n" for n in range(ROWS)))
+        os.utime(tmp_path / name, ns=(10**18, 10**18))
+    assert load(servers, topic, topic, tmp_path / "2.txt", "--spark").code == 0
+    refused = load(servers, topic, topic, tmp_path / "1.txt", tmp_path / "2.txt", "--spark")
+    assert (refused.code, "1.txt stands in the place of" in refused.err) == (1, True), refused.err
+    assert len(values(servers, topic)) == ROWS
+    right = load(servers, topic, topic, tmp_path / "2.txt", tmp_path / "1.txt", "--spark", "-o", "json")
+    assert row(right) == (ROWS, ROWS)
+
+
+@pytest.mark.behaviour("P4")
 def test_not_with_the_plain_loader(spark: Any, shared_broker: Broker, topic: str, tmp_path: Path) -> None:
     servers, file = shared_broker.bootstrap_servers, write_csv(tmp_path / "a.csv", 0, ROWS)
     assert load(servers, topic, f"{topic}-plain", file).code == 0

@@ -50,7 +50,10 @@ class Reader(Protocol):
     """One file. Raises StorageError when it cannot be read or parsed."""
 
     def digest_at(self, position: int) -> str | None:
-        """The digest of what is before `position`, and go there; None: the file ends before."""
+        """Return the digest of what is before `position`, and go there; None: the file ends before."""
+
+    def is_at_end(self) -> bool:
+        """Return whether the present position is the file's end."""
 
     def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
         """From the present position on; at least one, the last one says so."""
@@ -59,14 +62,14 @@ class Reader(Protocol):
 
 
 def source_of(path: Path) -> Source:
-    """The file as it is now. Raises MisuseError for what is no regular file, StorageError."""
+    """Return the file as it is now. Raises MisuseError for what is no regular file, StorageError."""
     try:
         found = path.stat()
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
     if not stat.S_ISREG(found.st_mode):
         raise MisuseError(f"{path} is no regular file, so a load could not go on in its middle")
-    return Source(str(path), found.st_size, found.st_mtime_ns)
+    return Source(str(path.absolute()), found.st_size, found.st_mtime_ns)
 
 
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
@@ -100,7 +103,6 @@ class _TextReader:
         self._position = self._at = 0
         self._held = b""
         self._is_end = False
-        self._is_quoted = layout.format == "csv"
         self._fill(_HEAD_BYTES)
         head = self._held[:_HEAD_BYTES]
         is_whole = self._is_end and len(head) == len(self._held)
@@ -117,13 +119,18 @@ class _TextReader:
             self._take(min(len(self._held) - self._at, position - self._position))
         return self._hash.hexdigest()
 
+    def is_at_end(self) -> bool:
+        self._fill(1)
+        return self._at == len(self._held)
+
     def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
         self.digest_at(self._rows.header_bytes)
         wanted, is_last = max_bytes, False
         while not is_last:
             self._fill(wanted)
             held = memoryview(self._held)[self._at :]
-            ends = cuts(held, is_quoted=self._is_quoted, max_records=max_records, is_end=self._is_end)
+            record_ends = self._rows.record_ends(held, is_end=self._is_end)
+            ends = cuts(record_ends, len(held), max_records=max_records, is_end=self._is_end)
             if not ends and not self._is_end:
                 wanted = self._more_than(len(held))
                 continue
@@ -190,6 +197,9 @@ class _ParquetReader:
     def digest_at(self, position: int) -> str | None:
         self._row = position
         return self._digest if position <= self._rows.count else None
+
+    def is_at_end(self) -> bool:
+        return self._row == self._rows.count
 
     def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
         limit = self._rows.records_within(max_bytes)

@@ -71,12 +71,12 @@ def run_load_on_spark(
     layouts = check_load(load, config)
     report = Report(sum(source_of(path).size_bytes for path in load.files))
     began = time.monotonic()
-    spread = _begin(load, layouts, config, report)
+    spread = _begin(spark, load, layouts, config, report)
     report.was_complete = not spread.files
     outcomes: list[Outcome] = []
-    if indexes := {*spread.files, *spread.recheck}:
+    if spread.files:
         # The largest first, so that none of them is left over for the end.
-        largest = sorted(indexes, key=lambda index: -source_of(load.files[index]).size_bytes)
+        largest = sorted(spread.files, key=lambda index: -source_of(load.files[index]).size_bytes)
         with nullcontext() if on_progress is None else _watching(load, config, report, on_progress):
             tasks = spark.sparkContext.parallelize(largest, len(largest))
             outcomes = tasks.map(partial(_load_file, load=load, config=dict(config))).collect()
@@ -92,8 +92,10 @@ def _how(load: Load, layout: Layout) -> str:
     return f"{how_of(load, layout)}, with --spark"
 
 
-def _begin(load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report) -> Spread:
-    """Decide what is to do, and fix the list of files."""
+def _begin(
+    spark: SparkSession, load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report
+) -> Spread:
+    """Decide what is left to do, check the files that were read before, and fix the list of files."""
     with taking_over(load, config) as producer:
         marks, topic_id = read_marks(config, load.load_id, load.topic)
         report.records_before = sum(mark.records for mark in marks)
@@ -102,6 +104,10 @@ def _begin(load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], rep
         spread = decide_spread(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
         if isinstance(spread, Refused):
             raise LoadRefused(spread.why)
+        if spread.recheck:
+            pairs = [(index, marks[index]) for index in spread.recheck]
+            checks = spark.sparkContext.parallelize(pairs, len(pairs)).map(partial(_recheck, load=load))
+            _raise_first(load, sorted(checks.collect(), key=lambda outcome: outcome.index))
         for index in spread.fresh:  # what cannot be read at all, or not with these options, leaves no mark
             with closing(open_reader(load.files[index], layouts[index], load.options)):
                 pass
@@ -113,6 +119,16 @@ def _begin(load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], rep
             with producer.transaction():
                 send_marks(load, producer, firsts)
     return spread
+
+
+def _recheck(pair: tuple[int, Mark], *, load: Load) -> Outcome:
+    """Check one file that was read before. A refusal is no failure of the task, as in `_load_file`."""
+    index, mark = pair
+    try:
+        recheck_file(load, index, check_load(load, {})[index], mark)
+    except OncelogError as error:
+        return Outcome(index, error=error)
+    return Outcome(index)
 
 
 def _load_file(index: int, *, load: Load, config: Mapping[str, Any]) -> Outcome:
@@ -132,9 +148,7 @@ def _load(index: int, load: Load, config: Mapping[str, Any]) -> int:
         match decide_start([marks[index]], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(why):
                 raise LoadRefused(why)
-            case Complete(recheck):
-                if recheck:
-                    recheck_file(load, index, layout, marks[index])
+            case Complete():  # by an attempt whose outcome was lost
                 return 0
             case GoOn():
                 begun = marks[index] if marks[index].position else None

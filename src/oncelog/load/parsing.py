@@ -22,9 +22,11 @@ import pyarrow.json
 import pyarrow.parquet
 
 from oncelog.errors import MisuseError
-from oncelog.load.cutting import Buffer, record_ends
+from oncelog.load.cutting import Buffer, csv_record_ends, line_ends
 from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_json, typed_key, typed_to_json
 from oncelog.rules.loading import Format
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class TextRows(Protocol):
 
     header_bytes: int
 
+    def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
+        """Return positions behind whole records of `data`, which begins with one; `is_end`: the file ends."""
+
     def parse(self, data: Buffer) -> Any:
         """The records of whole lines as a table. Raises ValueError, pyarrow's errors."""
 
@@ -54,7 +59,7 @@ def text_rows(format: Format, head: bytes, is_whole: bool, options: Options) -> 
     """`head`: the first bytes of the file; `is_whole`: there are no more. Raises MisuseError."""
     if format == "csv":
         return CsvRows(head, is_whole, options)
-    return JsonLines(options) if format == "jsonl" else Lines(options)
+    return JsonLines(options, head) if format == "jsonl" else Lines(options)
 
 
 def _table(value: Any, key: Any | None) -> Any:
@@ -77,6 +82,9 @@ class Lines:
         if options.key is not None:
             raise MisuseError("plain lines have no columns to take a key from; leave --key out")
 
+    def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
+        return line_ends(data)
+
     def parse(self, data: Buffer) -> Any:
         return _table(split_lines(data), None)
 
@@ -93,12 +101,14 @@ def split_lines(data: Buffer) -> Any:
 
 
 class JsonLines:
-    """Every line that is not blank is a value."""
+    """Every line that is not blank is a value. A byte order mark at the file's beginning is passed over."""
 
-    header_bytes = 0
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, head: bytes) -> None:
         self._key = options.key
+        self.header_bytes = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+
+    def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
+        return line_ends(data)
 
     def parse(self, data: Buffer) -> Any:
         lines = split_lines(data)
@@ -138,13 +148,19 @@ class CsvRows:
     """Names and kinds of the columns come from the head of the file."""
 
     def __init__(self, head: bytes, is_whole: bool, options: Options) -> None:
-        ends = record_ends(head, is_quoted=True)
-        if is_whole and (not len(ends) or ends[-1] < len(head)):
+        self._delimiter = options.delimiter or ","
+        if self._delimiter in '"\r\n':
+            raise MisuseError("a quote or a line end cannot be the delimiter")
+        # Arrow passes over a byte order mark and empty lines, so a quote behind them begins a field.
+        start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+        while head[start : start + 1] in (b"\r", b"\n"):
+            start += 1
+        ends = self.record_ends(head[start:], is_end=is_whole) + start
+        if is_whole and start < len(head) and (not len(ends) or ends[-1] < len(head)):
             ends = [*ends, len(head)]
-        if not len(ends) or not head:
+        if not len(ends):
             raise MisuseError("no header line with the names of the columns was found")
         self.header_bytes = int(ends[0])
-        self._delimiter = options.delimiter or ","
         self._nulls, self._key = tuple(options.nulls), options.key
         self._names = self._read(head[: self.header_bytes], None).column_names
         _check_names(self._names, options.key)
@@ -153,6 +169,9 @@ class CsvRows:
             name: "text" if options.is_text else kind_of_text(column, self._nulls)
             for name, column in sample.items()
         }
+
+    def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
+        return csv_record_ends(data, delimiter=self._delimiter, is_end=is_end)
 
     def parse(self, data: Buffer) -> Any:
         columns = self._columns(data)
@@ -171,7 +190,7 @@ class CsvRows:
             raise ValueError(f"column {name!r}: {error}; --text takes all columns as text") from None
 
     def _columns(self, data: Buffer) -> dict[str, Any]:
-        if not bytes(data).strip():
+        if not bytes(data).strip(b"\r\n"):  # not of blanks or tabs: those are values
             return {name: pa.array([], pa.string()) for name in self._names}
         table = self._read(data, self._names).combine_chunks()
         return {name: _single(table.column(name)) for name in self._names}
@@ -180,6 +199,9 @@ class CsvRows:
         convert: dict[str, Any] = {"strings_can_be_null": False}
         if names is not None:
             convert["column_types"] = dict.fromkeys(names, pa.string())
+            if bytes(data[:3]) == _BYTE_ORDER_MARK:
+                # In the middle of a file these bytes are text: behind an empty line Arrow takes them for it.
+                data = b"\n" + bytes(data)
         return pa.csv.read_csv(
             pa.BufferReader(data),
             read_options=pa.csv.ReadOptions(column_names=names, block_size=len(data) + 1),
