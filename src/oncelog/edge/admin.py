@@ -65,9 +65,9 @@ class Admin(Coordination, Permissions, Quotas):
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    Calls that take several items raise the first item's error (others as notes on it) after all items
-    were tried; with `raise_errors=False` they raise none and each result tells its own. Safe to share
-    between threads.
+    Calls that take several items take a single one as well. They try all items, then raise the first item's
+    error, with the others as notes on it. With `raise_errors=False` they raise none and each result carries
+    its own. Safe to share between threads.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -98,14 +98,20 @@ class Admin(Coordination, Permissions, Quotas):
         self.close()
 
     def create_topics(
-        self, topics: Collection[NewTopic], *, validate_only: bool = False, raise_errors: bool = True
+        self,
+        topics: Collection[NewTopic] | NewTopic,
+        *,
+        validate_only: bool = False,
+        raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
         """Create topics, or only check that they could be."""
         return self._run(
             self._async.create_topics(topics, validate_only=validate_only, raise_errors=raise_errors)
         )
 
-    def delete_topics(self, names: Collection[str], *, raise_errors: bool = True) -> dict[str, TopicOutcome]:
+    def delete_topics(
+        self, names: Collection[str] | str, *, raise_errors: bool = True
+    ) -> dict[str, TopicOutcome]:
         """Delete topics with everything in them."""
         return self._run(self._async.delete_topics(names, raise_errors=raise_errors))
 
@@ -122,7 +128,7 @@ class Admin(Coordination, Permissions, Quotas):
         return self._run(self._async.list_topics(include_internal=include_internal))
 
     def describe_topics(
-        self, names: Collection[str], *, raise_errors: bool = True
+        self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
         """Partitions, leaders and replicas; asking never creates a topic."""
         return self._run(self._async.describe_topics(names, raise_errors=raise_errors))
@@ -134,7 +140,7 @@ class Admin(Coordination, Permissions, Quotas):
         return self._run(self._async.delete_records(before_offsets, raise_errors=raise_errors))
 
     def describe_configs(
-        self, resources: Collection[ConfigResource], *, raise_errors: bool = True
+        self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigDescription]:
         """All settings of topics or brokers, with where each value comes from."""
         return self._run(self._async.describe_configs(resources, raise_errors=raise_errors))
@@ -151,12 +157,12 @@ class Admin(Coordination, Permissions, Quotas):
         """Id, controller and brokers."""
         return self._run(self._async.describe_cluster())
 
-    def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDirDescription]:
+    def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
         """Where brokers (None: all) keep which partitions, and how large they are."""
         return self._run(self._async.describe_log_dirs(node_ids))
 
     def describe_producers(
-        self, partitions: Collection[TopicPartition], *, raise_errors: bool = True
+        self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
         """The producer ids each partition's leader remembers (Kafka 2.8 or newer)."""
         return self._run(self._async.describe_producers(partitions, raise_errors=raise_errors))

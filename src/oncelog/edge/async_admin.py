@@ -23,6 +23,7 @@ from oncelog.client.admin_types import (
     TopicListing,
     TopicOutcome,
 )
+from oncelog.client.arguments import by_partition, items_of, mapping_of, names_of, partitions_of
 from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
@@ -176,10 +177,14 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
     # Topics
 
     async def create_topics(
-        self, topics: Collection[NewTopic], *, validate_only: bool = False, raise_errors: bool = True
+        self,
+        topics: Collection[NewTopic] | NewTopic,
+        *,
+        validate_only: bool = False,
+        raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
         """Create topics, or only check that they could be."""
-        by_name = {topic.name: topic for topic in topics}
+        by_name = {topic.name: topic for topic in items_of(topics, NewTopic, "NewTopic(name, ...)")}
 
         async def ask(names: list[str]) -> dict[str, CreatedTopic]:
             wanted = [by_name[name] for name in names]
@@ -194,22 +199,24 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         return await self._per_item(by_name, ask, failed, raise_errors)
 
     async def delete_topics(
-        self, names: Collection[str], *, raise_errors: bool = True
+        self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
         """Delete topics with everything in them."""
+        topics = list(dict.fromkeys(names_of(names)))
 
         async def ask(remaining: list[str]) -> dict[str, TopicOutcome]:
             message = calls.delete_topics(remaining, self._timeout_ms)
             return calls.deleted_topics(await self._ask_controller(message))
 
-        outcomes = await self._per_item(list(dict.fromkeys(names)), ask, TopicOutcome, raise_errors)
-        (await self._connected()).forget_topics(names)
+        outcomes = await self._per_item(topics, ask, TopicOutcome, raise_errors)
+        (await self._connected()).forget_topics(topics)
         return outcomes
 
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
         """Grow topics to these numbers of partitions, the present ones included."""
+        counts = mapping_of(counts, str, "topic names (str)")
 
         async def ask(remaining: list[str]) -> dict[str, TopicOutcome]:
             wanted = {name: counts[name] for name in remaining}
@@ -226,7 +233,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         return [topic for topic in found if include_internal or not topic.is_internal]
 
     async def describe_topics(
-        self, names: Collection[str], *, raise_errors: bool = True
+        self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
         """Partitions, leaders and replicas; asking never creates a topic."""
 
@@ -237,12 +244,13 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         def failed(name: str, error: OncelogError) -> TopicDescription:
             return TopicDescription(name, error=error)
 
-        return await self._per_item(list(dict.fromkeys(names)), ask, failed, raise_errors)
+        return await self._per_item(list(dict.fromkeys(names_of(names))), ask, failed, raise_errors)
 
     async def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
         """Delete the records before an offset, per partition; None: everything up to the high watermark."""
+        before_offsets = by_partition(before_offsets)
 
         def failed(tp: TopicPartition, error: OncelogError) -> DeletedRecords:
             return DeletedRecords(tp, error=error)
@@ -276,7 +284,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
             raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {known}")
 
     async def describe_configs(
-        self, resources: Collection[ConfigResource], *, raise_errors: bool = True
+        self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigDescription]:
         """All settings of topics or brokers, with where each value comes from."""
 
@@ -290,12 +298,14 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         def failed(resource: ConfigResource, error: OncelogError) -> ConfigDescription:
             return ConfigDescription(resource, error=error)
 
-        return await self._per_item(list(dict.fromkeys(resources)), ask, failed, raise_errors)
+        chosen = items_of(resources, ConfigResource, "ConfigResource(kind, name)")
+        return await self._per_item(list(dict.fromkeys(chosen)), ask, failed, raise_errors)
 
     async def alter_configs(
         self, changes: calls.Changes, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
         """Change single settings and leave the others; None takes one back to its default."""
+        changes = mapping_of(changes, ConfigResource, "ConfigResource(kind, name)")
 
         async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
             found: dict[ConfigResource, ConfigOutcome] = {}
@@ -323,8 +333,10 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         brokers = tuple(metadata.brokers[node_id] for node_id in sorted(metadata.brokers))
         return ClusterDescription(metadata.cluster_id, metadata.controller_id, brokers)
 
-    async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDirDescription]:
+    async def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
         """Where brokers (None: all) keep which partitions, and how large they are."""
+        if node_ids is not None:
+            node_ids = items_of(node_ids, int, "node ids (int)")
         cluster = await self._connected()
         await self._check_known(cluster, node_ids or ())
         found: list[LogDirDescription] = []
@@ -335,7 +347,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         return found
 
     async def describe_producers(
-        self, partitions: Collection[TopicPartition], *, raise_errors: bool = True
+        self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
         """The producer ids each partition's leader remembers (Kafka 2.8 or newer)."""
 
@@ -349,7 +361,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
                 found |= calls.described_producers(answer)
             return found
 
-        return await self._per_item(list(dict.fromkeys(partitions)), ask, failed, raise_errors)
+        return await self._per_item(list(dict.fromkeys(partitions_of(partitions))), ask, failed, raise_errors)
 
     async def list_offsets(
         self,
@@ -362,7 +374,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
 
         "latest" is the high watermark, with READ_COMMITTED the last stable offset.
         """
-        outcome = await list_offsets(await self._connected(), specs, isolation)
+        outcome = await list_offsets(await self._connected(), by_partition(specs), isolation)
         found = {
             tp: ListedOffset(tp, error=at)
             if isinstance(at, OncelogError)

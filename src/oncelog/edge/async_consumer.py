@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from types import TracebackType
 from typing import Any, Self
 
+from oncelog.client.arguments import by_partition, partitions_of, topic_of
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.consumer_state import FetchCall, ResetCall
 from oncelog.client.fetching import MAX_FETCH_VERSION, FetchOptions
@@ -85,13 +86,13 @@ class AsyncConsumer(AsyncSubscribing):
 
     # Assignment and positions
 
-    def assign(self, partitions: Collection[TopicPartition]) -> None:
+    def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
         if self._subscription:
             raise MisuseError(
                 "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
             )
-        self._core.assign(partitions)
+        self._core.assign(partitions_of(partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions being read."""
@@ -103,19 +104,19 @@ class AsyncConsumer(AsyncSubscribing):
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on at the first record; without arguments in every assigned partition."""
-        self._core.seek_to(partitions, "earliest")
+        self._core.seek_to(partitions_of(partitions), "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Go on behind the last record a reader of this isolation may see."""
-        self._core.seek_to(partitions, "latest")
+        self._core.seek_to(partitions_of(partitions), "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these until `resume`; positions stay."""
-        self._core.set_paused(partitions, True)
+        self._core.set_paused(partitions_of(partitions), True)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """End a `pause`."""
-        self._core.set_paused(partitions, False)
+        self._core.set_paused(partitions_of(partitions), False)
         if self._cluster and not self._closed:
             self._step(self._cluster)
 
@@ -243,25 +244,29 @@ class AsyncConsumer(AsyncSubscribing):
 
     # Looking around
 
-    async def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def beginning_offsets(
+        self, partitions: Collection[TopicPartition] | TopicPartition
+    ) -> dict[TopicPartition, int]:
         """The first offset that exists, per partition."""
         return await self._bounds(partitions, "earliest")
 
-    async def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def end_offsets(
+        self, partitions: Collection[TopicPartition] | TopicPartition
+    ) -> dict[TopicPartition, int]:
         """The offset behind the last record this isolation may see (LSO or high watermark), per partition."""
         return await self._bounds(partitions, "latest")
 
     async def _bounds(
-        self, partitions: Collection[TopicPartition], spec: OffsetSpec
+        self, partitions: Collection[TopicPartition] | TopicPartition, spec: OffsetSpec
     ) -> dict[TopicPartition, int]:
-        found = await self._offsets(dict.fromkeys(partitions, spec))
+        found = await self._offsets(dict.fromkeys(partitions_of(partitions), spec))
         return {tp: at.offset for tp, at in found.items() if at.offset is not None}
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
         """The first record at or after a time, per partition; None where there is none."""
-        found = await self._offsets(dict(times_ms))
+        found = await self._offsets(by_partition(times_ms))
         return {tp: at if at.offset is not None else None for tp, at in found.items()}
 
     async def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, OffsetAt]:
@@ -276,7 +281,7 @@ class AsyncConsumer(AsyncSubscribing):
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
         """The topic's partitions. Raises UnknownTopicOrPartition when it does not exist."""
         cluster = await self._connected()
-        await cluster.leader(TopicPartition(topic, 0), allow_auto_topic_creation=False)
+        await cluster.leader(TopicPartition(topic_of(topic), 0), allow_auto_topic_creation=False)
         return cluster.metadata.partitions(topic)
 
     def metrics(self) -> dict[str, float]:

@@ -83,9 +83,9 @@ class Consumer:
     ) -> None:
         self.close()
 
-    def assign(self, partitions: Collection[TopicPartition]) -> None:
+    def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
         """Read these partitions and no others; those assigned before keep their positions."""
-        self._call(self._async.assign, list(partitions))
+        self._call(self._async.assign, partitions)
 
     def subscribe(
         self,
@@ -132,7 +132,7 @@ class Consumer:
         self._run(self._async.commit(offsets))
 
     def committed(
-        self, partitions: Collection[TopicPartition]
+        self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed position of each partition; None without one."""
         return self._run(self._async.committed(partitions))
@@ -271,11 +271,15 @@ class Consumer:
             if following:
                 following.cancel()
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition] | TopicPartition
+    ) -> dict[TopicPartition, int]:
         """The first offset that exists, per partition."""
         return self._run(self._async.beginning_offsets(partitions))
 
-    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition] | TopicPartition
+    ) -> dict[TopicPartition, int]:
         """The offset behind the last record this isolation may see (LSO or high watermark), per partition."""
         return self._run(self._async.end_offsets(partitions))
 

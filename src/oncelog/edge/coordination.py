@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncelog.client.admin_types import PartitionProducers, TopicDescription, TopicListing
+from oncelog.client.arguments import items_of, names_of, offsets_of, partitions_of
 from oncelog.client.coordination import (
     GroupDescription,
     GroupListing,
@@ -59,11 +60,13 @@ class AsyncCoordination:
     describe_producers: Callable[..., Awaitable[dict[TopicPartition, PartitionProducers]]]
 
     async def list_transactions(
-        self, states: Collection[str] = (), producer_ids: Collection[int] = ()
+        self, states: Collection[str] | str = (), producer_ids: Collection[int] | int = ()
     ) -> list[TransactionListing]:
         """The transactional ids of all brokers, filtered by state (Kafka's names) and producer id."""
         request = ListTransactionsRequest(
-            state_filters=list(states), producer_id_filters=list(producer_ids), duration_filter=-1
+            state_filters=names_of(states, "names of states (str)"),
+            producer_id_filters=items_of(producer_ids, int, "producer ids (int)"),
+            duration_filter=-1,
         )
         found = []
         for node_id, answer in (await self._every_broker(request)).items():
@@ -75,10 +78,11 @@ class AsyncCoordination:
         return sorted(found, key=lambda each: each.transactional_id)
 
     async def describe_transactions(
-        self, transactional_ids: Collection[str]
+        self, transactional_ids: Collection[str] | str
     ) -> dict[str, TransactionDescription]:
         """What their coordinators know. Raises TransactionalIdNotFound."""
-        return {name: await self._describe_transaction(name) for name in transactional_ids}
+        names = names_of(transactional_ids, "transactional ids (str)")
+        return {name: await self._describe_transaction(name) for name in names}
 
     async def _describe_transaction(self, transactional_id: str) -> TransactionDescription:
         async def once(cluster: ClusterConnection, node_id: int) -> TransactionDescription:
@@ -91,12 +95,12 @@ class AsyncCoordination:
 
         return await self._at_coordinator(TRANSACTION, transactional_id, once)
 
-    async def open_transactions(self, topics: Collection[str] | None = None) -> list[OpenTransaction]:
+    async def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
         """Every transaction that a partition of these topics (None: of all) waits for to end."""
-        names = topics
-        if names is None:
-            names = [each.name for each in await self.list_topics(include_internal=True)]
-        described = await self.describe_topics(list(names))
+        if topics is None:
+            topics = [topic.name for topic in await self.list_topics(include_internal=True)]
+        names = names_of(topics)
+        described = await self.describe_topics(names)
         places = [
             TopicPartition(name, part.partition) for name in names for part in described[name].partitions
         ]
@@ -116,7 +120,7 @@ class AsyncCoordination:
         ]
 
     async def find_hanging(
-        self, topics: Collection[str] | None = None, *, older_than_ms: int = HANGING_AGE_MS
+        self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
     ) -> list[HeldBack]:
         """Who holds back which partition's last stable offset, and whether anybody will end that."""
         judged = []
@@ -154,11 +158,13 @@ class AsyncCoordination:
         answer = await cluster.request(leader, WriteTxnMarkersRequest(markers=[marker]))
         raise_for_code(answer.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.at}")
 
-    async def list_groups(self, states: Collection[str] = ()) -> list[GroupListing]:
+    async def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
         """The groups of all brokers, filtered by state (Kafka's names)."""
         found = []
         for node_id, answer in (
-            await self._every_broker(ListGroupsRequest(states_filter=list(states)))
+            await self._every_broker(
+                ListGroupsRequest(states_filter=names_of(states, "names of states (str)"))
+            )
         ).items():
             raise_for_code(answer.error_code, f"listing groups of broker {node_id}")
             found += [
@@ -167,9 +173,10 @@ class AsyncCoordination:
             ]
         return sorted(found, key=lambda each: each.group_id)
 
-    async def describe_groups(self, group_ids: Collection[str]) -> dict[str, GroupDescription]:
+    async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Their members and what each reads. Raises GroupIdNotFound on brokers that tell (Kafka 4)."""
-        return {group_id: await self._describe_group(group_id) for group_id in group_ids}
+        names = names_of(group_ids, "group ids (str)")
+        return {group_id: await self._describe_group(group_id) for group_id in names}
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         async def once(cluster: ClusterConnection, node_id: int) -> GroupDescription:
@@ -189,7 +196,7 @@ class AsyncCoordination:
         await self._at_coordinator(GROUP, group_id, once)
 
     async def group_offsets(
-        self, group_id: str, stable: Collection[TopicPartition] | None = None
+        self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Everything a group has committed; nothing for one that is not there.
 
@@ -199,7 +206,7 @@ class AsyncCoordination:
         request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[every])
         min_version = 2
         if stable is not None:
-            request, min_version = committed_request(group_id, stable, is_stable=True), 7
+            request, min_version = committed_request(group_id, partitions_of(stable), is_stable=True), 7
 
         async def once(cluster: ClusterConnection, node_id: int) -> dict[TopicPartition, OffsetAndMetadata]:
             answer = await cluster.request(
@@ -213,10 +220,10 @@ class AsyncCoordination:
         return await self._at_coordinator(GROUP, group_id, once)
 
     async def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> None:
         """Commit for a group without members. Raises UnknownMemberId while it has some."""
-        request = commit_request(ConsumerGroupMetadata(group_id), offsets)
+        request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
 
         async def once(cluster: ClusterConnection, node_id: int) -> None:
             error = commit_error(await cluster.request(node_id, request, max_version=MAX_COMMIT_VERSION))
@@ -251,26 +258,28 @@ class Coordination:
     _run: Callable[[Coroutine[Any, Any, Any]], Any]
 
     def list_transactions(
-        self, states: Collection[str] = (), producer_ids: Collection[int] = ()
+        self, states: Collection[str] | str = (), producer_ids: Collection[int] | int = ()
     ) -> list[TransactionListing]:
         """The transactional ids of all brokers."""
         found: list[TransactionListing] = self._run(self._async.list_transactions(states, producer_ids))
         return found
 
-    def describe_transactions(self, transactional_ids: Collection[str]) -> dict[str, TransactionDescription]:
+    def describe_transactions(
+        self, transactional_ids: Collection[str] | str
+    ) -> dict[str, TransactionDescription]:
         """What their coordinators know."""
         found: dict[str, TransactionDescription] = self._run(
             self._async.describe_transactions(transactional_ids)
         )
         return found
 
-    def open_transactions(self, topics: Collection[str] | None = None) -> list[OpenTransaction]:
+    def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
         """Every transaction that a partition waits for to end."""
         found: list[OpenTransaction] = self._run(self._async.open_transactions(topics))
         return found
 
     def find_hanging(
-        self, topics: Collection[str] | None = None, *, older_than_ms: int = HANGING_AGE_MS
+        self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
     ) -> list[HeldBack]:
         """Who holds back which partition's last stable offset, and whether anybody will end that."""
         found: list[HeldBack] = self._run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
@@ -280,12 +289,12 @@ class Coordination:
         """Write an ABORT marker for a hanging transaction."""
         self._run(self._async.abort_transaction(opened))
 
-    def list_groups(self, states: Collection[str] = ()) -> list[GroupListing]:
+    def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
         """The groups of all brokers."""
         found: list[GroupListing] = self._run(self._async.list_groups(states))
         return found
 
-    def describe_groups(self, group_ids: Collection[str]) -> dict[str, GroupDescription]:
+    def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Their members and what each reads."""
         found: dict[str, GroupDescription] = self._run(self._async.describe_groups(group_ids))
         return found
@@ -295,7 +304,7 @@ class Coordination:
         self._run(self._async.delete_group(group_id))
 
     def group_offsets(
-        self, group_id: str, stable: Collection[TopicPartition] | None = None
+        self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Everything a group has committed, or what it has for `stable`."""
         found: dict[TopicPartition, OffsetAndMetadata] = self._run(
@@ -303,6 +312,8 @@ class Coordination:
         )
         return found
 
-    def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
+    ) -> None:
         """Commit for a group without members."""
         self._run(self._async.alter_group_offsets(group_id, offsets))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from oncelog.client.arguments import names_of, offsets_of, partitions_of
 from oncelog.client.consumer import ConsumerCore
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import Change, GroupSession, Rebalance
@@ -63,7 +64,7 @@ class Subscription(NamedTuple):
 def subscription_of(topics: Collection[str] | str, pattern: str | re.Pattern[str] | None) -> Subscription:
     """One topic's name, or several, or a pattern. Raises MisuseError on both, or not a regular expression."""
     if pattern is None:
-        return Subscription(frozenset([topics] if isinstance(topics, str) else topics))
+        return Subscription(frozenset(names_of(topics)))
     if topics:
         raise MisuseError("subscribe to topics or to a pattern, not to both")
     try:
@@ -139,14 +140,15 @@ class AsyncSubscribing:
         Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress when the group went on without this
         member: its partitions are others' by now, and what they hold is read again from the last commit.
         """
-        await (await self._session()).commit(offsets)
+        await (await self._session()).commit(None if offsets is None else offsets_of(offsets))
 
     async def committed(
-        self, partitions: Collection[TopicPartition]
+        self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed position of each partition; None without one."""
-        found = await (await self._session()).committed(partitions)
-        return {at: found.get(at) for at in partitions}
+        chosen = partitions_of(partitions)
+        found = await (await self._session()).committed(chosen)
+        return {tp: found.get(tp) for tp in chosen}
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> None:
         """Go back to the group's committed positions, in every assigned partition if none is named.
@@ -154,7 +156,7 @@ class AsyncSubscribing:
         After an aborted transaction the records it consumed are read again so (KAFKA-17582).
         """
         session = await self._session()
-        chosen = list(partitions) or self._core.assignment()
+        chosen = partitions_of(partitions) or self._core.assignment()
         found = await session.committed(chosen)
         if without := [at for at in chosen if at not in found]:
             self._core.reset(without)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from oncelog.client.arguments import offsets_of
 from oncelog.client.transactions import TransactionalCore
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.edge.producer_driver import ProducerDriver
@@ -107,14 +108,15 @@ class Transactions:
     ) -> None:
         """The group's positions are committed if the transaction is. Raises what makes it to be aborted."""
         self.session.check(Call.SEND_OFFSETS)
-        if not offsets:
+        given = offsets_of(offsets)
+        if not given:
             return
         who = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         deadline_ms = self._deadline_ms(timeout_s)
         self.core.has_offsets = True
         if not self.core.raises_epoch:
             await self._ask(ADD_OFFSETS, self._add_offsets_request(who.group_id), None, deadline_ms)
-        request = self._offsets_request(offsets, who)
+        request = self._offsets_request(given, who)
         await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms)
 
     async def commit(self, timeout_s: float | None = None) -> None:
@@ -215,16 +217,15 @@ class Transactions:
         )
 
     def _offsets_request(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], who: ConsumerGroupMetadata
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: ConsumerGroupMetadata
     ) -> TxnOffsetCommitRequest:
         identity = self.core.identity
         assert identity is not None
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
-        for at, given in offsets.items():
-            each = OffsetAndMetadata(given) if isinstance(given, int) else given
-            topics.setdefault(at.topic, []).append(
+        for tp, each in offsets.items():
+            topics.setdefault(tp.topic, []).append(
                 TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                    partition_index=at.partition,
+                    partition_index=tp.partition,
                     committed_offset=each.offset,
                     committed_leader_epoch=-1 if each.leader_epoch is None else each.leader_epoch,
                     committed_metadata=each.metadata,

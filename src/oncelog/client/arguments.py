@@ -1,0 +1,87 @@
+"""Arguments of the public calls, checked before anything is sent.
+
+A str is a collection of letters and a TopicPartition one of a str and an int, so that a call which simply
+iterates takes a single name apart: `delete_topics("x1")` would delete the topics `x` and `1`. Every call that
+takes several items takes a single one as well, and refuses with MisuseError what is neither.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from oncelog.errors import MisuseError
+from oncelog.types import OffsetAndMetadata, TopicPartition
+
+T = TypeVar("T")
+
+
+def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
+    """Return `value` as a list of `kind`; a single one counts as a list of one. Raises MisuseError."""
+    if isinstance(value, kind):
+        return [value]
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
+        raise MisuseError(f"expected {what}, one or a collection of them; got {value!r}")
+    items = list(value)
+    for item in items:
+        if not isinstance(item, kind):
+            raise MisuseError(f"expected {what}, one or a collection of them; {item!r} is none")
+    return items
+
+
+def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> list[str]:
+    """Return one name or several as a list. Raises MisuseError."""
+    return items_of(value, str, what)
+
+
+def topic_of(value: str) -> str:
+    """Return a topic's name. Raises MisuseError when it is no str."""
+    if not isinstance(value, str):
+        raise MisuseError(f"a topic's name must be a str, not {value!r}")
+    return value
+
+
+def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
+    """Return one partition or several as a list. Raises MisuseError."""
+    partitions = items_of(value, TopicPartition, "TopicPartition(topic, partition)")
+    for tp in partitions:
+        _check_partition(tp)
+    return partitions
+
+
+def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]:
+    """Return a copy of a mapping whose keys are of `kind`. Raises MisuseError."""
+    if not isinstance(value, Mapping):
+        raise MisuseError(f"expected a mapping from {what}; got {value!r}")
+    for key in value:
+        if not isinstance(key, kind):
+            raise MisuseError(f"expected a mapping from {what}; the key {key!r} is none")
+        if isinstance(key, TopicPartition):
+            _check_partition(key)
+    return dict(value)
+
+
+def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
+    """Return a copy of a mapping whose keys are partitions. Raises MisuseError."""
+    return mapping_of(value, TopicPartition, "TopicPartition(topic, partition)")
+
+
+def offsets_of(
+    value: Mapping[TopicPartition, OffsetAndMetadata | int],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return offsets to commit, bare numbers made OffsetAndMetadata. Raises MisuseError."""
+    return {tp: _offset(tp, offset) for tp, offset in by_partition(value).items()}
+
+
+def _check_partition(tp: TopicPartition) -> None:
+    if not isinstance(tp.topic, str) or not hasattr(tp.partition, "__index__"):
+        raise MisuseError(f"expected TopicPartition(topic: str, partition: int), not {tp!r}")
+
+
+def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMetadata:
+    if isinstance(value, OffsetAndMetadata):
+        return value
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        return OffsetAndMetadata(operator.index(value))
+    raise MisuseError(f"the offset of {tp} must be an int or OffsetAndMetadata, not {value!r}")

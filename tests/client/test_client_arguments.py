@@ -1,0 +1,142 @@
+"""Calls that take several items: a single one counts as one, and what is neither is refused before it is sent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog.client.arguments import by_partition, mapping_of, names_of, offsets_of, partitions_of
+from oncelog.edge.admin import ConfigResource
+from oncelog.errors import MisuseError
+from oncelog.types import OffsetAndMetadata
+
+T0 = TopicPartition("x1", 0)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def admin(broker: Broker) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as running:
+        yield running
+
+
+@pytest.fixture
+def consumer(broker: Broker) -> Iterator[Consumer]:
+    at = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "arguments"}
+    with Consumer(at) as running:
+        yield running
+
+
+def test_deleting_a_topic_by_a_bare_name_deletes_that_topic(admin: Admin) -> None:
+    admin.create_topics([NewTopic(name) for name in ("x", "1", "x1")])
+    assert list(admin.delete_topics("x1")) == ["x1"]
+    assert [topic.name for topic in admin.list_topics()] == ["1", "x"]
+    admin.delete_topics(["x", "1"])
+
+
+def test_a_single_item_is_taken_wherever_several_are(admin: Admin, consumer: Consumer) -> None:
+    assert list(admin.create_topics(NewTopic("x1"))) == ["x1"]
+    assert list(admin.describe_topics("x1")) == ["x1"]
+    resource = ConfigResource("topic", "x1")
+    assert list(admin.describe_configs(resource)) == [resource]
+    assert list(admin.describe_producers(T0)) == [T0]
+    assert admin.open_transactions("x1") == []
+    assert admin.list_groups("Stable") == []
+    consumer.assign(T0)
+    assert consumer.assignment() == [T0]
+    assert consumer.end_offsets(T0) == {T0: 0} == consumer.beginning_offsets(T0)
+    consumer.commit({T0: 1})
+    assert consumer.committed(T0) == {T0: OffsetAndMetadata(1)}
+    assert admin.group_offsets("arguments", T0) == {T0: OffsetAndMetadata(1)}
+    admin.delete_topics("x1")
+
+
+SEVERAL = ("Collection[", "Sequence[", "Mapping[TopicPartition", "Mapping[str", "Mapping[ConfigResource")
+ALIASES = {"Offsets", "Changes", "calls.Changes"}
+NOT_ITEMS = {"alter_client_quotas"}
+
+
+def _calls_with_several(face: type) -> list[tuple[str, str]]:
+    """Each public method of a face with the name of a parameter that takes several items."""
+    found = []
+    for name, function in inspect.getmembers(face, inspect.isfunction):
+        if name.startswith("_") or name in NOT_ITEMS:
+            continue
+        for parameter in inspect.signature(function).parameters.values():
+            text = str(parameter.annotation)
+            is_each = parameter.kind is parameter.VAR_POSITIONAL
+            if is_each or any(part in text for part in SEVERAL) or text.split(" ")[0] in ALIASES:
+                found.append((name, parameter.name))
+    return found
+
+
+ADMIN, CONSUMER = _calls_with_several(Admin), _calls_with_several(Consumer)
+OTHERS: dict[str, Any] = {"name": "u", "password": "p", "group_id": "g"}
+
+
+def _call(face: Any, name: str, parameter: str, value: object) -> None:
+    function: Callable[..., Any] = getattr(face, name)
+    known = inspect.signature(function).parameters
+    others = {key: OTHERS[key] for key in known if key in OTHERS and key != parameter}
+    if known[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
+        function(value)
+    else:
+        function(**others, **{parameter: value})
+
+
+@pytest.mark.parametrize("value", [object(), [object()], b"x1", [b"x1"], [None], 3.5], ids=repr)
+@pytest.mark.parametrize(("name", "parameter"), ADMIN)
+def test_admin_refuses_what_is_no_item(admin: Admin, name: str, parameter: str, value: object) -> None:
+    with pytest.raises(MisuseError, match="expected"):
+        _call(admin, name, parameter, value)
+
+
+@pytest.mark.parametrize("value", [object(), [object()], b"x1", [b"x1"], [None], 3.5], ids=repr)
+@pytest.mark.parametrize(("name", "parameter"), CONSUMER)
+def test_a_consumer_refuses_what_is_no_item(
+    consumer: Consumer, name: str, parameter: str, value: object
+) -> None:
+    with pytest.raises(MisuseError, match="expected"):
+        _call(consumer, name, parameter, value)
+
+
+def test_the_calls_looked_at_are_not_few() -> None:
+    assert len(ADMIN) >= 22 and len(CONSUMER) >= 11, (ADMIN, CONSUMER)
+
+
+@pytest.mark.parametrize("offset", ["5", 5.0, None, True, (5,)], ids=repr)
+def test_an_offset_that_is_no_number_is_refused_before_it_is_sent(broker: Broker, offset: object) -> None:
+    at = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "arguments"}
+    with Consumer(at) as consumer, pytest.raises(MisuseError, match="offset of x1-0"):
+        consumer.commit({T0: offset})  # type: ignore[dict-item]
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "arguments"}
+    with Producer(settings) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        with pytest.raises(MisuseError, match="offset of x1-0"):
+            producer.send_offsets_to_transaction({T0: offset}, "g")  # type: ignore[dict-item]
+        producer.abort_transaction()
+
+
+def test_a_topic_named_by_bytes_is_refused(consumer: Consumer) -> None:
+    with pytest.raises(MisuseError, match="must be a str"):
+        consumer.partitions_for(b"x1")  # type: ignore[arg-type]
+
+
+def test_arguments_become_lists_and_mappings() -> None:
+    assert names_of("ab") == ["ab"] and names_of({"a": 1, "b": 2}) == ["a", "b"]
+    assert partitions_of(T0) == [T0] and partitions_of(iter([T0])) == [T0]
+    assert by_partition({T0: 3}) == {T0: 3} and mapping_of({"a": 1}, str, "names") == {"a": 1}
+    assert offsets_of({T0: 3}) == {T0: OffsetAndMetadata(3)} == offsets_of({T0: OffsetAndMetadata(3)})
+    for bad in (("x1", 0), [("x1", 0)], TopicPartition(0, "x1"), "x1"):  # type: ignore[arg-type]
+        with pytest.raises(MisuseError, match="TopicPartition"):
+            partitions_of(bad)  # type: ignore[arg-type]
