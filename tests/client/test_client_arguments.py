@@ -1,4 +1,4 @@
-"""Calls that take several items: a single one counts as one, and what is neither is refused before it is sent."""
+"""Calls that take several items: a single one counts as one, what is neither is refused."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from oncelog.errors import (
     PeerError,
     ProducerFenced,
     TimedOut,
+    TransactionAbortable,
     error_for_code,
 )
 from oncelog.rules.txn_session import (
@@ -20,14 +21,18 @@ from oncelog.rules.txn_session import (
     COMMIT_OFFSETS,
     END,
     INIT,
+    UNKNOWN_TOPIC_PATIENCE_MS,
     Asked,
     Call,
+    OffsetsCall,
     Reaction,
     Session,
     State,
+    ending_at_close,
     may_be_done,
     reaction_to,
 )
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 S, C = State, Call
 ALLOWED = {
@@ -93,6 +98,59 @@ def test_the_first_fatal_error_stays() -> None:
     session.die(first)
     session.die(ProducerFenced("second"))
     assert session.error is first
+
+
+@pytest.mark.behaviour("T13")
+def test_a_commit_waits_for_every_call_for_offsets_to_return() -> None:
+    session, tp = Session(), TopicPartition("t", 0)
+    first = OffsetsCall.of(ConsumerGroupMetadata("g"), {tp: OffsetAndMetadata(1)})
+    second = OffsetsCall.of(ConsumerGroupMetadata("g"), {tp: OffsetAndMetadata(2)})
+    session.enter(S.IN_TRANSACTION)
+    session.begin_offsets(first)
+    session.begin_offsets(second)
+    session.confirm_offsets(second)
+    with pytest.raises(TransactionAbortable, match="same arguments"):
+        session.check(C.COMMIT)
+    session.check(C.ABORT)
+    session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {tp: OffsetAndMetadata(1)}))
+    session.confirm_offsets(first)
+    session.check(C.COMMIT)
+
+
+def test_what_is_unconfirmed_ends_with_its_transaction() -> None:
+    session = Session()
+    session.enter(S.IN_TRANSACTION)
+    session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {}))
+    session.enter(S.ABORTING)
+    assert session.unconfirmed
+    session.enter(S.READY)
+    session.enter(S.IN_TRANSACTION)
+    session.check(C.COMMIT)
+
+
+ENDING = {
+    S.UNINITIALIZED: None,
+    S.READY: None,
+    S.IN_TRANSACTION: C.ABORT,
+    S.MUST_ABORT: C.ABORT,
+    S.COMMITTING: C.COMMIT,
+    S.ABORTING: C.ABORT,
+    S.FATAL: None,
+}
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_ends_an_open_transaction_when_its_producer_is_closed(state: State) -> None:
+    ending = ending_at_close(state)
+    assert ending is ENDING[state]
+    assert ending is None or (state, ending) in ALLOWED
+
+
+def test_offsets_of_an_unknown_topic_are_retried_for_a_moment_only() -> None:
+    unknown = error_for_code(3)
+    assert reaction_to(COMMIT_OFFSETS, unknown, UNKNOWN_TOPIC_PATIENCE_MS) is Reaction.RETRY
+    assert reaction_to(COMMIT_OFFSETS, unknown, UNKNOWN_TOPIC_PATIENCE_MS + 1) is Reaction.ABORT
+    assert reaction_to(ADD_PARTITIONS, unknown, UNKNOWN_TOPIC_PATIENCE_MS + 1) is Reaction.RETRY
 
 
 R = Reaction

@@ -16,7 +16,14 @@ from oncelog.client.subscription import (
     encode_share,
     encode_subscription,
 )
-from oncelog.errors import BrokerError, DisconnectedError, OncelogError, TimedOut, error_for_code
+from oncelog.errors import (
+    BrokerError,
+    DisconnectedError,
+    OncelogError,
+    TimedOut,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
 from oncelog.rules.assignors import Subscriber
 from oncelog.rules.sticky import ASSIGNORS
 from oncelog.settings import Settings
@@ -181,8 +188,19 @@ def commit_request(
 
 def commit_error(answer: OffsetCommitResponse) -> BrokerError | None:
     """The first partition's error."""
-    codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
-    return error_for_code(codes[0]) if codes else None
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                tp = TopicPartition(topic.name, partition.partition_index)
+                return error_for_code(partition.error_code, refused_partition(partition.error_code, tp))
+    return None
+
+
+def refused_partition(code: int, tp: TopicPartition) -> str:
+    """Return what an error of one partition is about, in words."""
+    if code == UnknownTopicOrPartition.code:
+        return f"topic {tp.topic!r} does not exist, or has no partition {tp.partition}: create it first"
+    return f"partition {tp}"
 
 
 def committed_request(

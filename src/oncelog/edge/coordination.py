@@ -29,7 +29,7 @@ from oncelog.client.group import (
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
-from oncelog.errors import UnknownMemberId, error_for_code, raise_for_code
+from oncelog.errors import UnknownMemberId, UnknownTopicOrPartition, error_for_code, raise_for_code
 from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
@@ -228,6 +228,8 @@ class AsyncCoordination:
         async def once(cluster: ClusterConnection, node_id: int) -> None:
             error = commit_error(await cluster.request(node_id, request, max_version=MAX_COMMIT_VERSION))
             if error is not None:
+                if isinstance(error, UnknownTopicOrPartition):
+                    raise error
                 why = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
                 raise error_for_code(error.code, f"group {group_id!r}{why}")
 

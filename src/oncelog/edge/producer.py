@@ -131,10 +131,15 @@ class AsyncProducer(AsyncTransactionalCalls):
         return _report(self.options, self._driver)
 
     async def close(self) -> None:
-        """Flush, then end the connections; safe to call twice."""
+        """Abort an open transaction or flush, then end the connections; safe to call twice.
+
+        The abort takes max.block.ms at most. A transaction that another producer began is left to that one.
+        """
         if self._closed:
             return
         try:
+            if self._transactions is not None:
+                await self._transactions.end_open()
             if self._driver is not None:
                 await self.flush()
         finally:
@@ -371,10 +376,17 @@ class Producer(TransactionalCalls):
         return _report(self.options, self._driver)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush within `timeout` seconds (None: as long as delivery.timeout.ms allows), then end."""
+        """Flush within `timeout` seconds (None: as long as delivery.timeout.ms allows), then end.
+
+        An open transaction is aborted instead, within the same time (None: max.block.ms); one that another
+        producer began is left to that one. What cannot be aborted in time is logged; its coordinator aborts
+        it after transaction.timeout.ms.
+        """
         if self._closed:
             return
         try:
+            if self._thread.is_running and self._transactions is not None:
+                timeout = self._end_open(self._transactions, timeout)
             if self._thread.is_running:
                 self.flush(timeout)
         finally:
@@ -382,3 +394,9 @@ class Producer(TransactionalCalls):
             if self._thread.is_running:
                 self._thread.run(self._driver.close())
                 self._thread.stop()
+
+    def _end_open(self, transactions: Transactions, timeout: float | None) -> float | None:
+        """End an open transaction; return what is left of the timeout."""
+        started_ms = self._driver.now_ms()
+        self._thread.run(transactions.end_open(timeout))
+        return None if timeout is None else max(timeout - (self._driver.now_ms() - started_ms) / 1000, 0)

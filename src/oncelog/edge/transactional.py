@@ -58,8 +58,10 @@ class TransactionalCalls:
     ) -> None:
         """Commit a consumer's positions with the transaction, as the member `consumer.group_metadata()`.
 
-        `offsets`: the next to read. A bare group id fences no zombie member. Raises an error that says to
-        abort (IllegalGeneration, UnknownMemberId, ...), TimedOut.
+        `offsets`: the next to read. A bare group id fences no zombie member. Raises TimedOut, or an error
+        that says to abort (IllegalGeneration, UnknownMemberId, UnknownTopicOrPartition, ...). After TimedOut,
+        or an interruption, the transaction may lack the offsets: repeat the same call until it returns, or
+        abort. `commit_transaction` raises TransactionAbortable until then.
         """
         self._thread.run(_required(self._transactions).send_offsets(offsets, group, timeout))
 

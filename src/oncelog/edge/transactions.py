@@ -8,10 +8,12 @@ Source: rows T3-T5; Kafka's TransactionManager.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from oncelog.client.arguments import offsets_of
+from oncelog.client.group import refused_partition
 from oncelog.client.transactions import TransactionalCore
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.edge.producer_driver import ProducerDriver
@@ -21,6 +23,7 @@ from oncelog.errors import (
     OncelogError,
     OperationNotAttempted,
     TimedOut,
+    TransactionAborted,
     error_for_code,
 )
 from oncelog.rules.reactions import Mark
@@ -31,10 +34,13 @@ from oncelog.rules.txn_session import (
     COMMIT_OFFSETS,
     END,
     INIT,
+    OPEN,
     Asked,
     Call,
+    OffsetsCall,
     Reaction,
     State,
+    ending_at_close,
     may_be_done,
     reaction_to,
 )
@@ -47,6 +53,7 @@ from oncelog.wire.messages import (
     TxnOffsetCommitRequest,
 )
 
+_LOG = logging.getLogger("oncelog.producer")
 _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
 """Later versions are for brokers."""
@@ -68,6 +75,7 @@ class Transactions:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._is_adding = False
         self._may_be_committed = False
+        self._is_joined = False
         driver.on_turn = self._on_turn
 
     # The calls
@@ -97,6 +105,7 @@ class Transactions:
         await self._cluster.start()
         with self._driver.lock:
             self.core.give_identity(share.producer_id, share.producer_epoch)
+            self._is_joined = True
             self.session.enter(State.READY)
             self.core.begin(raises_epoch=share.raises_epoch)
 
@@ -106,18 +115,26 @@ class Transactions:
         group: ConsumerGroupMetadata | str,
         timeout_s: float | None = None,
     ) -> None:
-        """The group's positions are committed if the transaction is. Raises what makes it to be aborted."""
+        """Commit the group's positions with the transaction.
+
+        Raises what makes it to be aborted. After TimedOut, or a cancellation, repeat the same call or abort.
+        """
         self.session.check(Call.SEND_OFFSETS)
         given = offsets_of(offsets)
         if not given:
             return
         who = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         deadline_ms = self._deadline_ms(timeout_s)
-        self.core.has_offsets = True
+        call = OffsetsCall.of(who, given)
+        self.session.begin_offsets(call)
         if not self.core.raises_epoch:
             await self._ask(ADD_OFFSETS, self._add_offsets_request(who.group_id), None, deadline_ms)
+            if self.session.state not in OPEN:
+                raise TransactionAborted("the transaction ended while its offsets were sent")
+        self.core.has_offsets = True
         request = self._offsets_request(given, who)
         await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms)
+        self.session.confirm_offsets(call)
 
     async def commit(self, timeout_s: float | None = None) -> None:
         """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
@@ -143,12 +160,50 @@ class Transactions:
         self._driver.notify()
         await self._settled(deadline_ms)
         self.session.check(Call.ABORT)
+        if self.session.unconfirmed and not self.core.raises_epoch:
+            await self._confirm_group(deadline_ms)
         identity = await self._aborted(deadline_ms) if self.core.has_begun else None
         self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
         if identity is None and self.core.is_epoch_spent:
             identity = await self._new_epoch(self.core.identity, deadline_ms)
         with self._driver.lock:
             self.core.on_ended(identity)
+
+    async def _confirm_group(self, deadline_ms: float) -> None:
+        """Prepare the abort of a transaction of which offsets may still arrive, where its epoch stays.
+
+        Another epoch keeps late offsets out of the next transaction. A transaction that consists of a group
+        which the coordinator may not know of cannot be ended: it is told of the group again first.
+        """
+        self.core.is_epoch_spent = True
+        if not self.core.has_begun:
+            group_id = min(call.group.group_id for call in self.session.unconfirmed)
+            await self._ask(ADD_OFFSETS, self._add_offsets_request(group_id), None, deadline_ms)
+            self.core.has_offsets = True
+
+    async def end_open(self, timeout_s: float | None = None) -> None:
+        """End what is open before the producer closes; without it readers wait for transaction.timeout.ms.
+
+        Aborts, or repeats a commit that was asked for. A transaction that was joined is left to its owner.
+        What cannot be ended in time is logged, not raised: the coordinator aborts it.
+        """
+        deadline_ms = self._deadline_ms(timeout_s)
+        try:
+            while not self._is_joined and (ending := ending_at_close(self.session.state)) is not None:
+                end = self.commit if ending is Call.COMMIT else self.abort
+                try:
+                    await end(max(deadline_ms - self._driver.now_ms(), 0) / 1000)
+                except OncelogError:
+                    if ending_at_close(self.session.state) in (ending, None):
+                        raise
+        except OncelogError as error:
+            _LOG.warning(
+                "close() could not end the open transaction of %r; the coordinator aborts it after "
+                "transaction.timeout.ms=%d: %s",
+                self._transactional_id,
+                self._driver.options.transaction_timeout_ms,
+                error,
+            )
 
     async def _aborted(self, deadline_ms: float) -> Identity | None:
         try:
@@ -283,33 +338,31 @@ class Transactions:
         """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked."""
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, asked is END and request.committed
+        started_ms = self._driver.now_ms()
         while True:
+            may_be_committed = self._may_be_committed
             try:
                 node_id = await self._coordinator(key)
-                low, high = self._versions(asked)
-                answer = await self._cluster.request(
-                    node_id,
-                    request,
-                    timeout_ms=self._patience_ms(deadline_ms),
-                    min_version=low,
-                    max_version=high,
-                )
+                # This call may be cancelled while the request is under way; the next one must know.
+                self._may_be_committed = may_be_committed or is_commit
+                answer = await self._request(asked, node_id, request, deadline_ms)
                 refusal = first_error(answer)
                 if refusal is None:
                     return answer
                 error: OncelogError = refusal
             except OncelogError as raised:
                 error = raised
-            reaction = reaction_to(asked, error)
-            if reaction is Reaction.ABORT and is_commit and self._may_be_committed:
+            self._may_be_committed = may_be_committed or (is_commit and may_be_done(error))
+            if asked is COMMIT_OFFSETS and self.session.state not in OPEN:
+                raise TransactionAborted("the transaction ended while its offsets were sent") from error
+            reaction = reaction_to(asked, error, self._driver.now_ms() - started_ms)
+            if reaction is Reaction.ABORT and is_commit and may_be_committed:
                 reaction = Reaction.DIE
             if reaction in (Reaction.ABORT, Reaction.DIE):
                 self._give_up(error, reaction)
                 raise error
             if reaction is Reaction.FIND:
                 self._coordinators.pop(key, None)
-            if is_commit and may_be_done(error):  # holds for the calls that repeat this commit, too
-                self._may_be_committed = True
             pause_s = self._pause_s(error, attempt)
             if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
                 raise TimedOut(
@@ -317,6 +370,16 @@ class Transactions:
                 ) from error
             await asyncio.sleep(pause_s)
             attempt += 1
+
+    async def _request(self, asked: Asked, node_id: int, request: Any, deadline_ms: float) -> Any:
+        min_version, max_version = self._versions(asked)
+        return await self._cluster.request(
+            node_id,
+            request,
+            timeout_ms=self._patience_ms(deadline_ms),
+            min_version=min_version,
+            max_version=max_version,
+        )
 
     def _give_up(self, error: OncelogError, reaction: Reaction) -> None:
         is_fatal = reaction is Reaction.DIE
@@ -366,20 +429,21 @@ class Transactions:
 
 def first_error(answer: Any) -> BrokerError | None:
     """The error of an answer, or of the first partition that was refused for a reason of its own."""
-    errors = [error_for_code(code) for code in _codes(answer) if code]
+    errors = [error_for_code(code, what) for code, what in _codes(answer) if code]
     telling = [error for error in errors if not isinstance(error, OperationNotAttempted)]
     return next(iter(telling or errors), None)
 
 
-def _codes(answer: Any) -> Iterator[int]:
+def _codes(answer: Any) -> Iterator[tuple[int, str]]:
     if hasattr(answer, "error_code"):
-        yield answer.error_code
+        yield answer.error_code, ""
     for topic in _topics(answer):
         partitions: Iterable[Any] = getattr(topic, "partitions", ()) or getattr(
             topic, "results_by_partition", ()
         )
         for partition in partitions:
-            yield getattr(partition, "error_code", 0) or getattr(partition, "partition_error_code", 0)
+            code = getattr(partition, "error_code", 0) or getattr(partition, "partition_error_code", 0)
+            yield code, refused_partition(code, TopicPartition(topic.name, partition.partition_index))
 
 
 def _topics(answer: Any) -> Iterable[Any]:

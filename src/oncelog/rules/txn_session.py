@@ -11,11 +11,21 @@
 
 COMMITTING and ABORTING stay when an answer was lost or time ran out. Only the same call may follow: the
 outcome may be decided already, and a commit that is answered by an abort could end the transaction after it.
+
+Offsets are unconfirmed from the call of send_offsets until it returns. They stay so when it times out or is
+cancelled: the transaction may have them or not. Only the same call, repeated until it returns, confirms them.
+
+    unconfirmed offsets   send, send offsets   commit                 abort
+    none                  yes                  yes                    yes
+    some                  yes                  TRANSACTION_ABORTABLE  yes, also what is unconfirmed
+
+Java keeps the request for the offsets in front of EndTxn. Ours cannot: the application holds the coroutine.
 Source: rows T4, T13; KIP-1050; Kafka's TransactionManager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -28,6 +38,7 @@ from oncelog.errors import (
     TimedOut,
     TransactionAbortable,
 )
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
 class State(Enum):
@@ -74,18 +85,39 @@ _WHAT_TO_DO = {
 }
 
 
-class Session:
-    """One session's state. `error`: why it must abort or cannot go on, in these two states."""
+class OffsetsCall(NamedTuple):
+    """One send_offsets_to_transaction() by its arguments; a call with equal ones is a repetition of it."""
 
-    __slots__ = ("error", "state")
+    group: ConsumerGroupMetadata
+    offsets: frozenset[tuple[TopicPartition, OffsetAndMetadata]]
+
+    @classmethod
+    def of(
+        cls, group: ConsumerGroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> OffsetsCall:
+        """Return the call that commits `offsets` for `group`."""
+        return cls(group, frozenset(offsets.items()))
+
+
+class Session:
+    """One session's state.
+
+    `error`: why it must abort or cannot continue, in these two states. `unconfirmed`: calls for offsets that
+    have not returned, or that ended without an answer.
+    """
+
+    __slots__ = ("error", "state", "unconfirmed")
 
     def __init__(self) -> None:
         self.state = State.UNINITIALIZED
         self.error: OncelogError | None = None
+        self.unconfirmed: set[OffsetsCall] = set()
 
     def check(self, call: Call) -> None:
         """Raises the session's error, or MisuseError that says what to do, when the call is not allowed."""
         if call in _ALLOWED[self.state]:
+            if call is Call.COMMIT and self.unconfirmed:
+                raise _offsets_unconfirmed()
             return
         if self.error is not None:
             raise self.error
@@ -112,6 +144,26 @@ class Session:
     def enter(self, state: State) -> None:
         """A call made its way."""
         self.state, self.error = state, None
+        if state is State.READY:
+            self.unconfirmed.clear()
+
+    def begin_offsets(self, call: OffsetsCall) -> None:
+        """Note that offsets are about to be sent. Raises as `check`."""
+        self.check(Call.SEND_OFFSETS)
+        self.unconfirmed.add(call)
+
+    def confirm_offsets(self, call: OffsetsCall) -> None:
+        """Note that the group's coordinator has taken the offsets."""
+        self.unconfirmed.discard(call)
+
+
+def _offsets_unconfirmed() -> TransactionAbortable:
+    error = TransactionAbortable(
+        "send_offsets_to_transaction() did not return, so the transaction may lack its offsets: call it "
+        "again with the same arguments until it returns, or call abort_transaction()"
+    )
+    error.reaction = "abortable"
+    return error
 
 
 class Reaction(Enum):
@@ -165,14 +217,35 @@ ADD_OFFSETS = Asked("AddOffsetsToTxn", {})
 COMMIT_OFFSETS = Asked("TxnOffsetCommit", {})
 END = Asked("EndTxn", {3: Reaction.DIE})
 
+OPEN = (State.IN_TRANSACTION, State.MUST_ABORT)
+"""A transaction that abort_transaction() can still end."""
 
-def reaction_to(asked: Asked, error: OncelogError) -> Reaction:
-    """What to do about an error, or a missing answer, of this request."""
+UNKNOWN_TOPIC_PATIENCE_MS = 3_000
+"""How long a topic whose offsets are committed may be unknown: one just created spreads in this time.
+
+Java retries until max.block.ms is over; nothing creates a topic because offsets are committed for it.
+"""
+
+
+def reaction_to(asked: Asked, error: OncelogError, waited_ms: float = 0) -> Reaction:
+    """Return what to do about an error, or a missing answer, `waited_ms` after the request was first sent."""
     if isinstance(error, (DisconnectedError, TimedOut)):
         return Reaction.FIND
     if not isinstance(error, BrokerError):
         return Reaction.DIE
+    if error.code == 3 and asked is COMMIT_OFFSETS and waited_ms > UNKNOWN_TOPIC_PATIENCE_MS:
+        return Reaction.ABORT
     return asked.codes.get(error.code, _EVERYWHERE.get(error.code, Reaction.DIE))
+
+
+def ending_at_close(state: State) -> Call | None:
+    """Return the call that ends what is open when the producer is closed; None where there is none.
+
+    A commit that was asked for may be decided, so that only another commit may follow, as in Java's client.
+    """
+    if state in (State.IN_TRANSACTION, State.MUST_ABORT, State.ABORTING):
+        return Call.ABORT
+    return Call.COMMIT if state is State.COMMITTING else None
 
 
 def may_be_done(error: OncelogError) -> bool:

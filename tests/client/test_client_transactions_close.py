@@ -1,0 +1,318 @@
+"""Offsets that may not have reached the group keep a transaction from being committed; close() ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from helpers_broker import wait_until
+from helpers_producer import new_topic, producer_of, requests, values
+
+from oncelog import Admin, Broker, Consumer, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.producer import AsyncProducer
+from oncelog.errors import (
+    BrokerError,
+    MisuseError,
+    OncelogError,
+    TimedOut,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from oncelog.faults import Proxy, Rule
+from oncelog.rules.txn_session import State
+from oncelog.types import OffsetAndMetadata
+
+_numbers = itertools.count()
+ASKED = [
+    ("ours", "TxnOffsetCommit"),
+    ("ours, classic", "TxnOffsetCommit"),
+    ("ours, classic", "AddOffsetsToTxn"),
+    ("apache", "TxnOffsetCommit"),
+]
+"""With an epoch per transaction no client asks AddOffsetsToTxn."""
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[str]:
+    with Broker(config={"oncelog.transaction.version": 0}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "ours, classic", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("classic" if "classic" in request.param else "ours")
+    return address
+
+
+@pytest.fixture
+def proxy(servers: str) -> Iterator[Proxy]:
+    with Proxy(servers) as running:
+        yield running
+
+
+def name() -> str:
+    return f"close-{os.getpid()}-{next(_numbers)}"
+
+
+def committed(servers: str, group: str, tp: TopicPartition) -> OffsetAndMetadata | None:
+    with Consumer({"bootstrap.servers": servers, "group.id": group}) as consumer:
+        return consumer.committed([tp])[tp]
+
+
+def open_on(producer: Producer, topic: str | None) -> None:
+    producer.init_transactions()
+    producer.begin_transaction()
+    if topic is not None:
+        producer.send(topic, b"with offsets").result(60)
+
+
+@pytest.mark.behaviour("T7", "T13")
+@pytest.mark.parametrize("has_records", [True, False], ids=["with records", "offsets only"])
+@pytest.mark.parametrize(("servers", "lost"), ASKED, indirect=["servers"])
+@pytest.mark.parametrize("direction", ["request", "response"])
+def test_a_transaction_is_not_committed_without_the_offsets_that_timed_out(
+    servers: str, proxy: Proxy, lost: str, direction: str, has_records: bool
+) -> None:
+    topic, group = new_topic(servers), name()
+    tp = TopicPartition(topic, 0)
+    with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
+        open_on(producer, topic if has_records else None)
+        proxy.add(Rule(action="cut", api=lost, direction=direction))
+        with pytest.raises(TimedOut):
+            producer.send_offsets_to_transaction({tp: 17}, group, timeout=0.5)
+        with pytest.raises(OncelogError, match="call it again with the same arguments") as raised:
+            producer.commit_transaction()
+        assert getattr(raised.value, "reaction", None) == "abortable"
+        proxy.clear()
+        producer.send_offsets_to_transaction({tp: 18}, group)
+        with pytest.raises(OncelogError, match="same arguments"):  # the first offsets may come later
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send(topic, b"next")
+            producer.send_offsets_to_transaction({tp: 19}, group)
+        assert producer._transactions is not None
+        assert producer._transactions.session.state is State.READY
+    assert values(servers, topic) == [b"next"]
+    assert committed(servers, group, tp) == OffsetAndMetadata(19)
+
+
+@pytest.mark.behaviour("T7", "T13")
+def test_offsets_that_timed_out_are_committed_once_the_same_call_returned(servers: str, proxy: Proxy) -> None:
+    topic, group = new_topic(servers), name()
+    tp = TopicPartition(topic, 0)
+    with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
+        open_on(producer, topic)
+        proxy.add(Rule(action="cut", api="TxnOffsetCommit"))
+        with pytest.raises(TimedOut):
+            producer.send_offsets_to_transaction({tp: 17}, group, timeout=0.5)
+        proxy.clear()
+        producer.send_offsets_to_transaction({tp: OffsetAndMetadata(17)}, group)
+        producer.commit_transaction()
+    assert values(servers, topic) == [b"with offsets"]
+    assert committed(servers, group, tp) == OffsetAndMetadata(17)
+
+
+@pytest.mark.behaviour("T13")
+def test_a_cancelled_call_for_offsets_keeps_the_transaction_from_being_committed(
+    servers: str, proxy: Proxy
+) -> None:
+    topic = new_topic(servers)
+
+    async def run() -> None:
+        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(at) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await (await producer.send(topic, b"x"))
+            proxy.add(Rule(action="drop", api="TxnOffsetCommit"))
+            sending = asyncio.create_task(
+                producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name())
+            )
+            while not requests(proxy, "TxnOffsetCommit"):
+                await asyncio.sleep(0.01)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            with pytest.raises(OncelogError, match="same arguments"):
+                await producer.commit_transaction()
+            proxy.clear()
+            await producer.abort_transaction()
+            async with producer.transaction():
+                await producer.send(topic, b"y")
+
+    asyncio.run(run())
+    assert values(servers, topic) == [b"y"]
+
+
+def test_an_abort_ends_a_call_for_offsets_that_still_runs(ours: str) -> None:
+    topic = new_topic(ours)
+
+    async def run(proxy: Proxy) -> None:
+        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(at) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            proxy.add(Rule(action="delay", api="TxnOffsetCommit", direction="response", delay_ms=300))
+            proxy.add(Rule(action="cut", api="TxnOffsetCommit"))
+            sending = asyncio.create_task(
+                producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name())
+            )
+            while not requests(proxy, "TxnOffsetCommit"):
+                await asyncio.sleep(0.01)
+            await producer.abort_transaction()
+            proxy.clear()
+            with pytest.raises(TransactionAborted):
+                await sending
+            async with producer.transaction():
+                await producer.send(topic, b"y")
+
+    with Proxy(ours) as proxy:
+        asyncio.run(run(proxy))
+    assert values(ours, topic) == [b"y"]
+
+
+@pytest.mark.behaviour("T13")
+def test_a_cancelled_commit_counts_as_one_that_may_be_decided(ours: str) -> None:
+    topic = new_topic(ours)
+
+    async def run(proxy: Proxy) -> bool:
+        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(at) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await (await producer.send(topic, b"x"))
+            proxy.add(Rule(action="drop", api="EndTxn"))
+            committing = asyncio.create_task(producer.commit_transaction())
+            while not requests(proxy, "EndTxn"):
+                await asyncio.sleep(0.01)
+            committing.cancel()
+            await asyncio.gather(committing, return_exceptions=True)
+            assert producer._transactions is not None
+            may_be_committed = producer._transactions._may_be_committed
+            with pytest.raises(MisuseError, match="again"):
+                await producer.abort_transaction()
+            proxy.clear()
+            await producer.commit_transaction()
+            return may_be_committed
+
+    with Proxy(ours) as proxy:
+        assert asyncio.run(run(proxy))
+    assert values(ours, topic) == [b"x"]
+
+
+def is_open(servers: str, tp: TopicPartition) -> bool:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        return bool(admin.open_transactions(tp.topic))
+
+
+@pytest.mark.behaviour("T4")
+@pytest.mark.parametrize("how", ["close()", "close(5)", "the block raised", "asyncio"])
+def test_closing_the_producer_aborts_its_open_transaction(servers: str, how: str) -> None:
+    topic = new_topic(servers)
+    settings = {"bootstrap.servers": servers, "transactional.id": name(), "linger.ms": 60_000}
+
+    async def run() -> None:
+        async with AsyncProducer(settings) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send(topic, b"never seen", partition=0)
+            await producer.flush()
+            await producer.send(topic, b"never sent", partition=0)
+
+    def use(producer: Producer) -> None:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"never seen")
+        producer.flush()
+        producer.send(topic, b"never sent")
+
+    if how == "asyncio":
+        asyncio.run(run())
+    elif how == "the block raised":
+        with suppress(KeyError), Producer(settings) as producer:
+            use(producer)
+            raise KeyError
+    else:
+        producer = Producer(settings)
+        use(producer)
+        producer.close(*([5] if "5" in how else []))
+    tp = TopicPartition(topic, 0)
+    wait_until(lambda: not is_open(servers, tp))
+    with producer_of(servers) as plain:
+        plain.send(topic, b"plain").result(60)
+    assert values(servers, topic) == [b"plain"]
+
+
+@pytest.mark.behaviour("T13")
+def test_closing_the_producer_repeats_a_commit_that_was_asked_for(servers: str, proxy: Proxy) -> None:
+    topic = new_topic(servers)
+    with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
+        open_on(producer, topic)
+        proxy.add(Rule(action="cut", api="EndTxn"))
+        with pytest.raises(TimedOut):
+            producer.commit_transaction(timeout=0.3)
+        proxy.clear()
+    assert values(servers, topic) == [b"with offsets"]
+
+
+def test_closing_takes_no_longer_than_its_timeout(ours: str) -> None:
+    topic = new_topic(ours)
+    with Proxy(ours) as proxy:
+        producer = producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=60_000)
+        open_on(producer, topic)
+        proxy.add(Rule(action="cut", api="EndTxn"))
+        began = time.monotonic()
+        producer.close(0.5)
+        assert time.monotonic() - began < 30
+        assert not producer._thread.is_running
+
+
+def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(servers: str) -> None:
+    topic = new_topic(servers, 2)
+    owner_id = name()
+    with producer_of(servers, transactional_id=owner_id) as owner:
+        owner.init_transactions()
+        owner.begin_transaction()
+        owner.send(topic, b"owner's", partition=0).result(60)
+        with producer_of(servers, transactional_id=owner_id) as joined:
+            joined.join_transaction(owner.share_transaction())
+            joined.send(topic, b"joined", partition=1)
+        owner.commit_transaction()
+    assert values(servers, topic) == [b"owner's", b"joined"]
+
+
+@pytest.mark.behaviour("T7")
+def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(servers: str) -> None:
+    missing = f"missing-{next(_numbers)}-{os.getpid()}"
+    with producer_of(servers, transactional_id=name(), max_block_ms=60_000) as producer:
+        open_on(producer, new_topic(servers))
+        began = time.monotonic()
+        with pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist") as raised:
+            producer.send_offsets_to_transaction({TopicPartition(missing, 0): 1}, name())
+        assert time.monotonic() - began < 45, "well below max.block.ms"
+        assert isinstance(raised.value, BrokerError) and raised.value.reaction == "abortable"
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send(new_topic(servers), b"x")
+    with (
+        Consumer({"bootstrap.servers": servers, "group.id": name()}) as consumer,
+        pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist"),
+    ):
+        consumer.commit({TopicPartition(missing, 0): 1})
