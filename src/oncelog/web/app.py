@@ -25,7 +25,6 @@ from starlette.routing import Route
 from oncelog.edge.admin import Admin
 from oncelog.edge.partition_ends import partition_ends
 from oncelog.errors import (
-    BrokerError,
     GroupIdNotFound,
     OncelogError,
     TransactionalIdNotFound,
@@ -37,7 +36,7 @@ from oncelog.types import TopicPartition
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}';"
-    " connect-src 'self'; form-action 'self'; frame-ancestors 'none'",
+    " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; img-src data:",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -55,7 +54,11 @@ def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
         Route("/groups/{id:path}", pages.show(pages.group, "group.html")),
         Route("/abort", pages.abort, methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        exception_handlers={404: pages.not_found},
+    )
 
 
 class _Pages:
@@ -78,7 +81,7 @@ class _Pages:
             except OncelogError as error:
                 status = 404 if isinstance(error, _NOT_THERE) else 502
                 return self._render("error.html", {"error": error}, status)
-            return self._render(template, found)
+            return self._render(template, {**found, "here": request.url.path})
 
         return endpoint
 
@@ -89,6 +92,14 @@ class _Pages:
         )
         headers = {name: value.replace("{nonce}", nonce) for name, value in _SECURITY.items()}
         return HTMLResponse(text, status, headers)
+
+    def _refuse(self, error: object, status: int) -> HTMLResponse:
+        """Answer a form: a page that does not ask for itself again, since its address takes only forms."""
+        return self._render("error.html", {"error": error, "is_answer_to_form": True}, status)
+
+    async def not_found(self, request: Request, _error: Exception) -> Response:
+        """Answer an address that no page has."""
+        return self._render("error.html", {"error": f"there is no page {request.url.path}"}, 404)
 
     def transactions(self, request: Request) -> dict[str, Any]:
         """Every transactional id, and who holds back which partition."""
@@ -144,19 +155,18 @@ class _Pages:
         form = await request.form()
         shown = str(form.get("token", "")).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(shown, self._token.encode()):
-            return self._render("error.html", {"error": "this form is not of this page: open it again"}, 403)
+            return self._refuse("this form is not of this page: open it again", 403)
         try:
             where = TopicPartition(str(form["topic"]), int(str(form["partition"])))
             producer_id = int(str(form["producer_id"]))
         except (KeyError, ValueError):
-            return self._render("error.html", {"error": "topic, partition and producer_id are needed"}, 400)
+            return self._refuse("topic, partition and producer_id are needed", 400)
         try:
             is_found = await run_in_threadpool(partial(self._abort, where, producer_id))
-        except BrokerError as error:
-            return self._render("error.html", {"error": error}, 502)
+        except OncelogError as error:
+            return self._refuse(error, 502)
         if not is_found:
-            text = f"producer id {producer_id} has no transaction open at {where}"
-            return self._render("error.html", {"error": text}, 404)
+            return self._refuse(f"producer id {producer_id} has no transaction open at {where}", 404)
         return RedirectResponse("/", 303)
 
     def _abort(self, where: TopicPartition, producer_id: int) -> bool:

@@ -1,0 +1,210 @@
+"""The pages in a real browser: what a refresh may not disturb, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers_client import append, batch_of
+from helpers_producer import new_topic, producer_of, values
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from oncelog import Admin, Broker, NewTopic, TopicPartition
+
+_numbers = itertools.count()
+PATIENCE_MS = 120_000
+expect.set_options(timeout=PATIENCE_MS)
+FOCUSED = "document.activeElement.getAttribute('href')"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("the pages are tried in Chromium, which is not installed")
+    with sync_playwright() as playwright:
+        # Root has no sandbox to give; nothing but our own pages is opened.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A tab whose clock stands still until a test moves it; an error in the page's script fails the test."""
+    page = browser.new_page()
+    errors: list[object] = []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.set_default_timeout(PATIENCE_MS)
+    page.clock.install()
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(config={"transaction.partition.verification.enable": False}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def address(broker: Broker) -> Iterator[str]:
+    """The pages' address, without the slash at its end."""
+    command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", broker.bootstrap_servers]
+    command += ["--listen", "127.0.0.1:0", "-X", "request.timeout.ms=2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        yield child.stdout.readline().split()[-1].rstrip("/")
+        child.terminate()
+
+
+def refresh(page: Page) -> None:
+    """Let the page ask once more, and wait for the answer and what it changes."""
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.clock.run_for(2_100)
+
+
+def create(broker: Broker, *names: str) -> None:
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name) for name in names])
+
+
+def in_thread(call: Callable[..., object], *arguments: object, **named: object) -> None:
+    """Call from another thread: this one has Playwright's loop, in which asyncio.run may not be called."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call, *arguments, **named).result()
+
+
+def test_the_keyboards_focus_and_a_selection_stay_over_a_refresh(
+    broker: Broker, address: str, page: Page
+) -> None:
+    create(broker, "b", "d", "f")
+    page.goto(f"{address}/topics")
+    while page.evaluate(FOCUSED) != "/topics/d":
+        page.keyboard.press("Tab")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('a[href=\"/topics/f\"]'))")
+    create(broker, "a", "c", "e", "g")
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.delete_topics(["b"])
+    refresh(page)
+    expect(page.locator("main td:first-child")).to_have_text(["a", "c", "d", "e", "f", "g"])
+    assert page.evaluate(FOCUSED) == "/topics/d"
+    assert page.evaluate("getSelection().toString()") == "f"
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("d")
+
+
+def test_an_agreement_to_abort_stays_with_its_transaction(broker: Broker, address: str, page: Page) -> None:
+    servers = broker.bootstrap_servers
+    first, second = sorted(new_topic(servers) for _ in range(2))
+
+    def hang(topic: str, producer_id: int) -> None:
+        lost = batch_of(
+            b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
+        in_thread(append, servers, TopicPartition(topic, 0), lost, transactional_id=f"gone-{producer_id}")
+
+    hang(second, 801)
+    page.goto(f"{address}/")
+    page.get_by_role("checkbox").check()
+    hang(first, 800)
+    refresh(page)
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(2)
+    expect(boxes.nth(0)).not_to_be_checked()
+    expect(boxes.nth(1)).to_be_checked()
+    assert page.evaluate("document.activeElement.type") == "checkbox"
+    with Admin({"bootstrap.servers": servers}) as admin:
+        (opened,) = admin.open_transactions([second])
+        admin.abort_transaction(opened)
+    hang(second, 802)
+    refresh(page)
+    expect(page.get_by_text("id 802, epoch")).to_be_visible()
+    expect(page.get_by_role("checkbox").nth(1)).not_to_be_checked()
+    page.get_by_role("checkbox").nth(0).check()
+    page.get_by_role("button", name="Abort").nth(0).click()
+    expect(page.get_by_text("id 800, epoch")).to_have_count(0)
+    in_thread(append, servers, TopicPartition(first, 0), batch_of(b"behind"))
+    assert values(servers, first) == [b"behind"]
+
+
+def test_a_broker_that_is_gone_is_told_with_the_age_of_what_is_shown(
+    broker: Broker, address: str, page: Page
+) -> None:
+    create(broker, "kept")
+    page.goto(f"{address}/topics")
+    refresh(page)
+    stale = page.locator("#stale")
+    expect(stale).to_be_hidden()
+    broker.stop()
+    refresh(page)
+    page.clock.run_for(9_000)
+    expect(stale).to_be_visible()
+    expect(stale).to_contain_text("cannot connect to 127.0.0.1")
+    expect(stale).to_contain_text("s old")
+    expect(page.locator("main")).to_contain_text("kept")
+
+
+def test_pages_whose_own_server_is_gone_say_so(browser: Browser, broker: Broker, page: Page) -> None:
+    create(broker, "kept")
+    command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", broker.bootstrap_servers]
+    command += ["--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        page.goto(child.stdout.readline().split()[-1] + "topics")
+        child.kill()
+        child.wait()
+        page.clock.run_for(9_000)
+    expect(page.locator("#stale")).to_contain_text("The pages' own server does not answer. What you see is")
+    expect(page.locator("main")).to_contain_text("kept")
+
+
+def test_a_server_that_does_not_answer_at_all_is_told(address: str, page: Page) -> None:
+    page.goto(f"{address}/topics")
+    page.route("**/*", lambda route: None)
+    page.clock.run_for(9_000)
+    expect(page.locator("#stale")).to_have_text("No answer: What you see is 9 s old.")
+
+
+def test_updates_can_be_paused_and_resumed(broker: Broker, address: str, page: Page) -> None:
+    page.goto(f"{address}/topics")
+    asked: list[Request] = []
+    page.on("request", lambda request: asked.append(request))
+    page.get_by_role("button", name="Pause updates").click()
+    create(broker, "new")
+    page.clock.run_for(60_000)
+    assert asked == []
+    page.reload()
+    asked.clear()
+    page.clock.run_for(60_000)
+    assert [request.resource_type for request in asked if request.resource_type == "fetch"] == []
+    page.get_by_role("button", name="Resume updates").click()
+    expect(page.get_by_role("button", name="Pause updates")).to_be_visible()
+    refresh(page)
+    expect(page.locator("main")).to_contain_text("new")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways_or_runs_what_a_name_says(
+    width: int, broker: Broker, address: str, page: Page
+) -> None:
+    servers, hostile = broker.bootstrap_servers, "<img src=x onerror=alert(1)>\x1b[2J\u202e\u202eé中"
+    create(broker, "n" * 249)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    with producer_of(servers, transactional_id=f"{hostile}{os.getpid()}") as producer:
+        producer.init_transactions()
+        for path in ("/", "/topics", f"/topics/{'n' * 249}", "/groups", "/nowhere", "/transactions/nobody"):
+            page.goto(f"{address}{path}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        page.goto(f"{address}/")
+        page.get_by_role("link", name="<img src=x").click()
+        expect(page.locator("h1")).to_contain_text("<img src=x onerror=alert(1)>")
+    assert page.locator("img").count() == 0
