@@ -97,3 +97,26 @@ def test_each_answer_counts() -> None:
     cluster = known()
     cluster.update(metadata(9092))
     assert cluster.version == 2
+
+
+def test_only_the_topics_that_are_retained_stay_known() -> None:
+    cluster = known()
+    cluster.update(metadata(9092, {"u": 1}, errors={"gone": 3}), 7.0)
+    cluster.mark_stale([T0, TopicPartition("u", 0), TopicPartition("gone", 0)])
+    cluster.retain({"u"})
+    assert cluster.topics() == ["u"] and cluster.topic_error("gone") is None
+    assert cluster._stale == {TopicPartition("u", 0)}
+    cluster.forget(["u"])
+    assert not cluster._stale and not cluster._unknown_since_ms
+
+
+def test_a_topic_is_unknown_since_the_first_answer_that_said_so() -> None:
+    cluster = known()
+    assert cluster.unknown_since_ms("t") is None
+    cluster.mark_stale([T0])
+    cluster.update(metadata(9092, errors={"t": 3}), 7.0)
+    cluster.update(metadata(9092, errors={"t": 3}), 9.0)
+    assert cluster.unknown_since_ms("t") == 7.0
+    assert not cluster._stale
+    cluster.update(metadata(9092, {"t": 3}), 11.0)
+    assert cluster.unknown_since_ms("t") is None

@@ -28,6 +28,7 @@ from oncelog.wire.messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
     ListOffsetsRequest,
+    MetadataRequest,
     ProduceRequest,
 )
 
@@ -425,3 +426,130 @@ def test_bootstrap_servers(servers: list[str], parsed: list[tuple[str, int]]) ->
 def test_bootstrap_servers_that_cannot_be(servers: list[str] | None) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         parse_bootstrap(servers)
+
+
+def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
+    """Topics and leave to create them, of each Metadata request so far."""
+    return [
+        ([topic.name for topic in message.topics], message.allow_auto_topic_creation)
+        for message in broker.messages
+        if isinstance(message, MetadataRequest)
+    ]
+
+
+async def refreshed(cluster: ClusterConnection, times: int = 2) -> None:
+    """Wait until metadata came a few times more."""
+    version = cluster.metadata.version
+    async with asyncio.timeout(60):
+        while cluster.metadata.version < version + times:
+            await asyncio.sleep(0.005)
+
+
+def test_a_refresh_by_age_creates_no_topic_and_asks_for_none_that_was_forgotten() -> None:
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        broker.topics = {"t": 3, "u": 1}
+        assert await cluster.leader(T0) == 1
+        await cluster.refresh_metadata(["u"])
+        assert metadata_requests(broker)[-2:] == [(["t"], True), (["u"], True)]
+        await cluster.start()
+        await refreshed(cluster)
+        assert metadata_requests(broker)[-1] == (["t", "u"], False)
+        cluster.forget_topics(["t"])
+        await refreshed(cluster)
+        assert metadata_requests(broker)[-1] == (["u"], False)
+
+    play(story, **{"metadata.max.age.ms": 20})
+
+
+def test_a_client_that_names_its_topics_keeps_metadata_of_no_others() -> None:
+    async def run() -> None:
+        async with scripted_broker() as broker:
+            broker.topics = {"t": 3, "u": 1}
+            settings = ADMIN.parse({"bootstrap.servers": broker.bootstrap_servers, "metadata.max.age.ms": 20})
+            in_use = ["t", "u"]
+            cluster = ClusterConnection(settings, topics_in_use=lambda: in_use)
+            try:
+                await cluster.leader(T0)
+                await cluster.start()
+                await refreshed(cluster)
+                assert metadata_requests(broker)[-1] == (["t", "u"], False)
+                broker.topics = {"u": 1}
+                in_use.remove("t")
+                await refreshed(cluster, 3)
+                assert metadata_requests(broker)[-1] == (["u"], False)
+                assert cluster.metadata.topics() == ["u"]
+            finally:
+                await cluster.close()
+
+    asyncio.run(run())
+
+
+def test_refreshing_by_age_survives_any_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        await cluster.start()
+        raised = []
+
+        async def fail(*_: object, **__: object) -> None:
+            raised.append(KeyError("a fault of ours"))
+            raise raised[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "fetch_metadata", fail)
+            async with asyncio.timeout(60):
+                while not raised:
+                    await asyncio.sleep(0.005)
+        await refreshed(cluster)
+
+    play(story, **{"metadata.max.age.ms": 20})
+
+
+@pytest.mark.parametrize("topic", [b"t", None, 7])
+def test_a_topic_that_is_no_str_is_refused_and_not_asked_for_again(topic: Any) -> None:
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        await cluster.start()
+        with pytest.raises(MisuseError, match="must be a str"):
+            await cluster.leader(TopicPartition(topic, 0))
+        with pytest.raises(MisuseError, match="expected topic names"):
+            await cluster.refresh_metadata([topic])
+        await refreshed(cluster)
+        assert metadata_requests(broker)[-1] == ([], False)
+
+    play(story, **{"metadata.max.age.ms": 20})
+
+
+def test_refreshes_at_the_same_time_close_each_link_once() -> None:
+    class Link:
+        in_flight_count = closed_count = 0
+
+        async def close(self) -> None:
+            self.closed_count += 1
+            await asyncio.sleep(0.01)
+
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        links = [Link() for _ in range(3)]
+        cluster._links.update({("gone", port, ""): link for port, link in enumerate(links)})  # type: ignore[misc]
+        await asyncio.gather(*(cluster.fetch_metadata(()) for _ in range(3)))
+        assert [link.closed_count for link in links] == [1, 1, 1]
+        assert all(key[0] != "gone" for key in cluster._links)
+
+    play(story)
+
+
+def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncelog.edge.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 0)
+
+    def slow(broker: ScriptedBroker) -> None:
+        answers = iter([3] * 8)
+
+        def handler(header: Any, message: Any) -> Any:
+            code = next(answers, 0) if message.topics else 0
+            return metadata(broker.port, errors={"t": code}) if code else metadata(broker.port, {"t": 1})
+
+        broker.handlers["Metadata"] = handler
+
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        with pytest.raises(UnknownTopicOrPartition):
+            await cluster.leader(T0)
+        assert await cluster.leader(T0, unknown_topic_patience_ms=60_000) == 1
+
+    play(story, slow)

@@ -34,6 +34,8 @@ class ClusterMetadata:
         self.version = 0
         self._topics: dict[str, _Topic] = {}
         self._errors: dict[str, BrokerError] = {}
+        # Since when each answer about a topic has said that it does not exist.
+        self._unknown_since_ms: dict[str, float] = {}
         self._stale: set[TopicPartition] = set()
 
     def update(self, response: Any, now_ms: float = 0.0) -> None:
@@ -46,17 +48,19 @@ class ClusterMetadata:
         self.cluster_id = response.cluster_id or self.cluster_id
         self.controller_id = response.controller_id if response.controller_id >= 0 else None
         for row in response.topics:
-            self._update_topic(row)
+            self._update_topic(row, now_ms)
         self.updated_ms = now_ms
         self.version += 1
 
-    def _update_topic(self, row: Any) -> None:
+    def _update_topic(self, row: Any, now_ms: float) -> None:
         if row.error_code:
             self._errors[row.name] = error_for_code(row.error_code, f"topic {row.name!r}")
             if row.error_code == UnknownTopicOrPartition.code:
-                self._topics.pop(row.name, None)
+                self._drop(row.name)
+                self._unknown_since_ms.setdefault(row.name, now_ms)
             return
         self._errors.pop(row.name, None)
+        self._unknown_since_ms.pop(row.name, None)
         topic_id = None if row.topic_id in (None, _NO_TOPIC_ID) else bytes(row.topic_id)
         known = self._topics.get(row.name)
         same = known is not None and known.topic_id == topic_id
@@ -111,10 +115,25 @@ class ClusterMetadata:
 
     def mark_stale(self, partitions: Iterable[TopicPartition]) -> None:
         """The leader known for these was refused or unreachable: `leader_of` is None until an update."""
-        self._stale.update(partitions)
+        self._stale.update(tp for tp in partitions if tp.topic in self._topics)
+
+    def unknown_since_ms(self, topic: str) -> float | None:
+        """Return when an answer first said that the topic does not exist; None if the newest one did not."""
+        return self._unknown_since_ms.get(topic)
 
     def forget(self, topics: Collection[str]) -> None:
         """Drop what is known of topics (deleted, or created again under the same name)."""
         for topic in topics:
-            self._topics.pop(topic, None)
+            self._drop(topic)
             self._errors.pop(topic, None)
+            self._unknown_since_ms.pop(topic, None)
+
+    def retain(self, topics: Collection[str]) -> None:
+        """Drop what is known of all topics but these."""
+        kept = frozenset(topics)
+        self.forget([topic for topic in (*self._topics, *self._errors) if topic not in kept])
+
+    def _drop(self, name: str) -> None:
+        topic = self._topics.pop(name, None)
+        if topic is not None:
+            self._stale.difference_update(TopicPartition(name, index) for index in topic.partitions)

@@ -81,7 +81,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         if self._closed:
             raise MisuseError("this admin client is closed; make a new one")
         if self._cluster is None:
-            self._cluster = ClusterConnection(self._settings)
+            self._cluster = ClusterConnection(self._settings, topics_in_use=tuple)
         await self._cluster.start()
         return self._cluster
 

@@ -60,9 +60,14 @@ class AsyncConsumer(AsyncSubscribing):
             raise MisuseError("this consumer is closed; make a new one")
         if self._cluster is None:
             self._wake = asyncio.Event()
-            self._cluster = ClusterConnection(self._settings)
+            self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
         await self._cluster.start()
         return self._cluster
+
+    def _topics_in_use(self) -> set[str]:
+        """Return the topics whose metadata are to be kept: those assigned or subscribed to, as in Java."""
+        subscribed = self._group.topics if self._group is not None else ()
+        return {tp.topic for tp in self._core.assignment()}.union(subscribed)
 
     async def close(self) -> None:
         """End all work and connections; safe to call twice."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
+from oncelog.client.arguments import names_of, topic_of
 from oncelog.client.cluster import ClusterMetadata
 from oncelog.edge import machine
 from oncelog.edge.link import BrokerLink
@@ -27,6 +29,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import MetadataRequest
 
 T = TypeVar("T")
+_LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """How long a topic may stay unknown before that is an error: one just created spreads in this time."""
@@ -53,16 +56,24 @@ class ClusterConnection:
 
     Every failure is typed: DisconnectedError (no connection, or it ended: the outcome of the request
     is unknown), TimedOut, PeerError (bytes that are not Kafka's), UnsupportedVersion.
+
+    `topics_in_use`: of which topics metadata are refreshed by age, and kept; all others are forgotten then.
+    None: all that were asked for, until `forget_topics`. A refresh by age never creates a topic: a deleted
+    one would come back as long as a client runs that used it once. Java's producer does create it, until
+    metadata.max.idle.ms after the last send.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, topics_in_use: Callable[[], Collection[str]] | None = None
+    ) -> None:
         self.metadata = ClusterMetadata()
         self._settings = settings
         self._security = client_security(settings)
         self._machine = machine.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
-        self._topics: dict[str, bool] = {}
+        self._topics_in_use = topics_in_use
+        self._topics: dict[str, None] = {}
         self._refreshing = asyncio.Lock()
         self._refresher: asyncio.Task[None] | None = None
         self._closed = False
@@ -101,9 +112,17 @@ class ClusterConnection:
         while True:
             await asyncio.sleep(self._settings["metadata.max.age.ms"] / 1000)
             try:
-                await self.refresh_metadata()
-            except OncelogError:
-                continue  # whoever needs the metadata meets the error itself
+                await self._refresh_once_by_age()
+            except OncelogError as error:
+                _LOG.debug("refreshing metadata by age failed: %s", error)
+            except Exception:  # the task must go on: nobody would start it again
+                _LOG.exception("refreshing metadata by age failed")
+
+    async def _refresh_once_by_age(self) -> None:
+        if self._topics_in_use is not None:
+            self._topics = dict.fromkeys(self._topics_in_use())
+        self.metadata.retain(self._topics)
+        await self.fetch_metadata(list(self._topics))
 
     async def close(self) -> None:
         """Close every connection; requests in flight fail with DisconnectedError."""
@@ -111,9 +130,12 @@ class ClusterConnection:
         if self._refresher:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)
-        for link in self._links.values():
-            await link.close()
-        self._links.clear()
+        await self._close_links(list(self._links))
+
+    async def _close_links(self, keys: Collection[tuple[str, int, str]]) -> None:
+        """Close these links at once; nobody finds one of them meanwhile."""
+        links = [self._links.pop(key) for key in keys]
+        await asyncio.gather(*(link.close() for link in links))
 
     # Requests
 
@@ -233,14 +255,11 @@ class ClusterConnection:
     # Metadata
 
     async def refresh_metadata(
-        self, topics: Collection[str] | None = None, *, allow_auto_topic_creation: bool = True
+        self, topics: Collection[str], *, allow_auto_topic_creation: bool = True
     ) -> None:
-        """Ask any broker about `topics` (None: all topics asked for before; empty: only the brokers)."""
-        for topic in topics or ():
-            self._topics.setdefault(topic, allow_auto_topic_creation)
-        names = list(self._topics) if topics is None else list(topics)
-        if topics is None:
-            allow_auto_topic_creation = all(self._topics.values())
+        """Ask any broker about `topics` (empty: only the brokers), and again by their age."""
+        names = names_of(topics)
+        self._topics |= dict.fromkeys(names)
         await self.fetch_metadata(names, allow_auto_topic_creation=allow_auto_topic_creation)
 
     async def fetch_metadata(
@@ -258,10 +277,8 @@ class ClusterConnection:
 
     async def _drop_links_of_gone_brokers(self) -> None:
         keep = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
-        for key in [
-            key for key in self._links if key[:2] not in keep and not self._links[key].in_flight_count
-        ]:
-            await self._links.pop(key).close()
+        gone = [key for key, link in self._links.items() if key[:2] not in keep and not link.in_flight_count]
+        await self._close_links(gone)
 
     def forget_topics(self, topics: Iterable[str]) -> None:
         """Ask about these topics no more unless they are named again."""
@@ -270,38 +287,53 @@ class ClusterConnection:
         for topic in names:
             self._topics.pop(topic, None)
 
-    async def leader(self, tp: TopicPartition, *, allow_auto_topic_creation: bool = True) -> int:
+    async def leader(
+        self,
+        tp: TopicPartition,
+        *,
+        allow_auto_topic_creation: bool = True,
+        unknown_topic_patience_ms: float | None = None,
+    ) -> int:
         """Node id of the partition's leader, asking the cluster as long as it is not known.
 
-        Raises UnknownTopicOrPartition after a short patience, the broker's own error when it is final,
-        and the last error when request.timeout.ms is over.
+        Raises UnknownTopicOrPartition after its patience (None: a short one), the broker's own error when it
+        is final, and the last error when request.timeout.ms is over.
         """
+        topic_of(tp.topic)
         started_ms = self.now_ms()
         attempt = 0
         while (node_id := self.metadata.leader_of(tp)) is None:
             version = self.metadata.version
             async with self._refreshing:
                 if self.metadata.version == version:
-                    await self._refresh_for(tp, started_ms, attempt, allow_auto_topic_creation)
+                    error = await self._refresh_for(tp, allow_auto_topic_creation)
+                    if error is not None:
+                        limit_ms = self._limit_ms(error, unknown_topic_patience_ms)
+                        await self._pause_or_raise(error, attempt, started_ms + limit_ms)
             attempt += 1
         return node_id
 
-    async def _refresh_for(self, tp: TopicPartition, started_ms: float, attempt: int, create: bool) -> None:
-        """One refresh; when the leader is still unknown, wait for the next try or raise."""
-        error: OncelogError | None = None
+    async def _refresh_for(self, tp: TopicPartition, create: bool) -> OncelogError | None:
+        """Refresh once; return why the leader is still unknown, or None."""
         try:
             await self.refresh_metadata([tp.topic], allow_auto_topic_creation=create)
         except (DisconnectedError, TimedOut) as unreachable:
-            error = unreachable
-        if self.metadata.leader_of(tp) is not None:
-            return
-        error = error or self._why_no_leader(tp)
-        patience_ms = self._settings["request.timeout.ms"]
-        if isinstance(error, UnknownTopicOrPartition):
-            patience_ms = min(UNKNOWN_TOPIC_PATIENCE_MS, patience_ms)
-        final = isinstance(error, BrokerError) and not error.retriable
+            return unreachable if self.metadata.leader_of(tp) is None else None
+        return self._why_no_leader(tp) if self.metadata.leader_of(tp) is None else None
+
+    def _limit_ms(self, error: OncelogError, unknown_topic_patience_ms: float | None) -> float:
+        limit_ms: float = self._settings["request.timeout.ms"]
+        if not isinstance(error, UnknownTopicOrPartition):
+            return limit_ms
+        if unknown_topic_patience_ms is None:
+            return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms)
+        return unknown_topic_patience_ms
+
+    async def _pause_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> None:
+        """Wait for the next try; raise the error when it is final or the time is over."""
+        is_final = isinstance(error, BrokerError) and not error.retriable
         pause_ms = self.retry_pause_ms(attempt)
-        if final or self.now_ms() + pause_ms - started_ms > patience_ms:
+        if is_final or self.now_ms() + pause_ms > deadline_ms:
             raise error
         await asyncio.sleep(pause_ms / 1000)
 

@@ -245,5 +245,6 @@ class ProducerDriver:
         return count
 
     async def _find_leader(self, tp: TopicPartition) -> None:
-        await self.cluster.leader(tp)
+        # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
+        await self.cluster.leader(tp, unknown_topic_patience_ms=self.options.max_block_ms)
         await self.cluster.start()  # from here on metadata is asked for again by its age

@@ -1,0 +1,97 @@
+"""Topics that nobody uses any more: no client brings them back, and none keeps asking for them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.cluster import ClusterConnection
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    """Brokers that create topics by their first use."""
+    if request.param == "apache":
+        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+        return kafka.bootstrap_servers
+    address: str = request.getfixturevalue("ours")
+    return address
+
+
+def new_name() -> str:
+    return f"idle-{os.getpid()}-{next(_numbers)}"
+
+
+def refresh(cluster: ClusterConnection, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Wait until metadata were refreshed by age a few times."""
+    version, deadline = cluster.metadata.version, time.monotonic() + 60
+    while cluster.metadata.version < version + 5:
+        assert time.monotonic() < deadline
+        meanwhile()
+        time.sleep(0.02)
+
+
+def topics(admin: Admin) -> set[str]:
+    return {topic.name for topic in admin.list_topics()}
+
+
+def test_a_deleted_topic_stays_deleted_although_a_producer_sent_to_it_once(servers: str) -> None:
+    once, always = new_name(), new_name()
+    at = {"bootstrap.servers": servers}
+    with Admin(at) as admin, Producer(at, metadata_max_age_ms=100) as producer:
+        admin.create_topics([NewTopic(once, 1), NewTopic(always, 1)])
+        producer.send(once, b"x").result(60)
+        producer.send(always, b"x").result(60)
+        admin.delete_topics(once)
+        refresh(producer._driver.cluster, lambda: producer.send(always, b"x").result(60))
+        assert once not in topics(admin)
+        assert always in topics(admin)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_deleted_topic_stays_deleted_although_a_consumer_was_subscribed_to_it(
+    servers: str, protocol: str
+) -> None:
+    once = new_name()
+    at = {"bootstrap.servers": servers}
+    settings = {"group_id": new_name(), "metadata_max_age_ms": 100, "group_protocol": protocol}
+    with Admin(at) as admin, Consumer(at, **settings) as consumer:
+        admin.create_topics([NewTopic(once, 1)])
+        consumer.subscribe(once)
+        deadline = time.monotonic() + 60
+        while not consumer.assignment():
+            consumer.poll(0.2)
+            assert time.monotonic() < deadline
+        consumer.unsubscribe()
+        admin.delete_topics(once)
+        cluster = consumer._async._cluster
+        assert cluster is not None
+        refresh(cluster)
+        assert once not in topics(admin)
+        assert cluster.metadata.topics() == [], "nothing is kept of topics that are not read"
+
+
+def test_an_admin_client_keeps_nothing_of_the_topics_it_was_asked_about(ours: str) -> None:
+    at = {"bootstrap.servers": ours}
+    with Admin(at, metadata_max_age_ms=50) as admin:
+        names = [new_name() for _ in range(3)]
+        admin.create_topics([NewTopic(name, 1) for name in names])
+        admin.describe_topics([*names, "missing"], raise_errors=False)
+        cluster = admin._async._cluster
+        assert cluster is not None
+        refresh(cluster)
+        assert cluster.metadata.topics() == [] and not cluster.metadata._errors and not cluster._topics
