@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
+
+from oncelog.cli.main import cli
+from oncelog.config import ADMIN, BROKER, CONSUMER, PRODUCER
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,3 +87,74 @@ def helper(): ...
     tree = behaviours.ast.parse(source)
     marked = set(behaviours.marked_in(tree.body, "f", behaviours.module_ids(tree)))
     assert marked == {("I1", "f::TestSome::test_one"), ("I2", "f::TestSome::test_one")}
+
+
+def _fenced(path: Path, *languages: str) -> list[str]:
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for language, text in blocks if language in languages]
+
+
+def _commands_of(path: Path) -> set[str]:
+    """Every `oncelog ...` in a document: in blocks for a shell, and in the text."""
+    lines = [
+        line
+        for block in _fenced(path, "console", "sh", "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    found = {line.partition("#")[0] for line in lines}
+    found |= set(re.findall(r"`(oncelog [^`]+)`", path.read_text().replace("\n", " ")))
+    starts = re.compile(r"(?:^|\| ?)(?:\$ )?(?:\.venv/bin/)?oncelog ([a-z].*)")
+    return {match[1] for line in found if (match := starts.search(line.strip()))}
+
+
+def _check_command(text: str) -> None:
+    """Find the command and parse its options. Raises click's errors; values are not looked at."""
+    words = shlex.split(re.split(r" [|&>]|;", text)[0])
+    command: click.Command = cli
+    context = click.Context(cli, info_name="oncelog")
+    while isinstance(command, click.Group) and words:
+        name = words.pop(0).rstrip(",")
+        if name.isupper():
+            return  # stands for any of them
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name!r}")
+        command = found
+        context = click.Context(command, info_name=name, parent=context)
+    if not isinstance(command, click.Group):
+        command.make_parser(context).parse_args(words)
+
+
+def test_documents_have_commands_to_check() -> None:
+    assert sum(len(_commands_of(path)) for path in DOCUMENTS) > 60
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
+    if path.name == "CHANGELOG.md":
+        return  # tells of versions that had other commands
+    wrong = []
+    for text in sorted(_commands_of(path)):
+        try:
+            _check_command(text)
+        except (click.UsageError, ValueError) as error:
+            wrong.append(f"{text}: {getattr(error, 'message', error)}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_in_documents_compiles_and_imports_what_is_there(path: Path) -> None:
+    for block in _fenced(path, "python"):
+        # "...start()" leaves a chain of calls out.
+        for node in ast.walk(ast.parse(re.sub(r"\.{3,4}(?=\w)", ".", block))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oncelog"):
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_settings_in_property_files_of_documents_exist(path: Path) -> None:
+    for block in _fenced(path, "properties"):
+        keys = [line.partition("=")[0].strip() for line in block.splitlines() if "=" in line]
+        known = [table for table in (BROKER, ADMIN, PRODUCER, CONSUMER) if all(map(table.get, keys))]
+        assert known or all(key.startswith("listener.name.") or BROKER.get(key) for key in keys), keys
