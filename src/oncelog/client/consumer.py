@@ -1,8 +1,9 @@
 """The consumer without I/O: positions, what to fetch next, and handing out what arrived.
 
 Law: per partition, records leave in offset order, from the position on, each once; a position is
-the offset of the next record to hand out, and moves past what the reader may not see. A partition
-is in at most one fetch, and is fetched ahead until `max.partition.fetch.bytes` of it wait to be
+the offset of the next record to hand out, and moves past what the reader may not see. `prepare_rows` puts
+records into `delivery`, from which the application takes them: a position counts only what was taken there.
+A partition is in at most one fetch, and is fetched ahead until `max.partition.fetch.bytes` of it wait to be
 handed out. A broker has at most LANES fetches in flight, each on its own connection, so that a
 partition that wants records need not wait behind the long poll of others. A seek makes everything
 fetched or looked up before it void (`generation`).
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from oncelog.client.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer_pieces import Piece
 from oncelog.client.consumer_state import FetchCall, PartitionState, Reset, ResetCall
+from oncelog.client.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.fetching import (
     FetchedPartition,
     FetchOptions,
@@ -68,10 +70,11 @@ class ConsumerCore:
     def __init__(self, settings: Settings) -> None:
         self.options = FetchOptions.from_settings(settings)
         self.metrics = ConsumerMetrics()
+        self.delivery = DeliveryBuffer()
         self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
         self._states: dict[TopicPartition, PartitionState] = {}
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
-        self._errors: deque[OncelogError] = deque()
+        self._errors: deque[Exception] = deque()
         self._turn = 0
 
     # Assignment and positions
@@ -80,6 +83,7 @@ class ConsumerCore:
         """Read these partitions and no others; those assigned before keep their positions."""
         wanted = [TopicPartition(*tp) for tp in partitions]
         self._states = {tp: self._states.get(tp) or PartitionState() for tp in dict.fromkeys(wanted)}
+        self.delivery.keep_only(self._states)
         for state in self._states.values():
             if state.position is None and state.reset is None and self._reset_policy != "none":
                 state.reset = self._reset_policy
@@ -98,14 +102,18 @@ class ConsumerCore:
         if offset < 0:
             raise MisuseError(f"cannot seek {tp} to {offset}: offsets count from 0")
         self._state(tp).move_to(offset)
+        self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
         """Go on at the first or behind the last record, looked up when needed; none named means all."""
         for tp in partitions or list(self._states):
-            state = self._state(tp)
-            state.void()
-            state.position = state.fetch_offset = None
-            state.reset = to
+            self._look_up(self._state(tp), to)
+            self.delivery.drop(tp)
+
+    def _look_up(self, state: PartitionState, to: Reset) -> None:
+        state.void()
+        state.position = state.fetch_offset = None
+        state.reset = to
 
     def reset(self, partitions: Collection[TopicPartition]) -> None:
         """Go on where auto.offset.reset says. Raises MisuseError when it says nothing."""
@@ -121,7 +129,8 @@ class ConsumerCore:
         state = self._state(tp)
         if state.position is None and state.reset is None:
             raise self._no_position(tp)
-        return state.position
+        undelivered = self.delivery.position(tp)
+        return state.position if undelivered is None else undelivered
 
     def _no_position(self, tp: TopicPartition) -> MisuseError:
         return MisuseError(f"{tp} has no position and auto.offset.reset=none: call seek() first")
@@ -130,6 +139,7 @@ class ConsumerCore:
         """Paused partitions keep their place and are neither fetched nor handed out."""
         for tp in partitions:
             self._state(tp).is_paused = paused
+            self.delivery.set_paused(tp, paused)
 
     def paused(self) -> list[TopicPartition]:
         return [tp for tp, state in self._states.items() if state.is_paused]
@@ -139,7 +149,9 @@ class ConsumerCore:
         state = self._state(tp)
         committed = self.options.isolation is Isolation.READ_COMMITTED
         end = state.last_stable_offset if committed else state.high_watermark
-        return None if end is None or state.position is None else max(end - state.position, 0)
+        position = self.delivery.position(tp)
+        position = state.position if position is None else position
+        return None if end is None or position is None else max(end - position, 0)
 
     # Looking up positions
 
@@ -147,7 +159,7 @@ class ConsumerCore:
         """Positions to look up now; each is given out once until `on_reset` or `on_reset_failed`."""
         calls = []
         for tp, state in self._states.items():
-            if state.reset and not state.is_resetting and not state.is_paused:
+            if state.reset and not state.is_resetting:
                 state.is_resetting = True
                 calls.append(ResetCall(tp, state.reset, state.generation))
         return calls
@@ -167,6 +179,12 @@ class ConsumerCore:
             if error:
                 self._errors.append(error)
 
+    def end_resets(self, calls: Iterable[ResetCall]) -> None:
+        """Let these look-ups, which have ended in any way, be made again where they found nothing."""
+        for call in calls:
+            if state := self._current(call.tp, call.generation):
+                state.is_resetting = False
+
     def _current(self, tp: TopicPartition, generation: object) -> PartitionState | None:
         state = self._states.get(tp)
         return state if state and state.generation is generation else None
@@ -183,15 +201,25 @@ class ConsumerCore:
         by_node: dict[int, list[TopicPartition]] = {}
         homeless: list[TopicPartition] = []
         for tp in self._in_turn():
-            if tp in under_way or self._states[tp].waiting_bytes() >= max(
-                self.options.partition_max_bytes, 1
-            ):
+            if tp in under_way or not self._has_room(tp):
                 continue
             if (node_id := leader_of(tp)) is None:
                 homeless.append(tp)
             else:
                 by_node.setdefault(node_id, []).append(tp)
         return [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))], homeless
+
+    def _has_room(self, tp: TopicPartition) -> bool:
+        state = self._states[tp]
+        if state.is_out_of_range:
+            # The same answer would come at once, again and again, until the application polls.
+            if self._has_waiting(tp, state):
+                return False
+            state.is_out_of_range = False
+        return state.waiting_bytes() < max(self.options.partition_max_bytes, 1)
+
+    def _has_waiting(self, tp: TopicPartition, state: PartitionState) -> bool:
+        return bool(state.pieces) or self.delivery.position(tp) is not None
 
     def _is_due(self, call: FetchCall, tp: TopicPartition) -> bool:
         """Whether what a fetch in flight brings of a partition will be wanted."""
@@ -240,6 +268,11 @@ class ConsumerCore:
         self._in_flight.pop((call.node_id, call.lane), None)
         return [tp for tp in call.expected if tp in self._states]
 
+    def end_fetch(self, call: FetchCall) -> None:
+        """Free the lane of a fetch that has ended in any way; further calls do nothing."""
+        if self._in_flight.get((call.node_id, call.lane)) is call:
+            del self._in_flight[call.node_id, call.lane]
+
     def _take(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> bool:
         """Put a partition's answer into its buffer; true when its leader must be asked for again."""
         if fetched.error_code in _ASK_FOR_LEADER:
@@ -260,13 +293,12 @@ class ConsumerCore:
         return False
 
     def _take_error(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> None:
-        if fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
+        if fetched.error_code == OffsetOutOfRange.code and self._has_waiting(fetched.tp, state):
+            state.is_out_of_range = True
+        elif fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
             self._errors.append(self._error_of(fetched, fetch_offset))
-        elif not state.pieces:
-            # While older records wait to be handed out the position stays; the same answer comes again.
-            state.void()
-            state.position = state.fetch_offset = None
-            state.reset = self._reset_policy
+        else:
+            self._look_up(state, self._reset_policy)
 
     def _error_of(self, fetched: FetchedPartition, fetch_offset: int) -> BrokerError:
         detail = f"fetching {fetched.tp} at offset {fetch_offset}"
@@ -276,7 +308,7 @@ class ConsumerCore:
 
     # Handing out
 
-    def note_error(self, error: OncelogError) -> None:
+    def note_error(self, error: Exception) -> None:
         """An error for the application to meet at its next poll."""
         self._errors.append(error)
 
@@ -293,24 +325,47 @@ class ConsumerCore:
             if state.position is None and state.reset is None:
                 raise self._no_position(tp)
 
-    def take(self, max_records: int, now_ms: float) -> list[Record]:
-        """Up to `max_records` records, of several partitions if need be; empty when none wait.
+    def prepare_rows(self, max_records: int, now_ms: float) -> bool:
+        """Have records ready in `delivery`, at most `max_records` new ones; false when none wait.
 
         Raises CorruptMessage for a batch that cannot be read; the position stays in front of it.
         """
-        rows: list[Record] = []
+        if self.delivery.has_columns:
+            self._fetch_undelivered_again()
+        if self.delivery.has_rows:
+            return True
+        runs: dict[TopicPartition, list[Record]] = {}
+        count = 0
         for tp in self._with_pieces():
-            state = self._states[tp]
+            state, run = self._states[tp], list[Record]()
             try:
-                while state.pieces and len(rows) < max_records and state.position is not None:
-                    rows += self._rows_of(state, max_records - len(rows))
+                while state.pieces and count + len(run) < max_records and state.position is not None:
+                    run += self._rows_of(state, max_records - count - len(run))
             except OncelogError as error:
-                if not rows:
+                if not runs and not run:
                     raise
                 self._errors.append(error)
-        size_bytes = sum([len(row.value) for row in rows if row.value])
-        self.metrics.on_records(len(rows), size_bytes, now_ms)
-        return rows
+            if run:
+                runs[tp] = run
+                count += len(run)
+        size_bytes = sum([len(row.value) for run in runs.values() for row in run if row.value])
+        self.metrics.on_records(count, size_bytes, now_ms)
+        self.delivery.put(runs)
+        return bool(runs)
+
+    def take(self, max_records: int, now_ms: float) -> list[Record]:
+        """Up to `max_records` records, of several partitions if need be; empty when none wait.
+
+        Raises what `prepare_rows` raises.
+        """
+        self.prepare_rows(max_records, now_ms)
+        return self.delivery.take(max_records)
+
+    def _fetch_undelivered_again(self) -> None:
+        """Go back to the positions: the application asks for rows where columns are ready, or conversely."""
+        for tp in self.delivery.partitions():
+            if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
+                self.seek(tp, position)
 
     def _with_pieces(self) -> list[TopicPartition]:
         return [tp for tp in self._in_turn() if self._states[tp].pieces]
@@ -334,8 +389,14 @@ class ConsumerCore:
         if state.position is not None:
             state.move_to(state.position)
 
-    def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
-        """All that waits of one fetched piece as a pyarrow.RecordBatch; None when nothing waits."""
+    def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
+        """Have all that waits of one piece ready in `delivery` as columns; false when nothing waits."""
+        if self.delivery.has_rows:
+            self._fetch_undelivered_again()
+        if self.delivery.has_columns:
+            return True
+        if (held := self.delivery.held_columns) is not None:
+            self.seek(held.tp, held.position)  # its partition is paused; there is room for one RecordBatch
         for tp in self._with_pieces():
             state = self._states[tp]
             while state.pieces and state.position is not None:
@@ -348,11 +409,17 @@ class ConsumerCore:
                     self._fetch_again(state)
                     raise
                 state.pieces.popleft()
-                state.position = piece.end_offset
+                position, state.position = state.position, piece.end_offset
                 if batch.num_rows:
                     self.metrics.on_records(batch.num_rows, batch.nbytes, now_ms)
-                    return batch
-        return None
+                    self.delivery.put_columns(Columns(tp, position, batch))
+                    return True
+        return False
+
+    def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
+        """All that waits of one fetched piece as a pyarrow.RecordBatch; None when nothing waits."""
+        self.prepare_columns(now_ms, include_headers=include_headers)
+        return self.delivery.take_columns()
 
     def metric_values(self, now_ms: float) -> dict[str, float]:
         """Metrics under Kafka's names; records-lag-max over the assigned partitions."""

@@ -27,6 +27,8 @@ class PartitionState:
     generation: object = field(default_factory=object)
     is_paused: bool = False
     is_resetting: bool = False
+    # The broker has nothing at `fetch_offset`, and older records wait: ask again when those are delivered.
+    is_out_of_range: bool = False
     pieces: deque[Piece] = field(default_factory=deque)
     high_watermark: int | None = None
     last_stable_offset: int | None = None
@@ -34,7 +36,7 @@ class PartitionState:
     def void(self) -> None:
         """Forget everything fetched or under way."""
         self.generation = object()
-        self.is_resetting = False
+        self.is_resetting = self.is_out_of_range = False
         self.pieces.clear()
 
     def move_to(self, offset: int) -> None:

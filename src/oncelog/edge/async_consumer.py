@@ -15,6 +15,7 @@ from oncelog.client.offsets import OffsetAt, OffsetSpec
 from oncelog.config import CONSUMER, INT32_MAX
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
+from oncelog.edge.group import Rebalance
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
 from oncelog.edge.subscribing import AsyncSubscribing
@@ -23,6 +24,9 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
 _POLL_FOREVER_SECONDS = 3600.0
+
+Prepare = Callable[[float], bool]
+"""Has records ready in the core's `delivery`; false when none wait. It is given the time in milliseconds."""
 
 
 class AsyncConsumer(AsyncSubscribing):
@@ -43,11 +47,23 @@ class AsyncConsumer(AsyncSubscribing):
         self._finding_leaders = False
         self._failure_count = 0
         self._wake: asyncio.Event | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        # The group's next step. It outlives a poll that ends before it, and the next poll takes it up.
+        self._advancing: asyncio.Task[Rebalance | bool] | None = None
+        self._advance_deadline_ms = 0.0
+        # A rebalance of which the application has not been told to the end.
+        self._untold: Rebalance | None = None
+        self._machine = machine.current()
         self._closed = False
 
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    @property
+    def core(self) -> ConsumerCore:
+        """Positions and undelivered records, for the blocking Consumer."""
+        return self._core
 
     # Life
 
@@ -61,8 +77,16 @@ class AsyncConsumer(AsyncSubscribing):
         if self._cluster is None:
             self._wake = asyncio.Event()
             self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
-        await self._cluster.start()
+        if not self._is_connected:
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.create_task(self._cluster.start())
+            await asyncio.shield(self._connecting)
         return self._cluster
+
+    @property
+    def _is_connected(self) -> bool:
+        task = self._connecting
+        return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     def _topics_in_use(self) -> set[str]:
         """Return the topics whose metadata are to be kept: those assigned or subscribed to, as in Java."""
@@ -70,13 +94,18 @@ class AsyncConsumer(AsyncSubscribing):
         return {tp.topic for tp in self._core.assignment()}.union(subscribed)
 
     async def close(self) -> None:
-        """End all work and connections; safe to call twice."""
+        """Commit what was handed out if that is automatic, leave the group, end all work and connections.
+
+        Safe to call twice.
+        """
+        await self._stop_advancing()
         if self._group is not None and not self._closed:
             await self._group.close()
         self._closed = True
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._connecting] if self._connecting else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._cluster:
             await self._cluster.close()
 
@@ -149,35 +178,112 @@ class AsyncConsumer(AsyncSubscribing):
     async def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
         """Records that wait, or come within `timeout` seconds; at most max.poll.records.
 
+        What it returns counts as handed out: positions, and so commits, are behind it. A poll that is
+        cancelled has handed out nothing, and the next one returns what it would have returned.
+
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and what made partitions
         unreachable for longer than request.timeout.ms; polling may go on after any of them.
         """
-        limit = min(max_records or INT32_MAX, self._settings["max.poll.records"])
-        return await self._poll(timeout, lambda now_ms: self._core.take(limit, now_ms)) or []
+        limit = self.poll_limit(max_records)
+        is_ready = await self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms))
+        return self._core.delivery.take(limit) if is_ready else []
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """All records of one fetched piece of one partition as a pyarrow.RecordBatch; None if none came."""
-        return await self._poll(
-            timeout, lambda now_ms: self._core.take_arrow(now_ms, include_headers=include_headers)
+        is_ready = await self._ready(
+            timeout, lambda now_ms: self._core.prepare_columns(now_ms, include_headers=include_headers)
         )
+        return self._core.delivery.take_columns() if is_ready else None
 
-    async def _poll(self, timeout: float, take: Callable[[float], Any]) -> Any:
-        cluster = await self._connected()
-        if not self._subscription and not self._core.assignment():
+    def poll_limit(self, max_records: int | None = None) -> int:
+        """Return the most records that one poll returns."""
+        limit: int = self._settings["max.poll.records"]
+        return min(max_records or INT32_MAX, limit)
+
+    async def _ready(self, timeout: float, prepare: Prepare) -> bool:
+        """Wait until records are ready in the core's `delivery`; false when the time is over."""
+        deadline_ms = self.begin_poll(timeout)
+        while isinstance(step := await self.poll_step(deadline_ms, prepare), Rebalance):
+            try:
+                await self.listeners.tell_async(step)
+            except Exception:
+                self.note_told()  # as for Java's: it was called, and poll raises what it raised
+                raise
+            self.note_told()
+        return step
+
+    # A poll, step by step: both consumers are made of these. No step hands records out.
+
+    def begin_poll(self, timeout: float) -> float:
+        """Return the deadline of a poll. Raises MisuseError when there is nothing to poll."""
+        if not self._subscription and not self._core.assignment() and not self._closed:
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
-        deadline_ms = cluster.now_ms() + timeout * 1000
-        while True:
-            while (told := await self.advance(deadline_ms)) is not True:
-                if told is False:
-                    return None
-                await self.listeners.tell_async(told)
+        return self._now_ms() + timeout * 1000
+
+    async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
+        """Return a Rebalance to tell the application of, or whether records are ready.
+
+        The same Rebalance is returned again until `note_told`.
+        """
+        while self._untold is None:
+            following = await self._advanced(deadline_ms)
+            if following is False:
+                return False
+            if following is not True:
+                self._untold = following
+                break
+            cluster = await self._connected()
             self._core.raise_error()
-            taken = take(cluster.now_ms())
+            is_ready = prepare(cluster.now_ms())
             self._step(cluster)
-            if taken is not None and len(taken):
-                return taken
+            if is_ready:
+                return True
             if not await self._wait(cluster, deadline_ms):
-                return None
+                return False
+        return self._untold
+
+    def note_told(self) -> None:
+        """The application's callback has ended, or there is none."""
+        self._untold = None
+
+    def _now_ms(self) -> float:
+        return self._machine.monotonic_ns() / 1e6
+
+    async def _advanced(self, deadline_ms: float) -> Rebalance | bool:
+        """Return what `advance` returns; False when the deadline comes first.
+
+        The step itself is a task that no poll cancels: a change of the assignment that comes after a poll
+        has ended, or amid a cancelled one, is told by the next.
+        """
+        if self._is_connected and not self._subscription:
+            return True
+        while True:
+            if self._advancing is None:
+                self._advance_deadline_ms = deadline_ms
+                self._advancing = asyncio.create_task(self._connect_and_advance(deadline_ms))
+            timeout_s = max(deadline_ms - self._now_ms(), 0) / 1000
+            done, _ = await asyncio.wait([self._advancing], timeout=timeout_s)
+            if not done:
+                return False
+            task, self._advancing = self._advancing, None
+            following = task.result()
+            if following is not False or self._advance_deadline_ms >= deadline_ms:
+                return following
+
+    async def _connect_and_advance(self, deadline_ms: float) -> Rebalance | bool:
+        await self._connected()
+        return await self.advance(deadline_ms)
+
+    async def _stop_advancing(self) -> None:
+        task, self._advancing, self._untold = self._advancing, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, committing first if that is automatic, and read nothing."""
+        await self._stop_advancing()
+        await super().unsubscribe()
 
     async def _wait(self, cluster: ClusterConnection, deadline_ms: float) -> bool:
         """Until something arrived; false when the time is over."""
@@ -194,13 +300,31 @@ class AsyncConsumer(AsyncSubscribing):
         return True
 
     def __aiter__(self) -> AsyncIterator[Record]:
+        """Record after record; ends after consumer.timeout.ms without one, if that is set.
+
+        Each record counts as handed out when the loop gets it. A loop that is left, by `break` or an
+        exception, skips nothing: the next loop or poll goes on behind the last record that was handed out.
+        """
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Record]:
-        limit_ms = self._settings["consumer.timeout.ms"]
-        while rows := await self.poll(_POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000):
-            for row in rows:
+        timeout, limit = self.iteration_timeout, self.poll_limit()
+
+        def prepare(now_ms: float) -> bool:
+            return self._core.prepare_rows(limit, now_ms)
+
+        while True:
+            row = self._core.delivery.next_row()
+            if row is not None:
                 yield row
+            elif not await self._ready(timeout, prepare):
+                return
+
+    @property
+    def iteration_timeout(self) -> float:
+        """Seconds after which an iteration without a record ends."""
+        limit_ms = self._settings["consumer.timeout.ms"]
+        return _POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000
 
     async def fetch_range(
         self, tp: TopicPartition, start: int, end: int, *, include_headers: bool = False
@@ -320,6 +444,7 @@ class AsyncConsumer(AsyncSubscribing):
     async def _fetch(self, cluster: ClusterConnection, call: FetchCall) -> None:
         sent_ms = cluster.now_ms()
         timeout_ms = self._settings["request.timeout.ms"] + call.request.max_wait_ms
+        stale: Sequence[TopicPartition] = ()
         try:
             response = await cluster.request(
                 call.node_id,
@@ -333,8 +458,11 @@ class AsyncConsumer(AsyncSubscribing):
         except OncelogError as error:
             if not isinstance(error, (DisconnectedError, TimedOut)):
                 self._core.note_error(error)
-                self._wake_up()
             stale = self._core.on_failure(call)
+        except Exception as error:
+            self._core.note_error(error)  # a fault of ours: the next poll raises it
+        finally:
+            self._core.end_fetch(call)
         self._failure_count = self._failure_count + 1 if stale else 0
         cluster.metadata.mark_stale(stale)
         self._step(cluster)
@@ -346,7 +474,7 @@ class AsyncConsumer(AsyncSubscribing):
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             for tp in partitions:
                 await cluster.leader(tp, allow_auto_topic_creation=False)
-        except OncelogError as error:
+        except Exception as error:
             self._core.note_error(error)
         finally:
             self._finding_leaders = False
@@ -354,12 +482,19 @@ class AsyncConsumer(AsyncSubscribing):
         self._wake_up()
 
     async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
-        found = await list_offsets(cluster, {c.tp: c.to for c in calls}, self._core.options.isolation)
-        for call in calls:
-            outcome = found[call.tp]
-            if isinstance(outcome, OffsetAt):
-                self._core.on_reset(call, outcome)
-            else:
-                self._core.on_reset_failed(call, outcome)
+        try:
+            outcomes = await list_offsets(
+                cluster, {call.tp: call.to for call in calls}, self._core.options.isolation
+            )
+            for call in calls:
+                outcome = outcomes[call.tp]
+                if isinstance(outcome, OffsetAt):
+                    self._core.on_reset(call, outcome)
+                else:
+                    self._core.on_reset_failed(call, outcome)
+        except Exception as error:
+            self._core.note_error(error)  # a fault of ours: the next poll raises it
+        finally:
+            self._core.end_resets(calls)
         self._step(cluster)
         self._wake_up()

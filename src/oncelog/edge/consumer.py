@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import queue
 import re
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from types import TracebackType
@@ -13,8 +11,8 @@ from typing import Any, Self, TypeVar
 from oncelog.client.fetching import FetchOptions
 from oncelog.client.offsets import OffsetAt
 from oncelog.edge import machine
-from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.edge.group import Change, Rebalance
+from oncelog.edge.async_consumer import AsyncConsumer, Prepare
+from oncelog.edge.group import Rebalance
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
 from oncelog.settings import Settings
@@ -30,9 +28,7 @@ from oncelog.types import (
 __all__ = ["AsyncConsumer", "Consumer"]
 
 T = TypeVar("T")
-_POLL_FOREVER_SECONDS = 3600.0
 _CLOSE_SECONDS = 10.0
-_CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
 
 
 class Consumer:
@@ -49,8 +45,8 @@ class Consumer:
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._async = AsyncConsumer(config, **settings)
         self._thread = machine.current().loop_thread("oncelog-consumer")
-        self._listeners: Listeners | None = None
-        self._told: queue.SimpleQueue[tuple[Rebalance, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._core = self._async.core
+        self._listeners = Listeners()
 
     @property
     def settings(self) -> Settings:
@@ -68,7 +64,10 @@ class Consumer:
         return self._thread.run(call())
 
     def close(self) -> None:
-        """End all work and connections; safe to call twice."""
+        """Commit what was handed out if that is automatic, leave the group, end all work and connections.
+
+        Safe to call twice.
+        """
         if self._thread.is_running:
             try:
                 self._thread.run(self._async.close(), _CLOSE_SECONDS)
@@ -100,25 +99,13 @@ class Consumer:
 
         The callbacks run in the thread that polls, and may call the consumer.
         """
+        self._call(lambda: self._async.subscribe(topics, pattern=pattern))
         self._listeners = Listeners(on_assigned, on_revoked, on_lost)
-        relays = (self._relay(change) for change in (Change.ASSIGNED, Change.REVOKED, Change.LOST))
-        listeners = dict(zip(_CALLBACKS, relays, strict=True))
-        self._call(lambda: self._async.subscribe(topics, pattern=pattern, **listeners))
-
-    def _relay(self, change: Change) -> Listener:
-        """What tells the thread that polls, and waits until it has been told."""
-
-        async def relay(partitions: list[TopicPartition]) -> None:
-            told = asyncio.get_running_loop().create_future()
-            self._told.put((Rebalance(change, partitions), told))
-            await told
-
-        return relay
 
     def unsubscribe(self) -> None:
         """Leave the group, committing first if that is automatic, and read nothing."""
-        self._listeners = None
         self._run(self._async.unsubscribe())
+        self._listeners = Listeners()
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return who this consumer is in its group, for `Producer.send_offsets_to_transaction`.
@@ -178,34 +165,56 @@ class Consumer:
         return self._async.lag(tp)
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
-        """Records that wait, or come within `timeout` seconds: see AsyncConsumer.poll."""
-        return self._poll(self._async.poll(timeout, max_records=max_records))
+        """Records that wait, or come within `timeout` seconds: see AsyncConsumer.poll.
+
+        A poll that Ctrl-C or another signal's exception interrupts has handed out nothing, and the next one
+        returns what it would have returned.
+        """
+        limit = self._async.poll_limit(max_records)
+        is_ready = self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms))
+        return self._core.delivery.take(limit) if is_ready else []
 
     def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """All records of one fetched piece of one partition as a pyarrow.RecordBatch; None if none came."""
-        return self._poll(self._async.poll_arrow(timeout, include_headers=include_headers))
+        is_ready = self._ready(
+            timeout, lambda now_ms: self._core.prepare_columns(now_ms, include_headers=include_headers)
+        )
+        return self._core.delivery.take_columns() if is_ready else None
 
-    def _poll(self, polling: Coroutine[Any, Any, T]) -> T:
-        """Run a poll; what the group has to tell meanwhile is told by this thread."""
-        if self._listeners is None:
-            return self._run(polling)
-        future = self._thread.submit(polling)
-        future.add_done_callback(lambda _: self._told.put(None))
-        while (told := self._told.get()) is not None:
-            rebalance, waiting = told
+    def _ready(self, timeout: float, prepare: Prepare) -> bool:
+        """Wait until records are ready in the core's `delivery`; false when the time is over.
+
+        This thread tells the application of rebalances. A callback that an interrupt ends is called again
+        by the next poll; one that raises an Exception is not, and poll raises that.
+        """
+        deadline_ms = self._async.begin_poll(timeout)
+        while isinstance(step := self._run(self._async.poll_step(deadline_ms, prepare)), Rebalance):
             try:
-                self._listeners.tell(rebalance)
-            except Exception as error:
-                self._thread.call_soon(waiting.set_exception, error)
-            else:
-                self._thread.call_soon(waiting.set_result, None)
-        return future.result()
+                self._listeners.tell(step)
+            except Exception:
+                self._async.note_told()
+                raise
+            self._async.note_told()
+        return step
 
     def __iter__(self) -> Iterator[Record]:
-        """Record after record; ends after consumer.timeout.ms without one, if that is set."""
-        limit_ms = self.settings["consumer.timeout.ms"]
-        while rows := self.poll(_POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000):
-            yield from rows
+        """Record after record; ends after consumer.timeout.ms without one, if that is set.
+
+        Each record counts as handed out when the loop gets it. A loop that is left, by `break` or an
+        exception, skips nothing: the next loop or poll goes on behind the last record that was handed out.
+        """
+        timeout, limit = self._async.iteration_timeout, self._async.poll_limit()
+
+        def prepare(now_ms: float) -> bool:
+            return self._core.prepare_rows(limit, now_ms)
+
+        # No jump backwards between taking a row and giving it: a signal handler may run there and raise.
+        while True:
+            row = self._core.delivery.next_row()
+            if row is not None:
+                yield row
+            elif not self._ready(timeout, prepare):
+                return
 
     def fetch_range(
         self, tp: TopicPartition, start: int, end: int, *, include_headers: bool = False

@@ -6,13 +6,17 @@ import asyncio
 import concurrent.futures
 import errno
 import os
+import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
 
 from oncelog.errors import MisuseError, TimedOut
 
 T = TypeVar("T")
+_SIGNAL_SECONDS = 0.5
+"""The longest time that the exception of a signal handler may wait for a blocking call."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -53,6 +57,62 @@ class ClientThread(Protocol):
     def stop(self) -> None: ...
 
 
+class _Call(Generic[T]):
+    """A coroutine that runs on a loop's thread while the caller's thread waits.
+
+    The caller may be interrupted at any moment, so it takes no lock: Condition and Future lose one that a
+    signal handler's exception leaves held, and the loop's thread would then wait for it without end. What
+    happened stands in attributes that the loop's thread writes; the queue says only that there is news.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
+        self._is_cancelled = self._has_ended = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        self._loop.call_soon_threadsafe(self._start)
+
+    def _start(self) -> None:
+        if self._is_cancelled:
+            return
+        self._task = self._loop.create_task(self._coroutine)
+        self._task.add_done_callback(lambda _: self._end())
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._news.put(None)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, if it was started; calls of this and `start` keep their order."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._coroutine.close()
+            self._end()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until the coroutine has ended; false after `timeout` seconds."""
+        # A signal that comes after the last bytecode and before the wait begins does not end the wait.
+        while not self._has_ended and (timeout is None or timeout > 0):
+            seconds = _SIGNAL_SECONDS if timeout is None else min(_SIGNAL_SECONDS, timeout)
+            with suppress(queue.Empty):
+                self._news.get(timeout=seconds)
+            timeout = None if timeout is None else timeout - seconds
+        return self._has_ended
+
+    def result(self) -> T:
+        """Return what the coroutine returned, or raise what it raised."""
+        assert self._task is not None
+        return self._task.result()
+
+
 class LoopThread:
     """One daemon thread that runs one loop until `stop`. Its methods may be called from any other thread.
 
@@ -75,10 +135,11 @@ class LoopThread:
             close_loop(self._loop)
 
     def _drain(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        # Cancelled tasks, and calls of other threads that came last, may start further ones.
+        self._loop.run_until_complete(asyncio.sleep(0))
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
@@ -110,6 +171,9 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait `timeout` seconds for it (None: as long as it takes).
 
+        An exception of a signal handler, such as KeyboardInterrupt, cancels the coroutine, waits for its
+        end, and is raised then. Nothing of it goes on unseen.
+
         Raises TimedOut after cancelling it; MisuseError when called on the loop's own thread,
         which would wait for itself (a blocking call inside a delivery callback).
         """
@@ -118,17 +182,24 @@ class LoopThread:
             raise MisuseError(
                 "a blocking call on the client's own thread (inside a callback?) would never return"
             )
-        future = self.submit(coroutine)
         try:
-            return future.result(timeout)
-        except concurrent.futures.TimeoutError:
-            if future.done():  # finished in the last moment, perhaps with a TimedOut of its own
-                return future.result()
-            future.cancel()
-            raise TimedOut(f"not finished within {timeout:g} s") from None
-        except KeyboardInterrupt:
-            future.cancel()
+            self._check()
+        except MisuseError:
+            coroutine.close()
             raise
+        call = _Call(self._loop, coroutine)
+        try:
+            call.start()
+            if not call.wait(timeout):
+                call.cancel()
+                raise TimedOut(f"not finished within {timeout:g} s")
+        except TimedOut:
+            raise
+        except BaseException:
+            call.cancel()
+            call.wait(None)
+            raise
+        return call.result()
 
     def wait_for(self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None) -> bool:
         """Holding the lock of `told`, wait until something is so; false after `timeout` seconds."""

@@ -1,0 +1,163 @@
+"""Records that were taken from fetched data for the application, until the application has them.
+
+A poll fills the buffer on the thread of the event loop. The caller's own thread takes from it, as the last
+thing a call does: a poll that is interrupted or cancelled before leaves everything here for the next one.
+The positions of the consumer follow what was taken from here, so a broken-off `for` loop skips nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from oncelog.types import Record, TopicPartition
+
+
+class Run:
+    """Consecutive records of one partition; those from `next_index` on are undelivered."""
+
+    __slots__ = ("next_index", "rows")
+
+    def __init__(self, rows: list[Record], next_index: int = 0) -> None:
+        self.rows = rows
+        self.next_index = next_index
+
+
+class Columns(NamedTuple):
+    """A pyarrow.RecordBatch of one partition, and the position before it."""
+
+    tp: TopicPartition
+    position: int
+    batch: Any
+
+
+class DeliveryBuffer:
+    """Undelivered records per partition. Those of paused partitions are kept back until `resume`.
+
+    Only the thread that polls calls `take`, `take_columns` and `next_row`; while no poll is under way,
+    it is the only one that changes anything here. Other threads may ask for a `position` at any time.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[TopicPartition, Run] = {}
+        self._columns: Columns | None = None
+        self._paused: set[TopicPartition] = set()
+        # The run that `next_row` reads from; None after anything else has changed.
+        self._current: Run | None = None
+
+    # Filling
+
+    def put(self, rows: Mapping[TopicPartition, list[Record]]) -> None:
+        """Add records of partitions that have none here."""
+        self._runs = self._runs | {tp: Run(run) for tp, run in rows.items() if run}
+
+    def put_columns(self, columns: Columns) -> None:
+        """Keep a RecordBatch for `take_columns`."""
+        self._columns = columns
+
+    # Asking
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """Return the offset of the first undelivered record; None without one."""
+        columns = self._columns
+        if columns is not None and columns.tp == tp:
+            return columns.position
+        run = self._runs.get(tp)
+        if run is None:
+            return None
+        index, rows = run.next_index, run.rows
+        return rows[index].offset if index < len(rows) else None
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the partitions that have undelivered records here."""
+        columns = self._columns
+        held = [tp for tp, run in self._runs.items() if run.next_index < len(run.rows)]
+        return held if columns is None else [*held, columns.tp]
+
+    @property
+    def has_rows(self) -> bool:
+        """True when `take` would return records."""
+        return any(run.next_index < len(run.rows) for tp, run in self._runs.items() if tp not in self._paused)
+
+    @property
+    def held_columns(self) -> Columns | None:
+        """The undelivered RecordBatch, also of a paused partition."""
+        return self._columns
+
+    @property
+    def has_columns(self) -> bool:
+        """True when `take_columns` would return a RecordBatch."""
+        return self._columns is not None and self._columns.tp not in self._paused
+
+    # Delivering
+
+    # A signal handler of Python runs between two bytecodes, and may raise. The three functions below prepare
+    # what they return first. Then comes one assignment and the return, between which no handler can run.
+    # See test_a_signal_at_any_moment_loses_no_record.
+
+    def take(self, max_records: int) -> list[Record]:
+        """Return up to `max_records` records, which count as delivered from now on."""
+        rows: list[Record] = []
+        remaining: dict[TopicPartition, Run] = {}
+        for tp, run in self._runs.items():
+            room = max_records - len(rows)
+            if tp in self._paused or room <= 0:
+                remaining[tp] = run
+                continue
+            stop = run.next_index + room
+            rows += run.rows[run.next_index : stop]
+            if stop < len(run.rows):
+                remaining[tp] = Run(run.rows, stop)
+        self._current = None
+        self._runs = remaining
+        return rows
+
+    def take_columns(self) -> Any | None:
+        """Return the RecordBatch, which counts as delivered from now on; None without one."""
+        if not self.has_columns or self._columns is None:
+            return None
+        batch = self._columns.batch
+        self._columns = None
+        return batch
+
+    def next_row(self) -> Record | None:
+        """Return one record, which counts as delivered from now on; None without one."""
+        run = self._current
+        if run is None or run.next_index >= len(run.rows):
+            self._current = run = self._next_run()
+            if run is None:
+                return None
+        row = run.rows[run.next_index]
+        run.next_index += 1
+        return row
+
+    def _next_run(self) -> Run | None:
+        """Return the first run with undelivered records of a partition that is not paused."""
+        for tp, run in self._runs.items():
+            if run.next_index < len(run.rows) and tp not in self._paused:
+                return run
+        return None
+
+    # Changes of the assignment and of positions
+
+    def set_paused(self, tp: TopicPartition, paused: bool) -> None:
+        """Keep the records of a partition back, or end that."""
+        if paused:
+            self._paused.add(tp)
+        else:
+            self._paused.discard(tp)
+        self._current = None
+
+    def drop(self, tp: TopicPartition) -> None:
+        """Forget the records of a partition whose position was set to another offset."""
+        self._current = None
+        if self._columns is not None and self._columns.tp == tp:
+            self._columns = None
+        if tp in self._runs:
+            self._runs = {other: run for other, run in self._runs.items() if other != tp}
+
+    def keep_only(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget the records of all other partitions, and that they are paused."""
+        for tp in {*self.partitions(), *self._paused}.difference(partitions):
+            self.drop(tp)
+            self._paused.discard(tp)
