@@ -1,6 +1,7 @@
 """The error tree, and Kafka's error codes as classes.
 
 ConfigError   a setting is wrong or two contradict each other
+MissingDependency  a package of an extra is not installed
 MisuseError   a call that cannot be right now; the text says what to do instead
 PeerError     bytes from the other side that are not what the protocol says
 StorageError  the disk: which file, position or offset
@@ -23,6 +24,10 @@ class OncelogError(Exception):
 
 class ConfigError(OncelogError, ValueError):
     """A setting is unknown, malformed, out of range or in conflict with another one."""
+
+
+class MissingDependency(ConfigError, ImportError):
+    """A package of an extra is not installed; the text says which command installs it."""
 
 
 class MisuseError(OncelogError, RuntimeError):

@@ -41,7 +41,8 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
         no_batch = StoredBatch(offset, last, None, None, None, 0, 0, False, None, problem="planted")
         return no_batch._replace(is_torn=text == "?!")
     flags = {"crc_ok": "!" not in text, "is_visible": {"^": True, "_": False}.get(text[-1])}
-    who, what = text.rstrip("!^_").split(" ")
+    flags |= {"records_problem": "planted" if "%" in text else None}
+    who, what = text.rstrip("!%^_").split(" ")
     if who == "-":
         return StoredBatch(
             offset, offset + int(what) - 1, None, None, None, int(what), int(what), False, True
@@ -52,9 +53,10 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
         flags |= {"is_transactional": True, "is_commit": word == "COMMIT"}
         flags |= {"coordinator_epoch": int(coordinator_epoch or 0)}
         return StoredBatch(offset, offset, *numbers, None, 1, 1, True, **flags)
-    sequence, count = map(int, what.removeprefix("t").split("+"))
+    what, _, kept = what.partition("#")
+    sequence, places = map(int, what.removeprefix("t").split("+"))
     flags |= {"is_transactional": what.startswith("t")}
-    places = max(count, 1)  # a batch that compaction has emptied keeps its place
+    count = int(kept) if kept else places
     return StoredBatch(offset, offset + places - 1, *numbers, sequence, places, count, False, **flags)
 
 

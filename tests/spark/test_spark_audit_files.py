@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from helpers_cli import oncelog as oncelog_command
 from helpers_spark import START_MS, create_topic, records
 from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
@@ -30,6 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeou
 
 Batches = list[bytearray]
 LAST = 2**31 - 1
+SIZE = len(build_batch(records(0, 1))) - HEADER_BYTES
+"""Of one record."""
 
 
 def data(
@@ -59,6 +62,31 @@ def damaged(batch: bytearray) -> bytearray:
 
 def cut(batch: bytearray, by: int = 20) -> bytearray:
     del batch[-by:]
+    return batch
+
+
+def counts(batch: bytearray, records_count: int) -> bytearray:
+    """With another count of records in its header."""
+    batch[57:61] = records_count.to_bytes(4, "big")
+    return seal(batch)
+
+
+def inside(batch: bytearray, payload: bytes) -> bytearray:
+    """With other records, and the length that fits them."""
+    batch[HEADER_BYTES:] = payload
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    return seal(batch)
+
+
+def seal(batch: bytearray) -> bytearray:
+    """With the checksum that its bytes have."""
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    return batch
+
+
+def claims_more(batch: bytearray) -> bytearray:
+    """With one flipped bit: its length ends behind the file."""
+    batch[9] ^= 1
     return batch
 
 
@@ -126,10 +154,9 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
         [plain(7, 0, 0, 3), damaged(plain(7, 0, 3, 2)), plain(7, 0, 5, 1)],
         ("crc_damage", 3, 4, None),
     ),
-    "no-batch": (
-        [plain(7, 0, 0, 3), no_magic(plain(7, 0, 3, 2)), plain(7, 0, 5, 1)],
-        ("unreadable", 3, 3, None),
-    ),
+    "few-records": ([plain(7, 0, 0, 3), counts(plain(7, 0, 3, 5), 4)], ("record_count", 3, 7, None)),
+    "many-records": ([plain(7, 0, 0, 3), counts(plain(7, 0, 3, 5), 6)], ("record_count", 3, 7, None)),
+    "last-batch": ([plain(7, 0, 0, 3), no_magic(plain(7, 0, 3, 2))], ("unreadable", 3, 3, None)),
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
 }
@@ -177,6 +204,23 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
     write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])
     write_partition(root / "middle-0", [[plain(7, 0, 0, 3), cut(plain(7, 0, 3, 2))], [plain(7, 0, 5, 1)]])
+    bad = {"claims": claims_more, "no-magic": no_magic}
+    for name, change in bad.items():
+        changed = [plain(7, 0, 0, 3), change(plain(7, 0, 3, 2)), plain(7, 0, 5, 1), plain(7, 0, 6, 2)]
+        write_partition(root / f"{name}-0", [changed])
+    write_partition(root / "synced-0", [[plain(7, 0, 0, 3), cut(plain(7, 0, 3, 4))]])
+    write_partition(root / "cleaned-0", [[plain(7, 0, 0, 3), counts(plain(7, 0, 5, 5), 2)]])
+    write_partition(root / "overfull-0", [[counts(plain(7, 0, 0, 3), 4)]])
+    (root / "oncelog-topics.json").write_text(
+        json.dumps(
+            {
+                "topics": [
+                    {"name": name, "settings": {"cleanup.policy": "delete,compact"}}
+                    for name in ("cleaned", "overfull")
+                ]
+            }
+        )
+    )
     write_partition(root / "halves-0", [[data(57, 0, 0, 3), end(57, 1, "COMMIT")]])
     write_partition(root / "halves-1", [[data(57, 0, 0, 4), end(57, 1, "ABORT")]])
     write_partition(root / "compacted-0", [[plain(7, 0, 4, 3), plain(7, 0, 9, 1)]])
@@ -184,6 +228,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "deleted-0.5b3e-delete").mkdir()
     names = [path.name.rsplit("-", 1) for path in root.glob("*-[0-9]")]
     flushed = {TopicPartition(topic, int(number)): 10**6 for topic, number in names}
+    # A tail that was synced is not torn by a stop.
+    flushed |= {TopicPartition("torn", 0): 5, TopicPartition("zeros", 0): 3, TopicPartition("synced", 0): 4}
     (root / RECOVERY_POINTS).write_bytes(encode_offsets(flushed))
     (root / CLEANED_OFFSETS).write_bytes(encode_offsets({TopicPartition("compacted", 0): 7}))
     return root
@@ -204,7 +250,7 @@ def test_a_planted_fault_is_found_and_nothing_else(audited: AuditResult, name: s
     assert found_in(audited, name) == [PLANTED[name][1]]
 
 
-@pytest.mark.parametrize("name", [*SOUND, "compacted"])
+@pytest.mark.parametrize("name", [*SOUND, "compacted", "cleaned"])
 def test_a_sound_log_is_clean(audited: AuditResult, name: str) -> None:
     assert found_in(audited, name) == []
     totals = audited.partitions[TopicPartition(name, 0)]
@@ -224,6 +270,49 @@ def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditRes
     assert kinds == ["unreadable", "sequence_gap"]
 
 
+@pytest.mark.parametrize("name", ["claims", "no-magic"])
+def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditResult, name: str) -> None:
+    """One flipped bit of a length makes a batch end behind the file; that is no torn tail."""
+    assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
+    assert audited.partitions[TopicPartition(name, 0)].batches == 3
+
+
+def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) -> None:
+    assert found_in(audited, "synced") == [("unreadable", 3, 3, None)]
+    (found,) = [finding for finding in audited.findings if finding.topic == "synced"]
+    assert "a broker had synced the log up to offset 4" in found.explanation
+
+
+def test_a_compacted_batch_has_fewer_records_than_offsets_and_never_more(audited: AuditResult) -> None:
+    """Our broker's list of topics tells of compacted ones, before the cleaner's first round, too."""
+    assert found_in(audited, "overfull") == [("record_count", 0, 2, None)]
+
+
+def test_records_inside_batches_are_checked_where_keys_are(spark: Any, tmp_path: Path) -> None:
+    """The checksums fit, and the headers are those of sound batches."""
+    one, two, three = (bytes(plain(7, 0, 0, 3)[HEADER_BYTES:][at : at + SIZE]) for at in (0, SIZE, 2 * SIZE))
+    faults = {
+        "sound": one + two + three,
+        "twice": one + two + two,
+        "swapped": two + one + three,
+        "fewer": one + two,
+        "beyond": one + two + three[:3] + b"\x08" + three[4:],
+        "more": one + two + three + three,
+        "short": one + two + three[:-1],
+        "garbage": b"\xff" * 40,
+    }
+    for name, payload in faults.items():
+        write_partition(tmp_path / f"{name}-0", [[inside(plain(7, 0, 0, 3), payload), plain(7, 0, 3, 2)]])
+    write_partition(tmp_path / "codec-0", [[seal(plain(7, 0, 0, 3)[:22] + b"\x06" + plain(7, 0, 0, 3)[23:])]])
+    result = audit_files(spark, str(tmp_path), key_check="concat(topic, partition, offset)")
+    found = {f.topic: (f.kind, f.base_offset, f.last_offset) for f in result.findings if f.key is None}
+    assert found == {name: ("bad_records", 0, 2) for name in (*faults, "codec") if name != "sound"}
+    texts = {f.topic: f.explanation for f in result.findings if f.key is None}
+    assert "record 2 has the offset 1, which the record before it has" in texts["twice"]
+    assert "record 2 has the offset 4, behind offset 1 in a batch up to 2" in texts["beyond"]
+    assert audit_files(spark, str(tmp_path)).verdict == "clean"
+
+
 def test_a_transaction_committed_here_and_aborted_there_has_two_outcomes(audited: AuditResult) -> None:
     assert found_in(audited, "halves") == [("two_outcomes", 0, 4, 3)]
     (finding,) = [f for f in audited.findings if f.topic == "halves"]
@@ -240,7 +329,7 @@ def test_what_is_counted_and_what_is_left_out(audited: AuditResult) -> None:
     totals = audited.partitions[TopicPartition("transactions", 0)]
     assert (totals.committed, totals.aborted, totals.empty_markers) == (2, 2, 1)
     kinds = {f.kind for f in (*audited.findings, *audited.notes)}
-    untold = {"overlap", "offset_gap", "offset_overlap", "visible_though_open"}
+    untold = {"overlap", "offset_gap", "offset_overlap", "visible_though_open", "bad_records"}
     assert kinds == {kind.value for kind in FindingKind} - untold
 
 

@@ -72,8 +72,10 @@ def command(
     Exit code 0: nothing found. 3: violations found.
     """
     from oncelog.config import CONSUMER
+    from oncelog.spark.session import check_spark, local_session
+
+    check_spark()
     from oncelog.spark.audit import audit_files, audit_topic
-    from oncelog.spark.session import local_session
 
     if compacted and not files:
         raise click.UsageError("--compacted goes with --files; of a topic the brokers tell it")
@@ -138,6 +140,10 @@ def _summary(result: AuditResult) -> list[str]:
 
 
 def _more(result: AuditResult) -> str:
+    if result.verdict == "clean":
+        are_read = result.keys is not None or result.difference is not None
+        told = "" if are_read else "; the records inside were not read"
+        return f" (by its header every numbered batch is there once, in order, undamaged{told})"
     count, shown = result.finding_count, len(result.findings)
     cut = f", the first {shown} shown" if shown < count else ""
     return f" ({count} findings{cut})" if count else ""

@@ -69,7 +69,9 @@ def run(
     from oncelog.edge.event_log import log_to_stderr
     from oncelog.pipeline.supervisor import Pipeline, Supervisor
     from oncelog.rules.supervision import Limits
+    from oncelog.spark.session import check_spark
 
+    check_spark()  # here, so that no child ends with a traceback
     given = PIPELINE.parse(parse_properties(properties))
     limits = Limits(
         backoff_ms=given["restart.backoff.ms"],

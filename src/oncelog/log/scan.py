@@ -40,6 +40,8 @@ HEADERS = np.dtype(
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 BASE_AND_LENGTH = struct.Struct(">qi")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
+_MAX_OFFSETS = 1 << 31
+"""Of one segment: indexes hold offsets as 32-bit distances from its first one."""
 
 
 class FoundBatch(NamedTuple):
@@ -131,7 +133,9 @@ def _find_batch(file: Readable, position: int, end: int, least_offset: int) -> i
         while at >= 0:
             begin = position + at - _MAGIC_POSITION
             base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, at - _MAGIC_POSITION)
-            if base_offset >= least_offset and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
+            # Without the upper bound chance finds a "batch" of half the file every few kilobytes, to be read.
+            is_in_segment = 0 <= base_offset - least_offset < _MAX_OFFSETS
+            if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
                 found = next(scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True), None)
                 if isinstance(found, FoundBatch):
                     return begin

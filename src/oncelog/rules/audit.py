@@ -16,6 +16,8 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     base offset beyond the next one, in a log not compacted       offset_gap
     its bytes do not fit its checksum                             crc_damage
     no batch at all                                               unreadable
+    more records than offsets, or fewer in a log not compacted    record_count
+    its records do not fit its header (where they are read)       bad_records
     the log ends within it                                        torn_tail (no violation)
 
 What becomes of transactions: rules/audit_transactions.py. In a compacted log the cleaner removes batches, so
@@ -84,6 +86,8 @@ class PartitionAudit:
             if batch.crc_ok is None or not self._sequences.is_expected(batch):
                 self._transactions.lose_sight(batch)
                 return
+        else:
+            self._check_records(batch)
         self._count(batch)
         if batch.producer_id is None or batch.producer_epoch is None:
             return
@@ -131,6 +135,16 @@ class PartitionAudit:
         elif not self._is_compacted:
             text = f"offsets {due} to {batch.base_offset - 1} are missing before this batch"
             self._findings.report(FindingKind.OFFSET_GAP, batch, text)
+
+    def _check_records(self, batch: StoredBatch) -> None:
+        """A compacted batch keeps its last offset, so in it records may be fewer than offsets, never more."""
+        missing = batch.sequence_count - batch.records_count
+        if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):
+            text = f"the header tells of {batch.records_count} records at {batch.sequence_count} offsets"
+            self._findings.report(FindingKind.RECORD_COUNT, batch, text)
+        if batch.records_problem is not None:
+            text = f"the records do not fit the header: {batch.records_problem}"
+            self._findings.report(FindingKind.BAD_RECORDS, batch, text)
 
     def _report_damage(self, batch: StoredBatch) -> None:
         if batch.crc_ok is None:

@@ -21,6 +21,8 @@ class FindingKind(Enum):
     OFFSET_GAP = "offset_gap"
     CRC_DAMAGE = "crc_damage"
     UNREADABLE = "unreadable"
+    RECORD_COUNT = "record_count"
+    BAD_RECORDS = "bad_records"
     TRANSACTION_WITHOUT_OUTCOME = "transaction_without_outcome"
     TWO_OUTCOMES = "two_outcomes"
     MARKER_WITHOUT_TRANSACTION = "marker_without_transaction"
@@ -43,7 +45,8 @@ class StoredBatch(NamedTuple):
     `sequence_count` is how many sequence numbers the batch covers; in a compacted batch that is more
     than the records left. `crc_ok` None: the bytes are no batch, `problem` says why, only the offsets mean
     something, and `is_torn` says that nothing follows. `is_visible`: whether a read_committed reader gets its
-    records, None where that was not asked.
+    records, None where that was not asked. `records_problem`: how the records inside differ from the header,
+    None if they do not or were not read.
     """
 
     base_offset: int
@@ -61,6 +64,7 @@ class StoredBatch(NamedTuple):
     is_visible: bool | None = None
     is_torn: bool = False
     problem: str | None = None
+    records_problem: str | None = None
 
 
 class Finding(NamedTuple):

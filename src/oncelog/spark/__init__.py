@@ -12,6 +12,7 @@ __all__ = ["write_atomic"]
 
 def __getattr__(name: str) -> Any:
     if name == "write_atomic":  # loaded when first used: it needs PySpark
+        from oncelog.spark import _pyspark as _pyspark
         from oncelog.spark.atomic import write_atomic
 
         return write_atomic

@@ -17,9 +17,10 @@ from oncelog.edge.admin import Admin
 from oncelog.errors import ConfigError, MisuseError, OncelogError
 from oncelog.rules.audit import FindingKind
 from oncelog.rules.hanging import Hanging
+from oncelog.spark import _pyspark as _pyspark
 from oncelog.spark.audit_keys import check_keys, compare_keys
 from oncelog.spark.audit_result import AuditFinding, AuditResult, Difference, KeyTotals
-from oncelog.spark.headers import BatchHeadersSource
+from oncelog.spark.headers import CHECK_RECORDS, BatchHeadersSource
 from oncelog.spark.judging import Bounds, Judged, judge
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.options import parse_options
@@ -69,7 +70,8 @@ def audit_topic(
 
     bounds = _look_up(options(names))
     spark.dataSource.register(BatchHeadersSource)
-    headers = spark.read.format(BatchHeadersSource.name()).options(**options(names)).load()
+    headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
+    headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
     judged = judge(headers, bounds, max_findings)
     _ask_coordinators(options(names), names, judged)
 
@@ -113,10 +115,15 @@ def audit_files(
     }
     spark.dataSource.register(SegmentHeadersSource)
     given = json.dumps([part.to_plain() for part in partitions])
-    headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", given).load()
+    headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", given)
+    headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
     judged = judge(headers, bounds, max_findings)
     other = committed_records(spark, others) if others else None
     return _with_keys(judged, lambda: committed_records(spark, partitions), other, key_check, max_findings)
+
+
+def _reads_records(key_check: bool | str | Column | None, others: Collection[object]) -> bool:
+    return bool(others) or (key_check is not None and key_check is not False)
 
 
 def _with_keys(

@@ -1,8 +1,9 @@
 """The headers of stored batches as a Spark table, one row per batch: what the audit reads.
 
 The same options as `format("oncelog")`; everything stored is shown, markers and aborted batches too. Only
-61 bytes of a batch are looked at, and its checksum is computed over the rest. Below the last stable offset
-batches are fetched as a read_committed reader does, so that a row says whether such a reader gets them.
+61 bytes of a batch are looked at, and its checksum is computed over the rest; with the option `checkRecords`
+its records are compared with its header as well. Below the last stable offset batches are fetched as a
+read_committed reader does, so that a row says whether such a reader gets them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from oncelog.edge.ranges import RangePiece
 from oncelog.errors import CorruptMessage, InvalidRecord, TimedOut
 from oncelog.rules.audit import StoredBatch
 from oncelog.rules.visibility import Verdict
+from oncelog.spark.batch_records import records_problem
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.offsets import OffsetRange, ranges_between, split_ranges
 from oncelog.spark.options import SourceOptions, parse_options
@@ -57,12 +59,14 @@ _COLUMNS = (
     ("is_visible", BooleanType(), pa.bool_()),
     ("is_torn", BooleanType(), pa.bool_()),
     ("problem", StringType(), pa.string()),
+    ("records_problem", StringType(), pa.string()),
 )
 """Behind the place, the fields of rules.audit.StoredBatch."""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
 _FETCH_BYTES = "max.partition.fetch.bytes"
+CHECK_RECORDS = "checkRecords"
 
 HeaderRow = tuple[Any, ...]
 
@@ -78,8 +82,17 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
         return HEADERS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        given = {**self.options, "kafka.isolation.level": "read_committed"}
-        return BatchHeadersReader(parse_options(given, "batch"))
+        check_records = is_checking_records(self.options)
+        given = {key: value for key, value in self.options.items() if key.lower() != CHECK_RECORDS.lower()}
+        given["kafka.isolation.level"] = "read_committed"
+        return BatchHeadersReader(parse_options(given, "batch"), check_records)
+
+
+def is_checking_records(options: Mapping[str, str]) -> bool:
+    """Return whether the records inside batches are to be checked."""
+    return any(
+        key.lower() == CHECK_RECORDS.lower() and value.lower() == "true" for key, value in options.items()
+    )
 
 
 class _StoredRange(InputPartition):  # type: ignore[misc]
@@ -96,8 +109,9 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
     So a batch across the border of two ranges comes from exactly one task.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, check_records: bool) -> None:
         self._options = options
+        self._check_records = check_records
 
     def partitions(self) -> list[InputPartition]:
         with Lookup(self._options) as lookup:
@@ -115,7 +129,8 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
         # A batch without ranges: Spark still runs one task, with an empty partition of its own.
         if not isinstance(partition, _StoredRange):
             return iter(())
-        return to_arrow(_read_rows(self._options.client, partition.value, partition.isolation))
+        rows = _read_rows(self._options.client, partition.value, partition.isolation, self._check_records)
+        return to_arrow(rows)
 
 
 def to_arrow(rows: Iterable[HeaderRow]) -> Iterator[pa.RecordBatch]:
@@ -137,7 +152,7 @@ def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
 
 
 def _read_rows(
-    client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation
+    client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
 ) -> Iterator[HeaderRow]:
     """A row per batch, and a last one for what could not be read.
 
@@ -150,7 +165,7 @@ def _read_rows(
         with Consumer(settings) as consumer:
             try:
                 for piece in consumer.fetch_pieces(tp, position, end, isolation):
-                    for batch in _batches_of(piece, isolation):
+                    for batch in _batches_of(piece, isolation, check_records):
                         position = batch.last_offset + 1
                         if wanted.start <= batch.last_offset < end:
                             yield (*tp, wanted.start, batch.base_offset, *batch)
@@ -167,14 +182,16 @@ def _read_rows(
         yield (*tp, wanted.start, position, *no_batch(position, end - 1, problem))
 
 
-def _batches_of(piece: RangePiece, isolation: Isolation) -> Iterator[StoredBatch]:
+def _batches_of(piece: RangePiece, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
     for at, header, verdict in piece.batches:
         seen = verdict if isolation is Isolation.READ_COMMITTED else None
-        yield stored_batch(piece.records, at, header, seen)
+        yield stored_batch(piece.records, at, header, seen, check_records=check_records)
 
 
-def stored_batch(data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None) -> StoredBatch:
-    """What the rules want of a batch at a position of `data`. `verdict` None: no reader was asked."""
+def stored_batch(
+    data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
+) -> StoredBatch:
+    """Return what the rules want of a batch at a position of `data`. `verdict` None: no reader was asked."""
     is_commit = coordinator_epoch = None
     crc_ok = verify_crc(data, position, h.size_bytes)
     if h.is_control and crc_ok:
@@ -198,6 +215,9 @@ def stored_batch(data: Buffer, position: int, h: BatchHeader, verdict: Verdict |
         is_commit=is_commit,
         coordinator_epoch=coordinator_epoch,
         is_visible=None if verdict is None else verdict is Verdict.DELIVER,
+        records_problem=records_problem(data, position, h)
+        if check_records and crc_ok and not h.is_control
+        else None,
     )
 
 

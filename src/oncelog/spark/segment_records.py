@@ -16,14 +16,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
 from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.log.scan import BadBatch, scan
 from oncelog.spark.reading import regroup
 from oncelog.spark.segments import (
+    Damage,
     PartitionFiles,
     SegmentHeadersSource,
     SegmentReader,
     file_system,
     open_segment,
+    walk_segment,
 )
 from oncelog.spark.source import COLUMNS
 from oncelog.wire.columns import batches_to_arrow
@@ -83,8 +84,8 @@ def _read_records(files: PartitionFiles, index: int) -> Iterator[pa.RecordBatch]
     segment, (topic, partition) = files.segments[index], files.tp
     system, _ = file_system(files.root)
     with open_segment(system, files.path(segment)) as (file, size_bytes):
-        for found in scan(file, 0, size_bytes):
-            if isinstance(found, BadBatch) or found.header.is_control or not found.header.records_count:
+        for found in walk_segment(file, size_bytes, segment.base_offset):
+            if isinstance(found, Damage) or found.header.is_control or not found.header.records_count:
                 continue
             with suppress(CorruptMessage, InvalidRecord):
                 rows = batches_to_arrow(found.bytes(), topic=topic, partition=partition)

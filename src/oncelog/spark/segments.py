@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,11 +22,18 @@ from pyspark.sql.types import StructType
 from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord
 from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
-from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_behind, scan
 from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
 from oncelog.rules.audit import StoredBatch
 from oncelog.rules.visibility import Verdict, VisibilityFilter
-from oncelog.spark.headers import HEADERS_SCHEMA, HeaderRow, no_batch, stored_batch, to_arrow
+from oncelog.spark.headers import (
+    HEADERS_SCHEMA,
+    HeaderRow,
+    is_checking_records,
+    no_batch,
+    stored_batch,
+    to_arrow,
+)
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, read_header
 
@@ -34,6 +42,7 @@ BYTES_PER_TASK = 256 << 20
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _INTERNAL = "__"
+_TOPICS_FILE = "oncelog-topics.json"
 _ZEROS_AT_ONCE = 1 << 20
 
 
@@ -48,7 +57,8 @@ class Segment(NamedTuple):
 class PartitionFiles(NamedTuple):
     """A partition directory in the file system of `root`, with at least one segment in offset order.
 
-    `indexed_to`: the `.txnindex` files tell of every marker below.
+    `indexed_to`: the `.txnindex` files tell of every marker below. `recovery_point`: below it a broker had
+    synced everything; None: no data directory tells of one.
     """
 
     tp: TopicPartition
@@ -57,6 +67,7 @@ class PartitionFiles(NamedTuple):
     segments: list[Segment]
     is_compacted: bool
     indexed_to: int
+    recovery_point: int | None
 
     def path(self, segment: Segment, suffix: str = LOG_SUFFIX) -> str:
         return f"{self.directory}/{segment.base_offset:020}{suffix}"
@@ -133,10 +144,12 @@ def _partition_of(
         raise ConfigError(f"{directory}: the directory's name must end with the partition, as in topic-0")
     tp = TopicPartition(match[1], int(match[2]))
     cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
+    is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
     flushed = _offsets(system, parent, RECOVERY_POINTS)
     # After a kill the newest entries of an index may be missing; a broker makes them anew when it starts.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
-    return PartitionFiles(tp, root, directory, segments, tp in cleaned, indexed_to)
+    recovery_point = None if flushed is None else flushed.get(tp, 0)
+    return PartitionFiles(tp, root, directory, segments, is_compacted, indexed_to, recovery_point)
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
@@ -165,6 +178,16 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
         return None
 
 
+def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
+    """Return the topics that our broker's list of topics calls compacted; none without that file."""
+    try:
+        with system.open_input_stream(f"{directory}/{_TOPICS_FILE}") as stream:
+            topics = json.loads(stream.read())["topics"]
+        return {t["name"] for t in topics if "compact" in t["settings"].get("cleanup.policy", "")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
 # What a task reads
 
 
@@ -179,14 +202,16 @@ class SegmentHeadersSource(DataSource):  # type: ignore[misc]
         return HEADERS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return SegmentReader([PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])])
+        found = [PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])]
+        return SegmentReader(found, check_records=is_checking_records(self.options))
 
 
 class SegmentReader(DataSourceReader):  # type: ignore[misc]
     """Each task reads some segments, one after another."""
 
-    def __init__(self, found: Sequence[PartitionFiles]) -> None:
+    def __init__(self, found: Sequence[PartitionFiles], *, check_records: bool = False) -> None:
         self._found = found
+        self._check_records = check_records
 
     def partitions(self) -> list[InputPartition]:
         tasks: list[list[tuple[PartitionFiles, int]]] = []
@@ -203,7 +228,8 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Without any segment Spark still runs one task, with an empty partition of its own.
         task = partition.value or ()
-        return to_arrow(row for files, index in task for row in _read_segment(files, index))
+        rows = (_read_segment(files, index, check_records=self._check_records) for files, index in task)
+        return to_arrow(chain.from_iterable(rows))
 
 
 class _ArrowFile:
@@ -224,27 +250,79 @@ def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile,
         yield _ArrowFile(opened), opened.size()
 
 
-def _read_segment(files: PartitionFiles, index: int) -> Iterator[HeaderRow]:
-    """A row per batch, and a last one when the file stops making sense."""
+class Damage(NamedTuple):
+    """Bytes that are no batch: from `position`, where `offset` is due, to the batch at `behind`.
+
+    `next_offset`: of the batch behind; both None where damage goes on to the end of the file.
+    """
+
+    position: int
+    offset: int
+    reason: str
+    behind: int | None
+    next_offset: int | None
+
+
+def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[FoundBatch | Damage]:
+    """Yield every sound batch of a segment file, and every damage between them or at the end."""
+    position: int | None = 0
+    due = base_offset
+    while position is not None:
+        bad: BadBatch | None = None
+        for found in scan(file, position, size_bytes):
+            if isinstance(found, BadBatch):
+                bad = found
+                break
+            due = found.header.last_offset + 1
+            yield found
+        if bad is None:
+            return
+        behind = find_behind(file, bad.position, size_bytes, due)
+        position = next_offset = None
+        if behind is not None and behind < size_bytes:
+            position = behind
+            next_offset = BASE_AND_LENGTH.unpack(file.pread(BASE_AND_LENGTH.size, behind))[0]
+        yield Damage(bad.position, due, bad.reason, position, next_offset)
+
+
+def _read_segment(files: PartitionFiles, index: int, *, check_records: bool) -> Iterator[HeaderRow]:
+    """A row per batch, and one wherever the file does not make sense."""
     segment = files.segments[index]
     system, _ = file_system(files.root)
     judge = VisibilityFilter(Isolation.READ_COMMITTED, _aborted(system, files, index))
     following = files.segments[index + 1].base_offset if index + 1 < len(files.segments) else None
-    due = segment.base_offset
     with open_segment(system, files.path(segment)) as (file, size_bytes):
-        for found in scan(file, 0, size_bytes):
-            if isinstance(found, BadBatch):
-                torn = _why_torn(file, found, size_bytes) if following is None else None
-                problem = f"{files.path(segment)} at position {found.position}: {torn or found.reason}"
-                batch = no_batch(due, max(due, (following or 0) - 1), problem, is_torn=torn is not None)
+        for found in walk_segment(file, size_bytes, segment.base_offset):
+            if isinstance(found, Damage):
+                batch = _no_batch(files, files.path(segment), found, following, file, size_bytes)
             else:
-                batch = _judged(found, judge)
-                due = batch.last_offset + 1
+                batch = _judged(found, judge, check_records=check_records)
             yield (*files.tp, segment.base_offset, found.position, *batch)
 
 
-def _judged(found: FoundBatch, judge: VisibilityFilter) -> StoredBatch:
-    batch = stored_batch(found.data, found.data_position, found.header, None)
+def _no_batch(
+    files: PartitionFiles,
+    path: str,
+    damage: Damage,
+    following: int | None,
+    file: _ArrowFile,
+    size_bytes: int,
+) -> StoredBatch:
+    """A tail is torn when nothing sound is behind it and nothing had synced it; all else is damage."""
+    torn = None
+    if following is None and damage.behind is None:
+        torn = _why_torn(file, damage, size_bytes)
+    problem = f"{path} at position {damage.position}: {torn or damage.reason}"
+    if torn is not None and files.recovery_point is not None and damage.offset < files.recovery_point:
+        torn = None
+        problem += f"; a broker had synced the log up to offset {files.recovery_point}, so no stop tore it"
+    next_offset = following if damage.next_offset is None else damage.next_offset
+    last_offset = max(damage.offset, (next_offset or 0) - 1)
+    return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
+
+
+def _judged(found: FoundBatch, judge: VisibilityFilter, *, check_records: bool) -> StoredBatch:
+    batch = stored_batch(found.data, found.data_position, found.header, None, check_records=check_records)
     verdict = judge.decide(found.header, is_abort_marker=batch.is_commit is False)
     return batch._replace(is_visible=verdict is Verdict.DELIVER)
 
@@ -267,7 +345,7 @@ def _aborted(system: fs.FileSystem, files: PartitionFiles, index: int) -> list[t
     return found
 
 
-def _why_torn(file: _ArrowFile, bad: BadBatch, end: int) -> str | None:
+def _why_torn(file: _ArrowFile, bad: Damage, end: int) -> str | None:
     """How a log ends as an unclean stop leaves it: within a batch or in zeros; None: it does not."""
     try:
         read_header(file.pread(HEADER_BYTES, bad.position))

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,7 @@ _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 def check_spark() -> None:
     """Raise ConfigError saying what to install when PySpark or Java is missing."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        raise ConfigError("this needs PySpark: pip install 'oncelog[spark]'") from None
+    import_module("oncelog.spark._pyspark")
     home = os.environ.get("JAVA_HOME")
     if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
         raise ConfigError(

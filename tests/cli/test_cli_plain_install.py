@@ -1,0 +1,54 @@
+"""Commands in an install without the extra `spark`: one line that says what to install, and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HIDE_PYSPARK = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+WHAT_TO_INSTALL = "this needs PySpark: pip install 'oncelog[spark]'"
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HIDE_PYSPARK + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "topic"],
+        ["audit", "--files", "."],
+        ["pipeline", "run", __file__],
+        ["load", __file__, "--topic", "t", "--id", "x", "--format", "lines", "--spark"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_command_that_needs_spark_says_what_to_install(arguments: list[str]) -> None:
+    ended = run("from oncelog.cli.main import main; main()", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"oncelog: MissingDependency: {WHAT_TO_INSTALL}\n"
+
+
+@pytest.mark.parametrize(
+    "statement", ["from oncelog.spark import write_atomic", "from oncelog.spark.audit import audit_topic"]
+)
+def test_an_import_that_needs_spark_says_what_to_install(statement: str) -> None:
+    ended = run(f"try:\n    {statement}\nexcept ImportError as error:\n    print(error)")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, WHAT_TO_INSTALL + "\n", "")
+
+
+def test_what_needs_no_spark_is_there() -> None:
+    ended = run("import oncelog.spark, oncelog.cli.simulate, oncelog.sim.lanes, oncelog.pipeline.supervisor")
+    assert (ended.returncode, ended.stderr) == (0, "")
