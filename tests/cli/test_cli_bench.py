@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from oncelog.bench.framework import NAMES
 from oncelog.bench.idempotence import METRICS, available_clients
 from oncelog.bench.page import write_page
 from oncelog.cli.bench import command
+from oncelog.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +40,22 @@ def test_measures_off_and_on_and_writes_table_and_picture(tmp_path: Path) -> Non
     text = page.read_text()
     assert "<!-- begin targets -->" in text and "<!-- begin idempotence -->" in text
     assert ElementTree.parse(tmp_path / "docs" / "benchmarks-idempotence.svg").getroot().tag.endswith("svg")
+
+
+def test_nothing_is_made_before_a_measurement_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="pip install psutil"):
+        CliRunner().invoke(command, ["start", "--quick"], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_could_not_be_kept_are_refused_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(command, ["start", f"--results={tmp_path / 'file' / 'results'}"])
+    assert refused.exit_code == 2 and "--results" in refused.output
 
 
 @pytest.mark.parametrize("text", ["nosuch=1", "records=many"])

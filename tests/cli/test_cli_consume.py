@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import sys
 import pytest
 from helpers_cli import oncelog
 from helpers_client import append, batch_of
+from rich.cells import cell_len
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 from oncelog.cli.consume import record_row
@@ -71,6 +74,48 @@ def test_formats(servers: str, output: str) -> None:
         assert ("TIME" in header) == (output == "wide")
     else:
         assert len(got.out.splitlines()) == 3
+
+
+def test_wide_shows_headers_and_readable_times(servers: str) -> None:
+    rows = [
+        NewRecord(
+            1_700_000_000_123,
+            "schlüssel中".encode(),
+            b"v1",
+            (("trace", b"x1"), ("n", None), ("h", b"\x1b[2J")),
+        ),
+        NewRecord(1_700_000_000_123, None, b"v2\x1b[2J"),
+    ]
+    append(servers, T1, build_batch(rows, producer_id=-1, producer_epoch=-1, base_sequence=-1))
+    got = oncelog("consume", "t", "-p", "1", "--offset", "1", "--until-end", "-o", "wide", servers=servers)
+    head, first, second = got.out.splitlines()
+    assert head.split() == ["PARTITION", "OFFSET", "TIME", "KEY", "HEADERS", "VALUE"]
+    assert first.split() == [
+        "1", "1", "2023-11-14T22:13:20.123Z", "schlüssel中", "trace=x1", "n=-", "h=\\x1b[2J", "v1"
+    ]  # fmt: skip
+    assert second.split() == ["1", "2", "2023-11-14T22:13:20.123Z", "-", "-", "v2\\x1b[2J"]
+    assert cell_len(first[: first.index("trace")]) == head.index("HEADERS"), "wide letters take two columns"
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "jsonl"])
+def test_an_unknown_topic_has_no_head(oncelog_broker: Broker, output: str) -> None:
+    for more in ([], ["-p", "0"]):
+        arguments = ["nosuch", "--from-beginning", *more, "-o", output, "-X", "request.timeout.ms=1000"]
+        got = oncelog("consume", *arguments, servers=oncelog_broker.bootstrap_servers)
+        assert (got.code in (1, 4), got.out) == (True, ""), got
+
+
+def test_a_terminal_is_given_no_control_characters_and_a_pipe_is(servers: str) -> None:
+    append(servers, T1, batch_of("\x1b[31mred\x07\r\u202e\u00a0ok".encode()))
+    command = [sys.executable, "-m", "oncelog.cli.main", "consume", "t", "-p", "1", "--offset", "1"]
+    command += ["--until-end", "-b", servers]
+    piped = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout
+    assert piped == "\x1b[31mred\x07\r\u202e\u00a0ok\n".encode()
+    ours, theirs = pty.openpty()
+    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, timeout=120, check=True)
+    os.close(theirs)
+    assert os.read(ours, 10_000).decode() == "\\x1b[31mred\\x07\\r\\u202e\u00a0ok\r\n"
+    os.close(ours)
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])

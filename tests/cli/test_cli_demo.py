@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
+from helpers_browser import chromium
 
 from oncelog.cli.demo import command
 from oncelog.demo.flights import (
@@ -189,6 +190,27 @@ def test_pictures_are_well_formed() -> None:
     for drawing in drawings:
         assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
     assert "American &amp; Sons" in drawings[1] and "321" in drawings[2]
+
+
+def test_no_text_of_a_picture_is_cut_by_its_edge() -> None:
+    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
+    rows = [{"carrier": "EV", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 24)]
+    names = ["exactly once, from Spark", "at least once, from Spark", "mmmm WWWW 中文中文中文中文中文"]
+    drawings = [
+        sequences_picture(marks, 0.01),
+        delay_picture(rows, {"EV": "ExpressJet Airlines Inc."}),
+        counts_picture([(name, 26_024, 336_776) for name in names]),
+        bar_chart("From process start to the first acknowledgement", [("l" * 60, 1.0, "1 s", "#000000")]),
+    ]
+    cut = """svg => [...svg.querySelectorAll("text")].filter(text => {
+        const box = text.getBBox(), whole = svg.viewBox.baseVal
+        return box.x < 0 || box.y < 0 || box.x + box.width > whole.width || box.y + box.height > whole.height
+    }).map(text => text.textContent)"""
+    with chromium() as browser:
+        page = browser.new_page()
+        for drawing in drawings:
+            page.set_content(drawing)
+            assert page.locator("svg").evaluate(cut) == []
 
 
 @pytest.mark.parametrize(("top", "last"), [(0, 0), (0.3, 0.2), (7, 6), (99, 75), (56_000, 40_000)])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers_browser import chromium
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 
@@ -25,14 +25,8 @@ FOCUSED = "document.activeElement.getAttribute('href')"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("the pages are tried in Chromium, which is not installed")
-    with sync_playwright() as playwright:
-        # Root has no sandbox to give; nothing but our own pages is opened.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def _process(pid: int) -> Any:
     try:
         import psutil
     except ImportError:
-        raise ConfigError("measuring a broker's process needs psutil: pip install 'oncelog[dev]'") from None
+        raise ConfigError("measuring a broker's process needs psutil: pip install psutil") from None
     return psutil.Process(pid)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def _measure(
 
     overrides = {**({"repeats": str(repeats)} if repeats else {}), **parse_properties(sizes)}
     result: dict[str, Any] = {}
-    results.mkdir(parents=True, exist_ok=True)
+    _check_writable(results)
     with Showing() as showing, kept():
         for name in names:
             measurement = load(name)
@@ -130,9 +131,19 @@ def _measure(
                 result = measurement.measure(plan, advance_to)
             for side, reason in result["left_out"].items():
                 click.echo(f"{name}: {side} is left out: {reason}", err=True)
+            results.mkdir(parents=True, exist_ok=True)
             (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             write_page(page, results)
     return result
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise click.UsageError if results could not be kept there. Makes nothing: measuring may be refused."""
+    there = directory.absolute()
+    while not there.exists():
+        there = there.parent
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise click.UsageError(f"--results {directory}: {there} is not a directory that can be written to")
 
 
 def _rounded(rows: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ from oncelog.errors import ConfigError
 DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
+
+_HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
+"""Not printable for Python, yet nothing that a terminal obeys: white space, joiners in words and emoji."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,14 +185,25 @@ output_option = click.option(
 def printable(text: str) -> str:
     """Return text whose control characters are escaped: names come from the cluster, and may be hostile.
 
-    A terminal would carry out what a name tells it. Line ends and tabs stay.
+    A terminal would carry out what a name tells it. Line ends, tabs and kinds of spaces stay.
     """
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        each if each.isprintable() or each in _HARMLESS else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+def time_text(timestamp_ms: int | None) -> str | None:
+    """Return a time as ISO 8601; None stays None."""
+    if timestamp_ms is None:
+        return None
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # a client may stamp any 64-bit number
+        return f"{timestamp_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -236,9 +251,20 @@ def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(lines) or "[]\n"
 
 
+def one_line(text: str) -> str:
+    """Return printable text without line ends and tabs, for a row of a table."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def padded(text: str, width: int) -> str:
+    """Return text followed by spaces up to a width in columns, of which a wide character takes two."""
+    from rich.cells import cell_len
+
+    return text + " " * (width - cell_len(text))
+
+
 def _cell(value: object) -> str:
-    """Return a cell on one line."""
-    return "-" if value is None else printable(str(value)).replace("\n", "\\n").replace("\t", "\\t")
+    return "-" if value is None else one_line(str(value))
 
 
 def _emit_table(

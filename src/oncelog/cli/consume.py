@@ -6,15 +6,16 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, only_settings_of, printable
+from oncelog.cli.common import bootstrap_options, one_line, only_settings_of, padded, printable, time_text
 
 _POLL_SECONDS = 0.5
+_HEAD = ["PARTITION", "OFFSET", "TIME", "KEY", "HEADERS", "VALUE"]
 _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
 
 
@@ -149,12 +150,14 @@ def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
 
 def _print(polls: Iterator[list[Any]], output: str) -> int:
     """Print as they come; gives how many. Ctrl-C and a reader that closes the pipe are ordinary ends."""
-    count = 0
+    count, has_head = 0, False
     try:
-        if output in ("table", "wide"):
-            click.echo(_table_line(["PARTITION", "OFFSET", "TIME", "KEY", "VALUE"], output == "wide"))
         try:
             for rows in polls:
+                # With the first records: a topic that does not exist has no head.
+                if rows and output in ("table", "wide") and not has_head:
+                    click.echo(_table_line(_HEAD, output == "wide"))
+                    has_head = True
                 # In one piece, so that an interrupt finds whole records written and counted.
                 text = "".join(_text_of(record, output, index) for index, record in enumerate(rows, count))
                 count += len(rows)
@@ -175,7 +178,9 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
 
 def _text_of(record: Any, output: str, index: int) -> str:
     if output == "value":
-        return _plain(record.value) + "\n"
+        value = _plain(record.value)
+        # A program is given the value as it is; a terminal would carry out what it holds.
+        return (printable(value) if sys.stdout.isatty() else value) + "\n"
     row = record_row(record)
     if output == "json":
         return ("[\n  " if index == 0 else ",\n  ") + json.dumps(row)
@@ -184,14 +189,15 @@ def _text_of(record: Any, output: str, index: int) -> str:
     if output == "yaml":
         lines = [f"{key}: {json.dumps(value)}" for key, value in row.items()]
         return "- " + "\n  ".join(lines) + "\n"
-    cells = [str(row["partition"]), str(row["offset"]), str(row["timestamp_ms"]), _plain(record.key)]
-    cells.append(_plain(record.value))
-    return _table_line([printable(cell) for cell in cells], output == "wide") + "\n"
+    headers = " ".join(f"{name}={_plain(value)}" for name, value in record.headers)
+    cells = [str(record.partition), str(record.offset), time_text(record.timestamp_ms) or "-"]
+    cells += [_plain(record.key), headers or "-", _plain(record.value)]
+    return _table_line([one_line(cell) for cell in cells], output == "wide") + "\n"
 
 
-def _table_line(cells: list[str], wide: bool) -> str:
-    partition, offset, time_ms, key, value = cells
-    middle = f"{time_ms:<13}  {key:<12}  " if wide else ""
+def _table_line(cells: Sequence[str], wide: bool) -> str:
+    partition, offset, time, key, headers, value = cells
+    middle = f"{padded(time, 24)}  {padded(key, 12)}  {padded(headers, 20)}  " if wide else ""
     return f"{partition:>9}  {offset:>10}  {middle}{value}"
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option
+from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, time_text
 
 COLUMNS = ["topic", "partition", "producer_id", "epoch", "last_sequence", "last_time"]
 WIDE = ["coordinator_epoch", "transaction_start_offset"]
@@ -82,14 +81,3 @@ def _row(tp: Any, producer: Any) -> dict[str, Any]:
         "coordinator_epoch": producer.coordinator_epoch,
         "transaction_start_offset": producer.current_txn_start_offset,
     }
-
-
-def time_text(timestamp_ms: int | None) -> str | None:
-    """A time as ISO 8601; None stays None."""
-    if timestamp_ms is None:
-        return None
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a client may stamp any 64-bit number
-        return f"{timestamp_ms} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

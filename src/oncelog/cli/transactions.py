@@ -14,8 +14,9 @@ from oncelog.cli.common import (
     output_option,
     say,
     say_target,
+    time_text,
 )
-from oncelog.cli.producers import parse_where, time_text
+from oncelog.cli.producers import parse_where
 
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from unicodedata import east_asian_width
 
 INK, MUTED, GRID = "#1f2933", "#66788a", "#d9e2ec"
 GOOD, BAD, WARN, BLUE, VIOLET = "#1b7f5c", "#c62f3b", "#d98c00", "#2a6fb8", "#7048a8"
@@ -102,11 +103,20 @@ def nice_ticks(top: float, count: int = 4) -> list[float]:
     return [step * i for i in range(int(top / step) + 1)]
 
 
+def text_width(text: str, size: float) -> float:
+    """Return a width in pixels that text of this size does not exceed in the fonts of `FONT`."""
+    wide = sum(east_asian_width(char) in "WF" for char in text)
+    return size * (0.62 * (len(text) - wide) + 1.05 * wide)
+
+
 def bar_chart(
     title: str, bars: Sequence[tuple[str, float, str, str]], *, width: float = 640, note: str = ""
 ) -> str:
     """Horizontal bars: (label, value, words beside the bar, colour), longest = the greatest value."""
-    left, row, top = 190.0, 34.0, 46.0
+    row, top = 34.0, 46.0
+    # The longest label decides: one that does not fit is cut by the drawing's edge.
+    left = max(190.0, 24.0 + max((text_width(label, 13) for label, *_ in bars), default=0.0))
+    width += left - 190.0
     svg = Svg(width, top + row * len(bars) + 26, title)
     svg.text(14, 26, title, size=15, bold=True)
     greatest = max((value for _, value, _, _ in bars), default=0) or 1

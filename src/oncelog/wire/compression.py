@@ -2,7 +2,7 @@
 
 A few bytes may claim to become gigabytes, so nothing is allocated by a claimed size: output is taken
 in steps until it ends or passes the limit. lz4, snappy and zstd come from optional libraries
-(`pip install oncelog[compression]`); gzip is in the standard library.
+(`pip install 'oncelog[compression]'`); gzip is in the standard library.
 
 Snappy has two framings in the wild: xerial's blocks (Java, aiokafka) and one bare block (librdkafka).
 Both are read; xerial's is written. LZ4 frames are written as Java accepts them: version 1, blocks
@@ -48,7 +48,7 @@ def _library(codec: Compression) -> Any:
 
 def _hint(codec: Compression) -> str:
     package = _LIBRARY[codec].partition(".")[0]
-    return f"{codec.name.lower()} needs the package {package}: pip install oncelog[compression]"
+    return f"{codec.name.lower()} needs the package {package}: pip install 'oncelog[compression]'"
 
 
 def check_available(codec: Compression) -> None:
