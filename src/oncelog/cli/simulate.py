@@ -13,7 +13,9 @@ from oncelog.cli.main import EXIT_VIOLATIONS
 from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from oncelog.sim.scene import Run
     from oncelog.sim.stage import Plan, Result
+    from oncelog.sim.world import Event
 
 TIMELINE_EVENTS = 60
 
@@ -33,8 +35,19 @@ def parse_seeds(text: str) -> range:
 @click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
 @click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
 @click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
+@click.option(
+    "--clients",
+    type=click.Choice(["blocking", "asyncio"]),
+    help="Instead of faults: clients in threads with signals, or with calls that are cancelled.",
+)
 def command(
-    seeds: str, seed: int | None, fault_count: int | None, kept: str | None, no_shrink: bool, digest: bool
+    seeds: str,
+    seed: int | None,
+    fault_count: int | None,
+    kept: str | None,
+    no_shrink: bool,
+    digest: bool,
+    clients: str | None,
 ) -> None:
     """Run the real broker, producers, consumers and coordinators against simulated faults.
 
@@ -46,6 +59,11 @@ def command(
     wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
     for each in wanted:
+        if clients is not None:
+            run = _play_clients(each, clients, is_told=seed is not None, digest=digest)
+            virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
+            failed += [each] if run.violations else []
+            continue
         result = play(_with_faults(plan_for(each, fault_count), kept))
         virtual_s += result.virtual_s
         records += result.record_count
@@ -63,6 +81,22 @@ def command(
     )
     if failed:
         raise SystemExit(EXIT_VIOLATIONS)
+
+
+def _play_clients(seed: int, clients: str, *, is_told: bool, digest: bool) -> Run:
+    from oncelog.sim.blocking import play_threads
+    from oncelog.sim.cancelling import play_cancelled
+
+    run = (play_threads if clients == "blocking" else play_cancelled)(seed)
+    if digest:
+        click.echo(f"{seed} {run.digest}")
+    if run.violations:
+        click.echo(f"seed {seed} FAILED ({run.kind})")
+    if run.violations or is_told:
+        _tell_events(run.timeline, run.violations)
+    if run.violations:
+        click.echo(f"again: oncelog simulate --clients {clients} --seed {seed}\n")
+    return run
 
 
 def _with_faults(plan: Plan, kept: str | None) -> Plan:
@@ -94,10 +128,14 @@ def _tell(result: Result) -> None:
     click.echo("broker  " + " ".join(f"{key}={value}" for key, value in plan.broker.items()))
     for fault in plan.faults:
         click.echo(f"fault   {fault}")
-    skipped = len(result.timeline) - TIMELINE_EVENTS
+    _tell_events(result.timeline, result.violations)
+
+
+def _tell_events(timeline: list[Event], violations: list[str]) -> None:
+    skipped = len(timeline) - TIMELINE_EVENTS
     if skipped > 0:
         click.echo(f"        ... {skipped} events before ...")
-    for event in result.timeline[-TIMELINE_EVENTS:]:
+    for event in timeline[-TIMELINE_EVENTS:]:
         click.echo(str(event))
-    for violation in result.violations:
+    for violation in violations:
         click.echo(f"VIOLATION {violation}")

@@ -47,10 +47,18 @@ class Process:
 class _Handle:
     """A call to come: the part of `asyncio.Handle` that anybody here uses."""
 
-    __slots__ = ("args", "callback", "context", "is_cancelled")
+    __slots__ = ("args", "callback", "context", "is_cancelled", "ready")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context,
+        ready: deque[_Handle],
+    ) -> None:
         self.callback, self.args, self.context = callback, args, context
+        self.ready = ready
+        """Where it waits once it is due: each loop has its own."""
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -90,6 +98,8 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
         self._sequence = itertools.count()
         self._is_closed = False
+        self.run_threads: Callable[[], bool] = lambda: False
+        """Run what threads can do before time goes on; true if that was anything (sim/scheduler.py)."""
 
     # Running
 
@@ -97,7 +107,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """Run until it is done; false when it is not by then, or nothing is left to do."""
         events._set_running_loop(self)
         try:
-            while not future.done() and (self._ready or self._advance(limit_us)):
+            while not future.done() and (self._ready or self.run_threads() or self._advance(limit_us)):
                 self._run_ready(future)
         finally:
             events._set_running_loop(None)
@@ -105,14 +115,15 @@ class SimLoop(_Loop):  # type: ignore[misc]
 
     def _advance(self, limit_us: int) -> bool:
         """Time goes on to the next timer; whether there is one."""
-        timers, ready = self._timers, self._ready
+        timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heappop(timers)
         if not timers or timers[0][0] > limit_us:
             return False
         now_us = self.now_us = timers[0][0]
         while timers and timers[0][0] <= now_us:
-            ready.append(heappop(timers)[2])
+            handle = heappop(timers)[2]
+            handle.ready.append(handle)
         return True
 
     def _run_ready(self, future: asyncio.Future[Any]) -> None:
@@ -149,7 +160,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context or copy_context())
+        handle = _Handle(callback, args, context or copy_context(), self._ready)
         self._ready.append(handle)
         return handle
 
@@ -170,7 +181,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     ) -> _Handle:
         # Rounded up: a timer that fires a little early, and is set again for the rest, would never rest.
         when_us = int(when * 1e6) + 1
-        handle = _Handle(callback, args, context or copy_context())
+        handle = _Handle(callback, args, context or copy_context(), self._ready)
         if when_us <= self.now_us:
             when_us = self.now_us + 1
         heappush(self._timers, (when_us, next(self._sequence), handle))

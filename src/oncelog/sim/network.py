@@ -43,10 +43,17 @@ class SimTransport(asyncio.Transport):
     """One end of a connection; `peer` is the other. It delivers to its own protocol what is in `_inbox`."""
 
     def __init__(
-        self, network: Network, process: Process, context: Context, address: tuple[str, int]
+        self,
+        network: Network,
+        process: Process,
+        context: Context,
+        address: tuple[str, int],
+        loop: SimLoop,
     ) -> None:
         super().__init__({"peername": address})
         self.network, self.process, self.context = network, process, context
+        self.loop = loop
+        """Of whoever owns this end: the world's, or that of a client's thread."""
         self.number = network.next_number()
         self.protocol: Any = None
         self.peer: SimTransport
@@ -100,7 +107,7 @@ class SimTransport(asyncio.Transport):
         if not self._is_closing and self.process.is_alive:
             self._is_closing = True
             self.network.send(self, None, told)
-            self.network.loop.call_soon(self.lose, None, context=self.context)
+            self.loop.call_soon(self.lose, None, context=self.context)
 
     # What the network calls
 
@@ -110,7 +117,7 @@ class SimTransport(asyncio.Transport):
             if self.network.are_parted(self, self.peer):
                 return
             due_s = self._inbox[0].arrival_us / 1e6
-            self._timer = self.network.loop.call_at(due_s, self._deliver, context=self.context)
+            self._timer = self.loop.call_at(due_s, self._deliver, context=self.context)
 
     def put(self, parcel: _Parcel) -> None:
         """A parcel is under way to here."""
@@ -136,7 +143,7 @@ class SimTransport(asyncio.Transport):
         if self.network.are_parted(self, self.peer):
             return  # armed again when they are together
         if self.protocol is None:  # its process stood still, and is about to take the connection
-            self._timer = self.network.loop.call_soon(self._deliver, context=self.context)
+            self._timer = self.loop.call_soon(self._deliver, context=self.context)
             return
         if self._inbox[0].arrival_us > self.network.loop.now_us:
             self.arm()  # what was to come was lost
@@ -167,7 +174,7 @@ class SimTransport(asyncio.Transport):
         """The other end took something."""
         if self._is_full and self.peer._inbox_bytes <= self._high_bytes // 4 and not self._is_lost:
             self._is_full = False
-            self.network.loop.call_soon(self.protocol.resume_writing, context=self.context)
+            self.loop.call_soon(self.protocol.resume_writing, context=self.context)
 
     def lose(self, error: Exception | None) -> None:
         """The connection is over for this end."""
@@ -237,8 +244,10 @@ class Network:
         listener = self.listeners.get((host, port))
         if listener is None or not listener.process.is_alive:
             raise ConnectionRefusedError(111, "Connection refused")
-        mine = SimTransport(self, process, copy_context(), (host, port))
-        theirs = SimTransport(self, listener.process, listener.context, (process.name, 40_000 + mine.number))
+        own_loop: Any = asyncio.get_running_loop()
+        mine = SimTransport(self, process, copy_context(), (host, port), own_loop)
+        address = (process.name, 40_000 + mine.number)
+        theirs = SimTransport(self, listener.process, listener.context, address, self.loop)
         mine.peer, theirs.peer = theirs, mine
         self.sent_by.setdefault(process.name, []).append(mine.sent)
         self._open[mine.number], self._open[theirs.number] = mine, theirs
