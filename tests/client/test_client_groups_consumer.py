@@ -22,7 +22,7 @@ from helpers_producer import new_topic
 from oncelog import Admin, Broker, Consumer
 from oncelog.client.admin_types import NewTopic
 from oncelog.dev.served import ServedBroker
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, GroupIdNotFound
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
 
@@ -151,3 +151,34 @@ def test_an_odd_assignor_or_setting(ours: str, group: str) -> None:
         settled.subscribe(topic)
         with pytest.raises(ConfigError, match=r"session\.timeout\.ms cannot be set"):
             settled.poll(0.1)
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_stable_group_is_described_whatever_its_protocol(servers: str, group: str, protocol: str) -> None:
+    topic = new_topic(servers, 3)
+    with (
+        any_member(
+            servers, group, group_protocol=protocol, client_id="who", enable_auto_commit=False
+        ) as consumer,
+        Admin({"bootstrap.servers": servers}) as admin,
+    ):
+        consumer.subscribe([topic])
+
+        def is_shared_out() -> bool:
+            consumer.poll(0.1)
+            return len(consumer.assignment()) == 3
+
+        wait_for(is_shared_out)
+        wait_for(lambda: is_shared_out() and admin.describe_groups(group)[group].state == "Stable")
+        described = admin.describe_groups(group)[group]
+        assert (described.group_id, described.protocol_type) == (group, "consumer")
+        assert described.assignor
+        (member_of_it,) = described.members
+        assert member_of_it.member_id == consumer.group_metadata().member_id
+        assert (member_of_it.client_id, member_of_it.host) == ("who", "127.0.0.1")
+        assert sorted(member_of_it.partitions) == sorted(consumer.assignment())
+
+
+def test_a_group_that_is_not_there_is_not_found_by_either_api(servers: str, group: str) -> None:
+    with Admin({"bootstrap.servers": servers}) as admin, pytest.raises(GroupIdNotFound, match=group):
+        admin.describe_groups(group)

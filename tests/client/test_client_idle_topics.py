@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.edge.cluster import ClusterConnection
+from oncelog.errors import UnknownTopicOrPartition
 
 _numbers = itertools.count()
 
@@ -95,3 +96,35 @@ def test_an_admin_client_keeps_nothing_of_the_topics_it_was_asked_about(ours: st
         assert cluster is not None
         refresh(cluster)
         assert cluster.metadata.topics() == [] and not cluster.metadata._errors and not cluster._topics
+
+
+@pytest.mark.parametrize("is_at_an_offset", [True, False], ids=["with a position", "without a position"])
+def test_polling_waits_for_a_topic_that_is_about_to_exist(
+    ours: str, monkeypatch: pytest.MonkeyPatch, is_at_an_offset: bool
+) -> None:
+    monkeypatch.setattr("oncelog.edge.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 50)
+    topic = new_name()
+    at = {"bootstrap.servers": ours}
+    with Consumer(at, auto_offset_reset="earliest") as consumer:
+        consumer.assign(TopicPartition(topic, 0))
+        if is_at_an_offset:
+            consumer.seek(TopicPartition(topic, 0), 0)
+        for _ in range(5):
+            assert consumer.poll(0.1) == []
+        with Producer(at) as producer:
+            producer.send(topic, b"at last").result(60)
+        deadline = time.monotonic() + 60
+        while not (records := consumer.poll(1)):
+            assert time.monotonic() < deadline
+        assert [record.value for record in records] == [b"at last"]
+
+
+@pytest.mark.parametrize("is_at_an_offset", [True, False], ids=["with a position", "without a position"])
+def test_polling_a_topic_that_does_not_come_to_exist_says_so(ours: str, is_at_an_offset: bool) -> None:
+    topic = new_name()
+    with Consumer({"bootstrap.servers": ours}, request_timeout_ms=300) as consumer:
+        consumer.assign(TopicPartition(topic, 0))
+        if is_at_an_offset:
+            consumer.seek(TopicPartition(topic, 0), 0)
+        with pytest.raises(UnknownTopicOrPartition, match="does not exist"):
+            any(consumer.poll(1) for _ in range(100))

@@ -17,7 +17,7 @@ from helpers_security import Certificates, client_config, make_certificates, sec
 import oncelog
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
-from oncelog.errors import AuthenticationError, ConfigError, DisconnectedError
+from oncelog.errors import AuthenticationError, ConfigError, DisconnectedError, NotConnectedError
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import MetadataRequest
 
@@ -213,3 +213,25 @@ def test_beyond_loopback_only_with_locked_doors(config: dict[str, str]) -> None:
         Broker(host="0.0.0.0", config=config)
     Broker(host="0.0.0.0", config={**config, "oncelog.insecure": "true"})
     Broker(host="localhost", config=config)
+
+
+def test_tls_at_a_plaintext_listener_names_the_protocol(certificates: Certificates) -> None:
+    with Broker() as plaintext:
+        config = {
+            "bootstrap.servers": plaintext.bootstrap_servers,
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(certificates.authority),
+            "oncelog.bootstrap.timeout.ms": 1,
+        }
+        with (
+            pytest.raises(NotConnectedError, match=r"TLS handshake.*security\.protocol=SSL") as raised,
+            Admin(config) as admin,
+        ):
+            admin.list_topics()
+        assert plaintext.bootstrap_servers in str(raised.value)
+
+
+def test_plaintext_at_a_tls_listener_names_the_protocol(broker: Broker) -> None:
+    config = {"bootstrap.servers": broker.bootstrap_servers, "oncelog.bootstrap.timeout.ms": 1}
+    with pytest.raises(NotConnectedError, match=r"security\.protocol"), Admin(config) as admin:
+        admin.list_topics()

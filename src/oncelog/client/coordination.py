@@ -114,6 +114,30 @@ def group_from(told: Any) -> GroupDescription:
     )
 
 
+def consumer_group_from(row: Any) -> GroupDescription:
+    """Return a ConsumerGroupDescribe row without an error (KIP-848), as the classic groups' are returned."""
+    return GroupDescription(
+        row.group_id,
+        row.group_state,
+        PROTOCOL_TYPE,
+        row.assignor_name,
+        tuple(
+            GroupMember(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host.removeprefix("/"),
+                tuple(
+                    TopicPartition(topic.topic_name, partition)
+                    for topic in (member.assignment.topic_partitions if member.assignment else ())
+                    for partition in topic.partitions
+                ),
+            )
+            for member in row.members
+        ),
+    )
+
+
 def _share(assignment: bytes) -> tuple[TopicPartition, ...]:
     try:
         return tuple(decode_share(assignment))

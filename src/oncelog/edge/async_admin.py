@@ -28,6 +28,7 @@ from oncelog.client.offsets import OffsetSpec
 from oncelog.config import ADMIN
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.coordination import AsyncCoordination
+from oncelog.edge.loop import check_running_loop
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.permissions import AsyncPermissions
 from oncelog.edge.quotas import AsyncQuotas
@@ -67,6 +68,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         self._settings = ADMIN.parse({**(config or {}), **settings})
         parse_bootstrap(self._settings["bootstrap.servers"])
         self._cluster: ClusterConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     @property
@@ -80,6 +82,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
     async def _connected(self) -> ClusterConnection:
         if self._closed:
             raise MisuseError("this admin client is closed; make a new one")
+        self._loop = check_running_loop(self._loop, "admin client")
         if self._cluster is None:
             self._cluster = ClusterConnection(self._settings, topics_in_use=tuple)
         await self._cluster.start()
@@ -87,6 +90,7 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
 
     async def close(self) -> None:
         """Close the connections; safe to call twice."""
+        check_running_loop(self._loop, "admin client")
         self._closed = True
         if self._cluster:
             await self._cluster.close()

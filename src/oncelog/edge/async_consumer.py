@@ -16,10 +16,11 @@ from oncelog.config import CONSUMER, INT32_MAX
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.edge.group import Rebalance
+from oncelog.edge.loop import check_running_loop
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
 from oncelog.edge.subscribing import AsyncSubscribing
-from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
+from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut, UnknownTopicOrPartition
 from oncelog.settings import Settings
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
@@ -43,6 +44,7 @@ class AsyncConsumer(AsyncSubscribing):
         self._core = ConsumerCore(self._settings)
         super().__init__()
         self._cluster: ClusterConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._finding_leaders = False
         self._failure_count = 0
@@ -74,6 +76,7 @@ class AsyncConsumer(AsyncSubscribing):
     async def _connected(self) -> ClusterConnection:
         if self._closed:
             raise MisuseError("this consumer is closed; make a new one")
+        self._loop = check_running_loop(self._loop, "consumer")
         if self._cluster is None:
             self._wake = asyncio.Event()
             self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
@@ -98,6 +101,7 @@ class AsyncConsumer(AsyncSubscribing):
 
         Safe to call twice.
         """
+        check_running_loop(self._loop, "consumer")
         await self._stop_advancing()
         if self._group is not None and not self._closed:
             await self._group.close()
@@ -255,6 +259,7 @@ class AsyncConsumer(AsyncSubscribing):
         The step itself is a task that no poll cancels: a change of the assignment that comes after a poll
         has ended, or amid a cancelled one, is told by the next.
         """
+        check_running_loop(self._loop, "consumer")
         if self._is_connected and not self._subscription:
             return True
         while True:
@@ -473,13 +478,31 @@ class AsyncConsumer(AsyncSubscribing):
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             for tp in partitions:
-                await cluster.leader(tp, allow_auto_topic_creation=False)
+                await self._find_leader(cluster, tp)
         except Exception as error:
             self._core.note_error(error)
         finally:
             self._finding_leaders = False
         self._step(cluster)
         self._wake_up()
+
+    async def _find_leader(self, cluster: ClusterConnection, tp: TopicPartition) -> None:
+        """Find one leader. A topic that may be about to exist is looked for again by the next step."""
+        is_awaited = self._is_awaited(cluster, tp)
+        try:
+            await cluster.leader(
+                tp, allow_auto_topic_creation=False, unknown_topic_patience_ms=0 if is_awaited else None
+            )
+        except UnknownTopicOrPartition:
+            if not self._is_awaited(cluster, tp):
+                raise
+            self._failure_count += 1  # the next step waits a moment first
+
+    def _is_awaited(self, cluster: ClusterConnection, tp: TopicPartition) -> bool:
+        """True while an unknown topic may still be one that was created a moment ago."""
+        since_ms = cluster.metadata.unknown_since_ms(tp.topic)
+        limit_ms: int = self._settings["request.timeout.ms"]
+        return since_ms is not None and cluster.now_ms() - since_ms < limit_ms
 
     async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
         try:
@@ -490,6 +513,8 @@ class AsyncConsumer(AsyncSubscribing):
                 outcome = outcomes[call.tp]
                 if isinstance(outcome, OffsetAt):
                     self._core.on_reset(call, outcome)
+                elif isinstance(outcome, UnknownTopicOrPartition) and self._is_awaited(cluster, call.tp):
+                    self._core.on_reset_failed(call)
                 else:
                     self._core.on_reset_failed(call, outcome)
         except Exception as error:

@@ -6,6 +6,7 @@ Source: row T14; KIP-664.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncelog.client.admin_types import PartitionProducers, TopicDescription, TopicListing
@@ -15,6 +16,7 @@ from oncelog.client.coordination import (
     GroupListing,
     TransactionDescription,
     TransactionListing,
+    consumer_group_from,
     group_from,
     transaction_from,
 )
@@ -29,10 +31,18 @@ from oncelog.client.group import (
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
-from oncelog.errors import UnknownMemberId, UnknownTopicOrPartition, error_for_code, raise_for_code
+from oncelog.errors import (
+    GroupIdNotFound,
+    UnknownMemberId,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+    error_for_code,
+    raise_for_code,
+)
 from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
+    ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     DescribeTransactionsRequest,
@@ -180,6 +190,11 @@ class AsyncCoordination:
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         async def once(cluster: ClusterConnection, node_id: int) -> GroupDescription:
+            # Brokers describe groups of each protocol by an API of its own. Java's asks in this order.
+            with suppress(UnsupportedVersion, GroupIdNotFound):
+                answer = await cluster.request(node_id, ConsumerGroupDescribeRequest(group_ids=[group_id]))
+                raise_for_code(answer.groups[0].error_code, f"group {group_id!r}")
+                return consumer_group_from(answer.groups[0])
             answer = await cluster.request(node_id, DescribeGroupsRequest(groups=[group_id]))
             raise_for_code(answer.groups[0].error_code, f"group {group_id!r}")
             return group_from(answer.groups[0])

@@ -28,6 +28,10 @@ GOODBYE_SECONDS = 1.0
 """How long the end of a TLS connection may take."""
 
 
+_CUT_WHILE_CONNECTED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""What asyncio and uvloop raise for a connection that stood and ended; a refused one is another error."""
+
+
 class _Outgoing(NamedTuple):
     message: Any
     future: asyncio.Future[Any]
@@ -212,7 +216,8 @@ class BrokerLink:
             protocol.fail(TimedOut("abandoned"))
             raise DisconnectedError(
                 f"{self.peer} did not finish connecting within socket.connection.setup.timeout.ms="
-                f"{setup_ms}; check the address, and that a Kafka broker listens there"
+                f"{setup_ms}; check the address, that a Kafka broker listens there, and that "
+                f"security.protocol={self._settings['security.protocol']} is what it speaks"
             ) from None
         except BaseException:
             protocol.fail(DisconnectedError("abandoned"))
@@ -231,7 +236,14 @@ class BrokerLink:
             return NotConnectedError(str(error))
         if isinstance(error, OncelogError):
             return error
+        if self._security.context is not None and isinstance(error, _CUT_WHILE_CONNECTED):
+            return NotConnectedError(
+                f"{self.peer} ended the connection during the TLS handshake; check that it speaks TLS there: "
+                f"security.protocol={self._settings['security.protocol']} needs a listener of that protocol, "
+                "a PLAINTEXT one ends the connection so"
+            )
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        reason = reason or type(error).__name__
         return NotConnectedError(
             f"cannot connect to {self.peer}: {reason}; check that the broker runs and bootstrap.servers"
         )

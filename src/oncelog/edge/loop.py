@@ -29,6 +29,21 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> asyncio.AbstractEventLoop:
+    """Return the running loop. Raises MisuseError when it is not the client's own.
+
+    Futures and connections of one loop never end in another: every call would wait for ever.
+    """
+    running = asyncio.get_running_loop()
+    if own is not None and running is not own:
+        state = "closed" if own.is_closed() else "still there"
+        raise MisuseError(
+            f"this {client} was first used in another event loop (which is {state}), as by an earlier "
+            f"asyncio.run(); make a new {client} in each"
+        )
+    return running
+
+
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
     """End a loop. A client that is amid TLS' handshake cannot be told; uvloop then says "busy" (EBUSY)."""
     try:

@@ -17,6 +17,7 @@ from oncelog.config import PRODUCER
 from oncelog.edge import machine
 from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
+from oncelog.edge.loop import check_running_loop
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.producer_sender import Sender, make_row
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
@@ -69,6 +70,7 @@ class AsyncProducer(AsyncTransactionalCalls):
     def _started(self) -> Sender:
         if self._closed:
             raise MisuseError("this producer is closed; make a new one")
+        check_running_loop(self._driver.loop if self._driver else None, "producer")
         if self._sender is None:
             self._driver = ProducerDriver(self.settings, self.options)
             self._driver.start()
@@ -137,6 +139,7 @@ class AsyncProducer(AsyncTransactionalCalls):
         """
         if self._closed:
             return
+        check_running_loop(self._driver.loop if self._driver else None, "producer")
         try:
             if self._transactions is not None:
                 await self._transactions.end_open()
