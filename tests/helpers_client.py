@@ -15,6 +15,7 @@ from oncelog.errors import raise_for_code
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader, decode_request, encode_response
+from oncelog.wire.header import write_crc
 from oncelog.wire.messages import API_BY_KEY, ApiVersionsResponse, MetadataResponse, ProduceRequest
 from oncelog.wire.records import NewRecord
 
@@ -186,6 +187,16 @@ def append(
         return offsets
 
     return asyncio.run(run())
+
+
+def batch_with_header_name(name: bytes, value: bytes = b"v", key: bytes | None = b"k") -> bytearray:
+    """A batch of one record whose header has this name, which need not be UTF-8, and the value b"1"."""
+    placeholder = "x" * len(name)
+    batch = build_batch([NewRecord(1_700_000_000_000, key, value, ((placeholder, b"1"),))])
+    start = batch.index(placeholder.encode())
+    batch[start : start + len(name)] = name
+    write_crc(batch, 0, len(batch))
+    return batch
 
 
 def batch_of(*values: bytes | None, timestamp_ms: int = 1_700_000_000_000, **options: Any) -> bytearray:

@@ -135,7 +135,7 @@ def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once() -> 
 
 def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 7)
-    monkeypatch.setattr(iter_records, "__kwdefaults__", {"verify": True, "slice_records": 7})
+    monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 7})
     data = memoryview(bytes(numbered(20)))
     header = read_header(data)
     for start in range(21):
@@ -152,7 +152,7 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
 
 def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 4)
-    monkeypatch.setattr(iter_records, "__kwdefaults__", {"verify": True, "slice_records": 4})
+    monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 4})
     good = _RECORD * 10
     tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
     data = memoryview(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)

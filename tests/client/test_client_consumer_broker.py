@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers_client import append, batch_of
+from helpers_client import append, batch_of, batch_with_header_name
 
-from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.errors import (
     ConfigError,
@@ -63,6 +64,31 @@ def test_records_come_back_whole(broker: Broker) -> None:
         assert first == ("t", 1, 0, 1_700_000_000_123, TimestampType.CREATE_TIME, b"key", b"value", headers)
         assert (second.offset, second.key, second.value, second.headers) == (1, None, None, ())
         assert consumer.position(T1) == 2
+
+
+def test_a_header_name_that_is_not_utf8_is_read_with_replacement_characters(broker: Broker) -> None:
+    """One such record stopped its readers for good."""
+    batches = batch_of(b"before"), batch_with_header_name(b"caf\xe9", b"bad"), batch_of(b"after")
+    append(broker.bootstrap_servers, T0, *batches)
+    with consumer_of(broker) as consumer:
+        consumer.assign([T0])
+        records = consumer.poll(60)
+        records += consumer.poll(60) if len(records) < 3 else []
+        assert [record.value for record in records] == [b"before", b"bad", b"after"]
+        assert records[1].headers == (("caf\ufffd", b"1"),)
+        (table,) = consumer.fetch_range(T0, 0, 3, include_headers=True)
+        assert table.column("headers").to_pylist()[1] == [{"key": "caf\ufffd", "value": b"1"}]
+        consumer.seek(T0, 0)
+        assert consumer.poll_arrow(60, include_headers=True).column("headers").to_pylist()[-1] is None
+
+
+@pytest.mark.parametrize("name", ["a\udce9", b"caf\xe9"])
+def test_a_header_name_that_cannot_be_utf8_is_refused(broker: Broker, name: Any) -> None:
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        with pytest.raises(MisuseError, match="header"):
+            producer.send("t", b"v", headers=[(name, b"1")])
+        with pytest.raises(MisuseError, match="header"):
+            producer.send_many("t", [b"v"], headers=[(name, b"1")])
 
 
 @pytest.mark.parametrize("codec", list(Compression))

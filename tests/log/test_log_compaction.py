@@ -20,9 +20,10 @@ from oncelog.log.partition import Partition
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
-from oncelog.wire.batch import iter_batches
+from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.control import ControlType, decode_control
-from oncelog.wire.records import decode_records
+from oncelog.wire.header import write_crc
+from oncelog.wire.records import NewRecord, decode_records
 
 SETTINGS: dict[str, Any] = {"cleanup_policy": "compact", "segment_bytes": 400, "index_interval_bytes": 80}
 COMPACTED = config(**SETTINGS, delete_retention_ms=1_000)
@@ -84,6 +85,29 @@ def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
     for number in range(rounds):
         for key in range(keys):
             write(partition, b"k%d" % key, b"v%d" % number)
+
+
+def test_a_header_name_that_is_not_utf8_is_kept_as_it_is() -> None:
+    """Kafka stores such a name where the topic is not compacted; its setting may change later."""
+    disk = MemoryDisk()
+    plain = open_partition(disk, config(**{**SETTINGS, "cleanup_policy": "delete"}))
+    several = [NewRecord(NOW_MS, key, b"v", (("abcd", b"1"),)) for key in (b"a", b"b")]
+    data = build_batch(several)
+    while (start := data.find(b"abcd")) >= 0:
+        data[start : start + 4] = b"caf\xe9"
+    write_crc(data, 0, len(data))
+    put(plain, memoryview(data))
+    plain.close(NOW_MS)
+    partition = opened(disk)
+    for number in range(40):
+        write(partition, b"a", b"new%d" % number)
+    assert compact(partition)
+    assert (1, b"b", b"v") in [
+        (record.offset, record.key, record.value)
+        for _, _, kept in batches(partition)
+        for record in decode_records(kept, name_errors="replace")
+    ]
+    assert any(b"caf\xe9" in bytes(kept) for _, _, kept in batches(partition))
 
 
 def test_the_newest_of_each_key_stays_where_it_was() -> None:

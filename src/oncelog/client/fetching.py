@@ -17,7 +17,7 @@ from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.batch import BatchHeader, iter_batches
 from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.messages import FetchRequest, FetchResponse
-from oncelog.wire.records import DecodedRecord, decode_records, iter_records
+from oncelog.wire.records import READING, DecodedRecord, decode_records, iter_records
 
 MAX_FETCH_VERSION = 12
 
@@ -150,7 +150,7 @@ def decode_batch(
 ) -> list[Record]:
     """The records of one batch from `start_offset` on. Raises CorruptMessage naming the batch."""
     try:
-        decoded = decode_records(records, batch.position, verify=check_crcs)
+        decoded = decode_records(records, batch.position, verify=check_crcs, name_errors=READING)
     except (CorruptMessage, InvalidRecord) as error:
         raise _unreadable(tp, batch.header, error) from error
     return _rows(tp, batch.header, decoded, start_offset)
@@ -165,7 +165,7 @@ def decode_parts(
     """
     header, count = batch.header, 0
     try:
-        for decoded in iter_records(records, batch.position, verify=check_crcs):
+        for decoded in iter_records(records, batch.position, verify=check_crcs, name_errors=READING):
             count += len(decoded)
             yield _rows(tp, header, decoded, start_offset), count == header.records_count
     except (CorruptMessage, InvalidRecord) as error:

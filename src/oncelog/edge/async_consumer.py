@@ -318,6 +318,7 @@ class AsyncConsumer(AsyncSubscribing):
         def prepare(now_ms: float) -> bool:
             return self._core.prepare_rows(limit, now_ms)
 
+        await self.start()  # connecting does not count as time without a record
         while True:
             row = self._core.delivery.next_row()
             if row is not None:

@@ -208,6 +208,7 @@ class Consumer:
         def prepare(now_ms: float) -> bool:
             return self._core.prepare_rows(limit, now_ms)
 
+        self._run(self._async.start())  # connecting does not count as time without a record
         # No jump backwards between taking a row and giving it: a signal handler may run there and raise.
         while True:
             row = self._core.delivery.next_row()

@@ -31,7 +31,7 @@ from oncelog.rules.compaction import (
     SeenTransactions,
 )
 from oncelog.wire.batch import BatchHeader, read_header, rewrite_batch
-from oncelog.wire.records import DecodedRecord, iter_records
+from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 CLEANED, SWAP = ".cleaned", ".swap"
 # About 100 bytes each. A range with more keys is cleaned in several rounds.
@@ -207,7 +207,7 @@ class Compaction:
             return rewrite_batch(header, [], horizon_ms) if judged.keeps_header else None
         kept: list[DecodedRecord] = []
         # In parts, so that only what stays is in memory, however many records the batch has.
-        for records in iter_records(found.data, found.data_position):
+        for records in iter_records(found.data, found.data_position, name_errors=LOSSLESS):
             kept += (
                 record
                 for record in records
@@ -340,7 +340,7 @@ def _note_keys(found: FoundBatch, latest: LatestOffsets) -> Chore:
 
     def decode() -> None:
         if not parts:
-            parts.append(iter_records(found.data, found.data_position))
+            parts.append(iter_records(found.data, found.data_position, name_errors=LOSSLESS))
         records[:] = next(parts[0])
 
     while left:

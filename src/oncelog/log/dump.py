@@ -111,7 +111,7 @@ def _record_rows(disk: Disk, path: str, found: FoundBatch) -> list[Row]:
                 "value": _text(record.value),
                 "headers": {name: _text(value) for name, value in record.headers},
             }
-            for records in iter_records(found.bytes(), verify=False)
+            for records in iter_records(found.bytes(), verify=False, name_errors="backslashreplace")
             for record in records
         ]
     except BrokerError as error:

@@ -27,7 +27,7 @@ from oncelog.wire.header import (
     write_crc,
 )
 from oncelog.wire.primitives import Buffer, WritableBuffer
-from oncelog.wire.records import DecodedRecord, NewRecord, encode_records
+from oncelog.wire.records import LOSSLESS, DecodedRecord, NewRecord, encode_records
 
 __all__ = [
     "HEADER_BYTES",
@@ -168,6 +168,7 @@ def rewrite_batch(
             [NewRecord(*record[1:]) for record in records],
             base_timestamp_ms,
             [record.offset - header.base_offset for record in records],
+            LOSSLESS,
         ),
         len(records),
         base_timestamp_ms,

@@ -21,7 +21,7 @@ from oncelog.wire.arrow_encoder import arrow_to_batches
 from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, iter_batches
 from oncelog.wire.primitives import Buffer
-from oncelog.wire.records import check_count, parse_headers, payload_of, read_varint
+from oncelog.wire.records import READING, check_count, parse_headers, payload_of, read_varint
 
 __all__ = ["HEADERS_TYPE", "arrow_to_batches", "batches_to_arrow", "fetch_schema"]
 
@@ -66,7 +66,8 @@ def batches_to_arrow(
 
     Control batches are left out, as are batches for which `skip` says True and records outside
     [start_offset, end_offset) (None: no limit). Without headers a record's list is null. A timestamp
-    that does not fit microseconds is null. Raises what `decode_records` raises.
+    that does not fit microseconds is null. What of a header's name is not UTF-8 becomes U+FFFD.
+    Raises what `decode_records` raises.
     """
     picked = _Picked(buffer)
     for position, header in iter_batches(buffer):
@@ -83,8 +84,6 @@ def batches_to_arrow(
         return _decode(picked, topic, partition, start_offset, end_offset, include_headers)
     except IndexError as error:
         raise InvalidRecord(f"a batch of {topic}-{partition} holds a record cut short") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRecord(f"a header name of {topic}-{partition} is not UTF-8: {error}") from error
 
 
 class _Picked:
@@ -276,7 +275,7 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():
         stop = int(columns.end[row])
-        headers, position = parse_headers(data, int(columns.headers_at[row]), stop)
+        headers, position = parse_headers(data, int(columns.headers_at[row]), stop, READING)
         if position != stop:
             raise InvalidRecord(f"the headers of the record at offset {columns.offset[row]} end wrongly")
         lists[row] = [{"key": name, "value": value} for name, value in headers]

@@ -13,13 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.types import Header, TimestampType
 from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_varint
+
+# How bytes of a header's name that are not UTF-8 become text, as Python calls it. Kafka stores any bytes.
+NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
+READING: NameErrors = "replace"
+"""U+FFFD in their place, as Java's and Spark's readers put it."""
+LOSSLESS: NameErrors = "surrogateescape"
+"""Text from which the same bytes are made again: for what is stored once more."""
 
 _ZERO, _NULL = b"\x00", b"\x01"
 """Varints of 0 and -1."""
@@ -65,7 +72,10 @@ def _varint(value: int) -> bytes:
 
 
 def encode_records(
-    records: Iterable[NewRecord], base_timestamp_ms: int, offset_deltas: Iterable[int] | None = None
+    records: Iterable[NewRecord],
+    base_timestamp_ms: int,
+    offset_deltas: Iterable[int] | None = None,
+    name_errors: NameErrors = "strict",
 ) -> list[bytes]:
     """The records' bytes in parts, with offset deltas 0, 1, 2, ... unless told. Join them once."""
     parts: list[bytes] = []
@@ -86,18 +96,18 @@ def encode_records(
         else:
             size = len(value)
             head += table[size] if size < limit else encode_varint(size)
-        tail = encode_headers(headers) if headers else _ZERO
+        tail = encode_headers(headers, name_errors) if headers else _ZERO
         size = len(head) + len(value) + len(tail)
         extend((table[size] if size < limit else encode_varint(size), head, value, tail))
     return parts
 
 
-def encode_headers(headers: Iterable[Header]) -> bytes:
+def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict") -> bytes:
     """Header count, then name and value of each; a null value stays null."""
     parts = []
     count = 0
     for name, value in headers:
-        raw = name.encode()
+        raw = name.encode(errors=name_errors)
         parts += [_varint(len(raw)), raw, _NULL if value is None else _varint(len(value)), value or b""]
         count += 1
     return b"".join([_varint(count), *parts])
@@ -144,7 +154,12 @@ def check_count(header: BatchHeader, payload: Buffer) -> None:
 
 
 def decode_records(
-    buffer: Buffer, position: int = 0, *, verify: bool = True, max_bytes: int = MAX_DECOMPRESSED_BYTES
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    verify: bool = True,
+    max_bytes: int = MAX_DECOMPRESSED_BYTES,
+    name_errors: NameErrors = "strict",
 ) -> list[DecodedRecord]:
     """All records of the one batch at a position, decompressed to at most `max_bytes`.
 
@@ -159,13 +174,18 @@ def decode_records(
         )
     data = bytes(payload_of(buffer, position, header, verify, max_bytes))
     check_count(header, data)
-    records, position = _parse_or_raise(data, header, 0, 0, header.records_count)
+    records, position = _parse_or_raise(data, header, 0, 0, header.records_count, name_errors)
     _check_end(header, position, len(data))
     return records
 
 
 def iter_records(
-    buffer: Buffer, position: int = 0, *, verify: bool = True, slice_records: int = SLICE_RECORDS
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    verify: bool = True,
+    slice_records: int = SLICE_RECORDS,
+    name_errors: NameErrors = "strict",
 ) -> Iterator[list[DecodedRecord]]:
     """Return the records of the one batch at a position in lists, so that few are in memory at once.
 
@@ -175,14 +195,18 @@ def iter_records(
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
     check_count(header, data)
-    return _slices(data, header, slice_records)
+    return _slices(data, header, slice_records, name_errors)
 
 
-def _slices(data: bytes, header: BatchHeader, slice_records: int) -> Iterator[list[DecodedRecord]]:
+def _slices(
+    data: bytes, header: BatchHeader, slice_records: int, name_errors: NameErrors
+) -> Iterator[list[DecodedRecord]]:
     position, left = 0, header.records_count
     while left:
         size = min(left, slice_records)
-        records, position = _parse_or_raise(data, header, position, header.records_count - left, size)
+        records, position = _parse_or_raise(
+            data, header, position, header.records_count - left, size, name_errors
+        )
         left -= size
         if not left:
             _check_end(header, position, len(data))
@@ -192,10 +216,10 @@ def _slices(data: bytes, header: BatchHeader, slice_records: int) -> Iterator[li
 
 
 def _parse_or_raise(
-    data: bytes, header: BatchHeader, position: int, first: int, count: int
+    data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:
     try:
-        return _parse(data, header, position, first, count)
+        return _parse(data, header, position, first, count, name_errors)
     except IndexError as error:
         raise InvalidRecord(f"the batch at offset {header.base_offset} holds a record cut short") from error
     except UnicodeDecodeError as error:
@@ -211,7 +235,7 @@ def _check_end(header: BatchHeader, stop: int, end: int) -> None:
 
 
 def _parse(
-    data: bytes, header: BatchHeader, position: int, first: int, count: int
+    data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:
     """Read `count` records from a position on, of which `first` stand before."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp_ms
@@ -261,7 +285,7 @@ def _parse(
             raise _bad_record(base_offset, first + len(records))
         headers: tuple[Header, ...] = ()
         if data[position]:
-            headers, position = parse_headers(data, position, stop)
+            headers, position = parse_headers(data, position, stop, name_errors)
         else:
             position += 1
         if position != stop:
@@ -365,7 +389,9 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     return data[position:stop], stop
 
 
-def parse_headers(data: bytes, position: int, stop: int) -> tuple[tuple[Header, ...], int]:
+def parse_headers(
+    data: bytes, position: int, stop: int, name_errors: NameErrors = "strict"
+) -> tuple[tuple[Header, ...], int]:
     """The headers of a record that ends at `stop`, and the position after them."""
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:
@@ -376,5 +402,5 @@ def parse_headers(data: bytes, position: int, stop: int) -> tuple[tuple[Header, 
         if name is None:
             raise InvalidRecord("a header's name is null")
         value, position = _bytes(data, position)
-        headers.append((name.decode(), value))
+        headers.append((name.decode(errors=name_errors), value))
     return tuple(headers), position
