@@ -179,16 +179,14 @@ def check_log(
     """The independent audit of a partition: sequences, epochs, offsets, checksums."""
     audit = PartitionAudit(log_start_offset=partition.log_start_offset)
     for header, data in batches_of(partition):
-        last, first = header.last_sequence, header.base_sequence
-        count = 0 if last is None or first is None else (last - first) % (1 << 31) + 1
         audit.see(
             StoredBatch(
                 header.base_offset,
                 header.last_offset,
                 header.producer_id,
                 header.producer_epoch,
-                first,
-                count,
+                header.base_sequence,
+                header.last_offset - header.base_offset + 1,
                 header.records_count,
                 header.is_control,
                 verify_crc(data, 0, header.size_bytes),
