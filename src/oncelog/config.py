@@ -73,6 +73,7 @@ PRODUCER = SettingsTable(
         ("batch.size", "int", 16_384, "Bytes (before compression) at which a batch is closed.", 0),
         ("buffer.memory", "int", 33_554_432, "Bytes of unacknowledged records held before send() blocks.", 1),
         ("max.block.ms", "int", 60_000, "How long send() may wait for metadata or buffer space.", 0),
+        ("metadata.max.idle.ms", "int", 300_000, "A topic that nothing was sent to for this long is forgotten, and its metadata with it.", 5_000),
         ("max.request.size", "int", 1_048_576, "Largest request, and so largest record, in bytes.", 1),
         ("compression.type", "str", "none", "Codec of the batches.", None, None, _CODECS),
         ("compression.gzip.level", "int", -1, "gzip: -1 (the codec's default) or 1..9.", -1, 9),

@@ -19,7 +19,12 @@ from typing import Any, ClassVar
 
 
 class OncelogError(Exception):
-    """Root of everything this project raises on purpose."""
+    """Root of everything this project raises on purpose.
+
+    `delivery`: when `send_many` or `send_table` raises after it took some records, their outcome; else None.
+    """
+
+    delivery: Any = None
 
 
 class ConfigError(OncelogError, ValueError):

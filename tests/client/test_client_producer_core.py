@@ -108,7 +108,8 @@ class World:
             "retry.backoff.max.ms": 80,
             **settings,
         }
-        self.core = ProducerCore(resolve(PRODUCER.parse(given)), metadata(), self.random.random)
+        self.core = ProducerCore(resolve(PRODUCER.parse(given)), metadata(), self.random)
+        self.core.set_partition_count("t", len(TP), 0.0)
         self.broker = FakeBroker()
         self.now_ms = 0.0
         self.outcomes: list[tuple[TopicPartition, bytes, object, int]] = []
@@ -120,7 +121,9 @@ class World:
     def send(self, number: int) -> None:
         tp, value = TP[number % 2], b"%06d" % number
         row = (1_700_000_000_000, None, value, ())
-        outcome, index, _ = self.core.append(tp, row, row_size_bytes(*row[1:]), self.now_ms)
+        outcome, index, _ = self.core.append(
+            tp.topic, tp.partition, row, row_size_bytes(*row[1:]), self.now_ms
+        )
         self.outcomes.append((tp, value, outcome, index))
 
     def later(self, delay_ms: float, action: object) -> None:
@@ -288,9 +291,10 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
 
 def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
     """Else the loop that carries the producer would turn without a pause until there is one."""
-    core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), lambda: 0.5)
+    core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.give_identity(PRODUCER_ID, 0)
-    core.append(TP[0], (0, None, b"v", ()), row_size_bytes(None, b"v", ()), 100.0, None)
-    assert core.next_wakeup_ms(100.0) == 105.0
+    core.set_partition_count("t", 2, 0.0)
+    core.append("t", 0, (0, None, b"v", ()), row_size_bytes(None, b"v", ()), 100.0, None)
+    assert core.next_wakeup_ms() == 105.0
     assert core.drain(105.0) == [] and core.stale == {TP[0]}
-    assert core.next_wakeup_ms(105.0) == 100.0 + core.options.delivery_timeout_ms
+    assert core.next_wakeup_ms() == 100.0 + core.options.delivery_timeout_ms

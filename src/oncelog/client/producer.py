@@ -10,10 +10,12 @@ Source: rows I9-I12, I21; Kafka's RecordAccumulator, Sender and TransactionManag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.partitioner import Partitioner
 from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row, cut, unknown_outcome
 from oncelog.client.producer_metrics import ProducerMetrics
 from oncelog.client.producer_options import ProducerOptions
@@ -25,6 +27,8 @@ from oncelog.client.producer_request import (
     answers_by_partition,
     produce_request,
 )
+from oncelog.client.producer_schedule import SendSchedule
+from oncelog.client.producer_topic import TopicQueues
 from oncelog.errors import (
     BrokerError,
     DeliveryUnknown,
@@ -40,13 +44,26 @@ from oncelog.rules.sending import Identity, OutOfOrder, next_epoch
 from oncelog.types import TopicPartition
 from oncelog.wire.primitives import WritableBuffer
 
+MAX_KEPT_SEQUENCES = 50_000
+"""Partitions of forgotten topics whose sequences are remembered (12 MB); beyond, the epoch is raised."""
+
+
+class Chance(Protocol):
+    """The part of `random.Random` that the producer uses."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
 
 class ProducerCore:
-    """One producer session. `settled` collects outcomes to `notify` once the edge has let go of its lock."""
+    """One producer session. `settled` collects outcomes to `notify` once the edge has let go of its lock.
 
-    def __init__(
-        self, options: ProducerOptions, metadata: ClusterMetadata, jitter: Callable[[], float]
-    ) -> None:
+    `forgotten` collects topics that nobody used for metadata.max.idle.ms. `stale`: partitions whose leader
+    must be asked for. `room_waiter_count`: senders that wait for buffer.memory, for whom nothing lingers.
+    """
+
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, chance: Chance) -> None:
         self.options = options
         self.metadata = metadata
         self.metrics = ProducerMetrics()
@@ -55,35 +72,137 @@ class ProducerCore:
         self.max_produce_version = MAX_PRODUCE_VERSION
         self.fatal: OncelogError | None = None
         self.settled: list[Outcome] = []
+        self.settled_count = 0
+        """How many outcomes `settled` was given since the start."""
         self.buffered_bytes = 0
+        self.room_waiter_count = 0
         self.stale: set[TopicPartition] = set()
-        self._jitter = jitter
+        self.forgotten: list[str] = []
+        self._chance = chance
+        self._topics: OrderedDict[str, TopicQueues] = OrderedDict()
+        """By the time at which a batch was begun last, checked from the front by `_forget_idle`."""
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
+        self._unsettled: OrderedDict[ProducerBatch, None] = OrderedDict()
+        """Batches without an outcome, oldest first. One that was split stays until its pieces have theirs."""
+        self._schedule = SendSchedule()
+        self._restarting: dict[PartitionQueue, None] = {}
+        """Partitions whose sequences cannot go on."""
+        self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
+        """Of partitions forgotten under `_kept_identity`: what `PartitionSequences.resume` takes."""
+        self._kept_identity: Identity | None = None
+        self._metadata_version = metadata.version
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
+        self._join_bytes = min(options.batch_bytes, options.max_request_bytes)
+        self._buffer_bytes = options.buffer_bytes
+
+    # Topics
+
+    def topic(self, name: str) -> TopicQueues | None:
+        """Return a topic's queues; None when its number of partitions must be looked up (again)."""
+        return self._topics.get(name)
+
+    def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
+        """Note a topic's number of partitions."""
+        topic = self._topics.get(name)
+        if topic is None:
+            partitioner = Partitioner(self.options.partitioner, self._chance.randrange)
+            topic = self._topics[name] = TopicQueues(name, partitioner, now_ms)
+        for partition in range(len(topic.queues), count):
+            topic.queues.append(self._make_queue(TopicPartition(name, partition)))
+        topic.set_count(count)
+        return topic
+
+    def _make_queue(self, tp: TopicPartition) -> PartitionQueue:
+        queue = self._partitions[tp] = PartitionQueue(tp, self.options)
+        kept = self._kept_sequences.pop(tp, None)
+        if kept is not None and self._kept_identity == self.identity is not None:
+            queue.sequences.resume(self.identity, *kept)
+        return queue
+
+    def _forget_idle(self, now_ms: float) -> None:
+        while self._topics:
+            topic = next(iter(self._topics.values()))
+            if topic.used_ms + self.options.metadata_max_idle_ms > now_ms:
+                return
+            self._topics.move_to_end(topic.name)
+            if any(not queue.is_idle or queue in self._restarting for queue in topic.queues):
+                topic.used_ms = now_ms
+                continue
+            del self._topics[topic.name]
+            self.forgotten.append(topic.name)
+            for queue in topic.queues:
+                self._keep_sequences(queue)
+                del self._partitions[queue.tp]
+
+    def _keep_sequences(self, queue: PartitionQueue) -> None:
+        """Should the topic be used again: a broker that remembers the last sequence refuses to begin at 0."""
+        sequences = queue.sequences
+        if self._kept_identity != self.identity:
+            self._kept_identity = self.identity
+            self._kept_sequences.clear()
+        if sequences.identity is not None and sequences.identity == self.identity:
+            self._kept_sequences[queue.tp] = (sequences.next_sequence, sequences.known_producer_id)
 
     # Appending
 
+    def join(
+        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
+    ) -> tuple[Outcome, int] | None:
+        """Take a record into an open batch, as happens with nearly every one; None: it must be appended."""
+        known = self._topics.get(topic)
+        if known is None:
+            return None
+        if partition is None:
+            key = row[1]
+            if key is None:
+                queue = known.sticky
+            elif key and known.hashes_keys:
+                queue = known.queues[known.partitioner.for_key(key, known.count)]
+            else:
+                return None
+        else:
+            queue = known.queues[partition] if 0 <= partition < known.count else None
+        batch = None if queue is None else queue.open
+        if (
+            batch is None
+            or batch.size_bytes + size_bytes > self._join_bytes
+            or self.buffered_bytes + size_bytes > self._buffer_bytes
+        ):
+            return None
+        rows = batch.rows
+        index = len(rows)
+        if callback is not None:
+            batch.outcome.callbacks.append((index, callback))
+        rows.append(row)
+        batch.size_bytes += size_bytes
+        self.buffered_bytes += size_bytes
+        return batch.outcome, index
+
     def append(
-        self, tp: TopicPartition, row: Row, size: int, now_ms: float, callback: Callback | None = None
+        self,
+        topic: str,
+        partition: int | None,
+        row: Row,
+        size: int,
+        now_ms: float,
+        callback: Callback | None = None,
     ) -> tuple[Outcome, int, bool]:
         """Take a record of `row_size_bytes`; (outcome, index in it, whether a drain is worth while).
 
-        Raises MessageTooLarge when the record alone exceeds max.request.size, and the fatal error.
+        `partition` None: the partitioner chooses. `topic` must be known. Raises MessageTooLarge when the
+        record alone exceeds max.request.size, MisuseError when there is no such partition, the fatal error.
         """
-        if self.fatal is not None:
-            raise self.fatal
-        if size > self.options.max_request_bytes:
-            raise MessageTooLarge(
-                f"a record of {size} bytes is above max.request.size={self.options.max_request_bytes}"
-            )
-        part = self.partition(tp)
-        batch = part.open
+        self._check_append(size)
+        queue = self.current_topic(topic).queue(partition, row[1], size, self.options.batch_bytes)
+        batch = queue.open
         wake = False
         if batch is None or batch.size_bytes + size > self.options.batch_bytes:
             wake = True
-            batch = self._open(part, now_ms)
+            batch = self._begin_batch(queue, now_ms)
+            queue.open = batch
+            self._place(queue, now_ms)
         index = len(batch.rows)
         batch.rows.append(row)
         batch.size_bytes += size
@@ -93,66 +212,102 @@ class ProducerCore:
         return batch.outcome, index, wake
 
     def append_sealed(
-        self, tp: TopicPartition, data: WritableBuffer, count: int, times: Any, now_ms: float
+        self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
     ) -> Outcome:
         """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
-        if self.fatal is not None:
-            raise self.fatal
-        most = self.options.max_request_bytes
-        if len(data) > most:
-            raise MessageTooLarge(f"a batch of {len(data)} bytes is above max.request.size={most}")
-        part = self.partition(tp)
-        part.close_open()
-        batch = self._new_batch(tp, now_ms)
+        self._check_append(len(data))
+        queue = self.current_topic(topic).queue(partition, None, 0, 0)
+        batch = self._begin_batch(queue, now_ms)
         batch.data, batch.record_count = data, count
         batch.outcome.times = times
         batch.charged_bytes = len(data)
         self.buffered_bytes += len(data)
-        part.waiting.append(batch)
+        self._place(queue, now_ms)
         return batch.outcome
 
-    def partition(self, tp: TopicPartition) -> PartitionQueue:
-        """Where the batches of a partition wait; made when first asked for."""
-        part = self._partitions.get(tp)
-        if part is None:
-            part = self._partitions[tp] = PartitionQueue(tp, self.options)
-        return part
+    def _check_append(self, size_bytes: int) -> None:
+        if self.fatal is not None:
+            raise self.fatal
+        self.check_size(size_bytes)
 
-    def _open(self, part: PartitionQueue, now_ms: float) -> ProducerBatch:
-        part.close_open()
-        part.open = self._new_batch(part.tp, now_ms)
-        part.waiting.append(part.open)
-        return part.open
+    def check_size(self, size_bytes: int) -> None:
+        """Raise MessageTooLarge for what no request may hold."""
+        max_bytes = self.options.max_request_bytes
+        if size_bytes > max_bytes:
+            raise MessageTooLarge(f"a record of {size_bytes} bytes is above max.request.size={max_bytes}")
 
-    def _new_batch(self, tp: TopicPartition, now_ms: float) -> ProducerBatch:
+    def current_topic(self, name: str) -> TopicQueues:
+        """Return a known topic's queues, for as many partitions as the newest metadata say."""
+        topic = self._topics[name]
+        count = self.metadata.partition_count(name)
+        if count and count != topic.count:
+            self.set_partition_count(name, count, topic.used_ms)
+        return topic
+
+    def _begin_batch(self, queue: PartitionQueue, now_ms: float) -> ProducerBatch:
+        queue.close_open()
         self._serial += 1
-        return ProducerBatch(tp, now_ms, self._serial)
+        batch = ProducerBatch(queue.tp, now_ms, self._serial)
+        self._unsettled[batch] = None
+        queue.waiting.append(batch)
+        topic = self._topics[queue.tp.topic]
+        topic.used_ms = now_ms
+        self._topics.move_to_end(topic.name)
+        return batch
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether buffer.memory takes that many bytes more; one record always fits an empty buffer."""
-        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.options.buffer_bytes
+        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self._buffer_bytes
 
-    def has_open_batch(self, tp: TopicPartition, size_bytes: int) -> bool:
-        """Whether a record of that size would join a batch that was begun already."""
-        part = self._partitions.get(tp)
-        batch = part.open if part else None
-        return batch is not None and batch.size_bytes + size_bytes <= self.options.batch_bytes
+    def can_append(self, size_bytes: int) -> bool:
+        """Whether `append` will not have to wait for room: it takes the record, or raises."""
+        return self.fatal is not None or self.has_room(size_bytes)
+
+    def refuse_appends(self, error: OncelogError) -> None:
+        """Raise `error` for every further record; those that were taken go their way."""
+        if self.fatal is None:
+            self.fatal = error
+        self.close_open_batches()
+
+    def close_open_batches(self) -> None:
+        """Seal every open batch, so that the next record must come through `append`."""
+        for batch in self._unsettled:
+            queue = self._partitions[batch.tp]
+            if queue.open is not None:
+                queue.close_open()
+                self._place(queue)
+
+    def detach(self, error: OncelogError) -> None:
+        """Give up without outcomes: in a forked child nothing here is sent."""
+        self.fatal = error
+        self._topics.clear()
 
     def die(self, error: OncelogError) -> None:
         """The producer cannot go on: everything without an outcome fails."""
         self.fatal = error
-        for part in self._partitions.values():
-            for batch in part.created_before(float("inf")):
-                self._fail(batch, error)
+        self._fail_all(lambda batch: True, error)
 
-    def flush(self) -> None:
-        """Send what was appended so far without lingering."""
+    def _fail_all(self, is_concerned: Callable[[ProducerBatch], bool], error: OncelogError) -> None:
+        for queue in dict.fromkeys(self._partitions[batch.tp] for batch in self._unsettled):
+            for batch in queue.batches():
+                if is_concerned(batch):
+                    self._fail(batch, error)
+
+    def flush(self) -> int:
+        """Send what was appended so far without lingering; returns the mark for `is_settled_to`."""
         self._flush_below = self._serial + 1
+        for queue in self._schedule.take_lingering():
+            self._place(queue)
+        return self._serial
+
+    def is_settled_to(self, mark: int) -> bool:
+        """Whether every record that was taken before `flush` gave that mark has its outcome."""
+        return not self._unsettled or next(iter(self._unsettled)).serial > mark
 
     @property
     def is_idle(self) -> bool:
-        """Whether every record taken has its outcome."""
-        return all(part.is_idle for part in self._partitions.values())
+        """Whether every record taken has its outcome. May be asked without the lock."""
+        return not self._unsettled
 
     # Sending
 
@@ -164,69 +319,108 @@ class ProducerCore:
     def drain(self, now_ms: float) -> list[ProduceCall]:
         """Everything that may be sent now; each call must end in on_response, on_sent or on_failure."""
         self._expire(now_ms)
-        if self.options.is_idempotent and not self._renew_identities():
+        self._forget_idle(now_ms)
+        for queue in self._schedule.take_due(now_ms):
+            self._place(queue, now_ms)
+        if self._is_urgent:
+            for queue in self._schedule.take_lingering():
+                self._place(queue, now_ms)
+        if self._metadata_version != self.metadata.version:
+            self._metadata_version = self.metadata.version
+            for queue in self._schedule.take_all_ready():
+                self._place(queue, now_ms)
+        if self.options.is_idempotent and not self._renew_identities(now_ms):
             return []
         calls = []
-        for node_id, parts in self._ready_by_node(now_ms).items():
-            while parts and self._in_flight_requests.get(node_id, 0) < self.options.max_in_flight:
-                batches = self._pick(parts, now_ms)
+        for node_id in self._schedule.ready_nodes():
+            while self._in_flight_requests.get(node_id, 0) < self.options.max_in_flight:
+                batches = self._pick(node_id, now_ms)
                 if not batches:
                     break
                 calls.append(self._call(node_id, batches, now_ms))
-                parts = [part for part in parts if self._is_ready(part, now_ms)]
         return calls
 
-    def _renew_identities(self) -> bool:
+    def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
+        """Put a queue where it belongs in the schedule, after anything about it changed."""
+        if queue.sequences.is_restart_needed:
+            self._restarting[queue] = None
+        following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+        if following is None:
+            self._schedule.remove(queue)
+            return
+        batch, due_ms = following
+        if due_ms > now_ms:
+            self._schedule.put_timed(queue, due_ms, is_lingering=batch is queue.open)
+            return
+        node_id = self.metadata.leader_of(queue.tp)
+        if node_id is None:
+            self.stale.add(queue.tp)
+        self._schedule.put_ready(queue, node_id)
+
+    @property
+    def _is_urgent(self) -> bool:
+        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self._buffer_bytes * 3
+
+    def _renew_identities(self, now_ms: float) -> bool:
         """Restart numbering where it is due; False while a producer id must be asked for."""
         if self.identity is None:
-            self.is_identity_needed = any(not part.is_idle for part in self._partitions.values())
+            self.is_identity_needed = bool(self._unsettled)
             return False
-        for part in self._partitions.values():
-            if not part.sequences.is_restart_due:
-                continue
-            if part.sequences.identity == self.identity:
-                following = next_epoch(self.identity)
-                if following is None:
-                    self.identity, self.is_identity_needed = None, True
+        if len(self._kept_sequences) > MAX_KEPT_SEQUENCES and not self._raise_epoch():
+            return False  # under another epoch all of them begin at 0
+        for queue in list(self._restarting):
+            if not queue.sequences.is_restart_needed:
+                del self._restarting[queue]
+            elif queue.sequences.is_restart_due:
+                if queue.sequences.identity == self.identity and not self._raise_epoch():
                     return False
-                self.identity = following
-                self.metrics.epoch_bumps += 1
-            part.sequences.restart(self.identity)
+                self._restart(queue, now_ms)
         return True
 
-    def _ready_by_node(self, now_ms: float) -> dict[int, list[PartitionQueue]]:
-        by_node: dict[int, list[PartitionQueue]] = {}
-        for tp, part in self._partitions.items():
-            if not self._is_ready(part, now_ms):
-                continue
-            node_id = self.metadata.leader_of(tp)
-            if node_id is None:
-                self.stale.add(tp)
-            else:
-                by_node.setdefault(node_id, []).append(part)
-        return by_node
+    def _raise_epoch(self) -> bool:
+        """Go on under the next epoch; False when epochs are used up and a new id is needed."""
+        assert self.identity is not None
+        self.identity = next_epoch(self.identity)
+        self._kept_sequences.clear()
+        if self.identity is None:
+            self.is_identity_needed = True
+            return False
+        self.metrics.epoch_bumps += 1
+        return True
 
-    def _is_ready(self, part: PartitionQueue, now_ms: float) -> bool:
-        return self._candidate(part, now_ms) is not None
+    def _restart(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
+        assert self.identity is not None
+        queue.sequences.restart(self.identity)
+        del self._restarting[queue]
+        self._place(queue, now_ms)
 
-    def _candidate(self, part: PartitionQueue, now_ms: float) -> ProducerBatch | None:
-        nearly_full = self.buffered_bytes * 4 > self.options.buffer_bytes * 3
-        return part.candidate(now_ms, self.identity, self._flush_below, nearly_full)
+    def _admits(self, queue: PartitionQueue) -> bool:
+        """Whether this partition may be sent now; if not, it must be placed again when that changes."""
+        return True
 
-    def _pick(self, parts: Iterable[PartitionQueue], now_ms: float) -> list[ProducerBatch]:
+    def _pick(self, node_id: int, now_ms: float) -> list[ProducerBatch]:
         """One batch per partition, together at most max.request.size (but at least one)."""
         picked: list[ProducerBatch] = []
+        queues: list[PartitionQueue] = []
         size = REQUEST_OVERHEAD_BYTES
-        for part in parts:
-            batch = self._candidate(part, now_ms)
-            if batch is None:
+        while (queue := self._schedule.take_ready(node_id)) is not None:
+            following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+            if following is None or following[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
+                self._place(queue, now_ms)  # it changed since it was placed, and goes elsewhere
                 continue
+            if not self._admits(queue):
+                continue
+            batch = following[0]
             batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes
             if picked and size + batch_bytes > self.options.max_request_bytes:
+                self._schedule.put_first(queue, node_id)
                 break
             size += batch_bytes
-            part.take(batch, self.identity)
+            queue.take(batch, self.identity)
             picked.append(batch)
+            queues.append(queue)
+        for queue in queues:
+            self._place(queue, now_ms)
         return picked
 
     def _call(self, node_id: int, batches: list[ProducerBatch], now_ms: float) -> ProduceCall:
@@ -243,9 +437,14 @@ class ProducerCore:
         message = produce_request(batches, acks, timeout_ms, transactional_id)
         return ProduceCall(node_id, message, batches, acks != 0)
 
-    def next_wakeup_ms(self, now_ms: float) -> float | None:
-        """When `drain` may have something to do without an outside event; None: never."""
-        times = (part.next_due_ms(now_ms) for part in self._partitions.values() if not part.is_idle)
+    def next_wakeup_ms(self) -> float | None:
+        """Return when `drain` may have something to do without an outside event; None: never.
+
+        What is due already and still here waits for something else: a leader, a place in flight.
+        """
+        times = [self._schedule.next_due_ms()]
+        if self._unsettled:
+            times.append(next(iter(self._unsettled)).created_ms + self.options.delivery_timeout_ms)
         return min((time for time in times if time is not None), default=None)
 
     # Outcomes
@@ -255,6 +454,12 @@ class ProducerCore:
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
             self._deliver(batch, None, None)
+            self._answered(batch, now_ms)
+
+    def _answered(self, batch: ProducerBatch, now_ms: float) -> None:
+        queue = self._partitions.get(batch.tp)  # None: given up long before, and its topic forgotten since
+        if queue is not None:
+            self._place(queue, now_ms)
 
     def on_response(self, call: ProduceCall, response: Any, now_ms: float) -> None:
         """The broker's answer, one code per batch."""
@@ -272,20 +477,25 @@ class ProducerCore:
             else:
                 error = error_for_code(row.error_code, row.error_message or "")
                 self._on_error(batch, error, now_ms)
+            self._answered(batch, now_ms)
 
-    def on_failure(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
+    def on_failure(
+        self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
+    ) -> None:
         """No answer: the connection ended, could not be made, or the time-out passed."""
         self._in_flight_requests[call.node_id] -= 1
-        may_be_stored = not isinstance(error, NotConnectedError)
+        may_be_stored = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:
             self.stale.add(batch.tp)
             self._no_outcome(batch, error, may_be_stored, now_ms)
+            self._answered(batch, now_ms)
 
     def on_refused(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
         """The request could not be made for this broker (version, misuse): surely not sent."""
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
             self._fail(batch, error)
+            self._answered(batch, now_ms)
 
     def _on_error(self, batch: ProducerBatch, error: BrokerError, now_ms: float) -> None:
         self.metrics.on_error(error)
@@ -350,27 +560,41 @@ class ProducerCore:
     def _backoff_ms(self, attempt_count: int) -> float:
         """retry.backoff.ms doubled per attempt up to the maximum, give or take 20 %."""
         base, top = self.options.retry_backoff_ms, self.options.retry_backoff_max_ms
-        return min(base * 2.0 ** min(attempt_count - 1, 20), max(top, base)) * (0.8 + 0.4 * self._jitter())
+        return min(base * 2.0 ** min(attempt_count - 1, 20), max(top, base)) * (
+            0.8 + 0.4 * self._chance.random()
+        )
 
     def _expire(self, now_ms: float) -> None:
         limit_ms = self.options.delivery_timeout_ms
-        for part in self._partitions.values():
-            for batch in part.created_before(now_ms - limit_ms):
-                heard = f" (last heard: {batch.last_error})" if batch.last_error else ""
-                text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{heard}"
-                error: OncelogError = TimedOut(f"{text}; the records were not stored")
-                if batch.is_on_wire or batch.may_be_stored:
-                    batch.may_be_stored = True
-                    text += "; whether the records are stored is not known"
-                    error = DeliveryUnknown(text, batch.last_error)
-                    error.reaction = Mark.ABORTABLE.value
-                self._fail(batch, error)
+        while self._unsettled:
+            oldest = next(iter(self._unsettled))
+            if oldest.created_ms + limit_ms > now_ms:
+                return
+            queue = self._partitions[oldest.tp]
+            for batch in queue.batches():
+                if batch.created_ms + limit_ms <= now_ms:
+                    self._fail(batch, self._timed_out(batch))
+            self._place(queue, now_ms)
+
+    def _timed_out(self, batch: ProducerBatch) -> OncelogError:
+        limit_ms = self.options.delivery_timeout_ms
+        heard = f" (last heard: {batch.last_error})" if batch.last_error else ""
+        text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{heard}"
+        if not batch.is_on_wire and not batch.may_be_stored:
+            return TimedOut(f"{text}; the records were not stored")
+        batch.may_be_stored = True
+        error = DeliveryUnknown(f"{text}; whether the records are stored is not known", batch.last_error)
+        error.reaction = Mark.ABORTABLE.value
+        return error
 
     def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:
         if batch.is_settled:
             return
         batch.seal()
-        self._partitions[batch.tp].give_up(batch)
+        queue = self._partitions[batch.tp]
+        queue.give_up(batch)
+        if queue.sequences.is_restart_needed:
+            self._restarting[queue] = None
         if batch.may_be_stored and not isinstance(error, OutcomeUnknown):
             error = unknown_outcome(batch, error)
         self._settle(batch, None, None, error)
@@ -391,10 +615,16 @@ class ProducerCore:
         else:
             self.metrics.delivered += batch.record_count
         batch.outcome.settle(base_offset, log_time_ms, error)
+        self._finish(batch)
+
+    def _finish(self, batch: ProducerBatch) -> None:
+        """Note that a batch has its outcome, and so may have the one that it is a piece of."""
+        self._unsettled.pop(batch, None)  # pieces stand there as their parents
         self.settled.append(batch.outcome)
+        self.settled_count += 1
         parent = batch.parent
         if parent is not None:
             parent.unsettled_pieces -= 1
             if not parent.unsettled_pieces:
                 parent.outcome.is_done = True
-                self.settled.append(parent.outcome)
+                self._finish(parent)

@@ -58,6 +58,7 @@ class ProducerOptions:
     batch_bytes: int
     buffer_bytes: int
     max_block_ms: int
+    metadata_max_idle_ms: int
     max_request_bytes: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
@@ -155,6 +156,7 @@ def resolve(settings: Settings) -> ProducerOptions:
         batch_bytes=min(settings["batch.size"], settings["max.request.size"]),
         buffer_bytes=settings["buffer.memory"],
         max_block_ms=settings["max.block.ms"],
+        metadata_max_idle_ms=settings["metadata.max.idle.ms"],
         max_request_bytes=settings["max.request.size"],
         retry_backoff_ms=settings["retry.backoff.ms"],
         retry_backoff_max_ms=settings["retry.backoff.max.ms"],

@@ -33,26 +33,30 @@ class PartitionQueue:
             self.open.seal()
             self.open = None
 
-    def candidate(
-        self, now_ms: float, identity: Identity | None, flush_below: int, urgent: bool
-    ) -> ProducerBatch | None:
-        """The batch to send now; None when nothing is due."""
+    def next_to_send(
+        self, identity: Identity | None, flush_below: int, is_urgent: bool
+    ) -> tuple[ProducerBatch, float] | None:
+        """Return the batch to send next and the time (ms) from which it may go; None: an answer is awaited.
+
+        The time of what may go at once is 0. `flush_below`: batches with a smaller serial do not linger, nor
+        does any when `is_urgent`.
+        """
         if self._options.is_idempotent:
             retry = self.sequences.next_retry()
             if retry is not None:
-                return retry if retry.retry_at_ms <= now_ms else None
-            if identity is None or not self.sequences.may_number(identity):
+                return retry, retry.retry_at_ms
+            if identity is not None and not self.sequences.may_number(identity):
                 return None
         else:
             for batch in self.sent:
                 if not batch.is_on_wire:
-                    return batch if batch.retry_at_ms <= now_ms else None
+                    return batch, batch.retry_at_ms
         if not self.waiting:
             return None
         batch = self.waiting[0]
-        lingered = batch.created_ms + self._options.linger_ms <= now_ms
-        ready = batch is not self.open or lingered or urgent or batch.serial < flush_below
-        return batch if ready else None
+        if batch is not self.open or is_urgent or batch.serial < flush_below:
+            return batch, 0.0
+        return batch, batch.created_ms + self._options.linger_ms
 
     def take(self, batch: ProducerBatch, identity: Identity | None) -> None:
         """Put the candidate on the wire."""
@@ -104,25 +108,7 @@ class PartitionQueue:
             index = self.sent.index(batch)
             self.sent[index : index + 1] = pieces
 
-    def created_before(self, time_ms: float) -> list[ProducerBatch]:
-        """Batches older than that, sent or not."""
+    def batches(self) -> list[ProducerBatch]:
+        """Return the batches without an outcome, sent or not."""
         sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
-        if not (sent and sent[0].created_ms <= time_ms) and not (
-            self.waiting and self.waiting[0].created_ms <= time_ms
-        ):
-            return []
-        return [batch for batch in [*sent, *self.waiting] if batch.created_ms <= time_ms]
-
-    def next_due_ms(self, now_ms: float) -> float | None:
-        """The next time at which something here becomes due by itself.
-
-        What is due already and still here waits for something else: a leader, a place in flight.
-        """
-        sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
-        times = [batch.retry_at_ms for batch in sent if not batch.is_on_wire]
-        oldest = sent[0] if sent else self.waiting[0] if self.waiting else None
-        if oldest is not None:
-            times.append(oldest.created_ms + self._options.delivery_timeout_ms)
-        if self.waiting and self.waiting[0] is self.open:
-            times.append(self.waiting[0].created_ms + self._options.linger_ms)
-        return min((time for time in times if time > now_ms), default=None)
+        return [*sent, *self.waiting]

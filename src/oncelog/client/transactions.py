@@ -10,12 +10,9 @@ Source: rows T4, T5; KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from oncelog.client.cluster import ClusterMetadata
-from oncelog.client.producer import ProducerCore
-from oncelog.client.producer_batch import Callback, Outcome, ProducerBatch, Row
+from oncelog.client.producer import Chance, ProducerCore
+from oncelog.client.producer_batch import ProducerBatch
 from oncelog.client.producer_options import ProducerOptions
 from oncelog.client.producer_partition import PartitionQueue
 from oncelog.client.producer_request import MAX_PRODUCE_VERSION
@@ -23,7 +20,6 @@ from oncelog.errors import BrokerError, OncelogError, TransactionAborted
 from oncelog.rules.sending import Identity, OutOfOrder
 from oncelog.rules.txn_session import Call, Session, State
 from oncelog.types import TopicPartition
-from oncelog.wire.primitives import WritableBuffer
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
 LAST_CLASSIC_PRODUCE_VERSION = 11
@@ -37,10 +33,8 @@ class TransactionalCore(ProducerCore):
     epoch, so that the next transaction needs another one.
     """
 
-    def __init__(
-        self, options: ProducerOptions, metadata: ClusterMetadata, jitter: Callable[[], float]
-    ) -> None:
-        super().__init__(options, metadata, jitter)
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, chance: Chance) -> None:
+        super().__init__(options, metadata, chance)
         self.session = Session()
         self.is_identity_needed = False
         self.raises_epoch = False
@@ -67,14 +61,15 @@ class TransactionalCore(ProducerCore):
         """They are part of the transaction."""
         self.wanted -= partitions
         self.added |= partitions
+        for tp in sorted(partitions):  # in an order that a seed of the simulator repeats
+            queue = self._partitions.get(tp)
+            if queue is not None:
+                self._place(queue)
 
     def drop_unsent(self) -> None:
         """The transaction is being aborted: what is not on the wire will not be sent (again)."""
         error = TransactionAborted("the transaction was aborted before this record was stored")
-        for part in self._partitions.values():
-            for batch in part.created_before(float("inf")):
-                if not batch.is_on_wire:
-                    self._fail(batch, error)
+        self._fail_all(lambda batch: not batch.is_on_wire, error)
 
     def on_ended(self, identity: Identity | None) -> None:
         """The transaction is over. `identity`: with which the next goes on, None: with the present one."""
@@ -92,39 +87,29 @@ class TransactionalCore(ProducerCore):
     def renew(self, identity: Identity) -> None:
         """Sequences start again under another epoch or id. Nothing may be under way."""
         self.identity, self.is_epoch_spent = identity, False
-        for part in self._partitions.values():
-            part.sequences.restart(identity)
+        for queue in list(self._restarting):  # the others begin at 0 with their first batch
+            self._restart(queue)
 
     # What the plain core does otherwise
 
-    def append(
-        self, tp: TopicPartition, row: Row, size: int, now_ms: float, callback: Callback | None = None
-    ) -> tuple[Outcome, int, bool]:
+    def _check_append(self, size_bytes: int) -> None:
         self.session.check(Call.SEND)
-        return super().append(tp, row, size, now_ms, callback)
-
-    def append_sealed(
-        self, tp: TopicPartition, data: WritableBuffer, count: int, times: Any, now_ms: float
-    ) -> Outcome:
-        self.session.check(Call.SEND)
-        return super().append_sealed(tp, data, count, times, now_ms)
+        super()._check_append(size_bytes)
 
     def die(self, error: OncelogError) -> None:
         self.session.die(error)
         super().die(error)
 
-    def _renew_identities(self) -> bool:
-        return self.identity is not None
+    def _renew_identities(self, now_ms: float) -> bool:
+        return self.identity is not None and self.session.state in _SENDING
 
-    def _is_ready(self, part: PartitionQueue, now_ms: float) -> bool:
-        if self.session.state not in _SENDING or not super()._is_ready(part, now_ms):
-            return False
-        if part.tp in self.added:
+    def _admits(self, queue: PartitionQueue) -> bool:
+        if queue.tp in self.added:
             return True
         if self.raises_epoch:
-            self.added.add(part.tp)
+            self.added.add(queue.tp)
             return True
-        self.wanted.add(part.tp)
+        self.wanted.add(queue.tp)
         return False
 
     def _on_out_of_order(
@@ -146,7 +131,8 @@ class TransactionalCore(ProducerCore):
 
     def must_abort(self, error: OncelogError) -> None:
         """Something of the transaction failed: all that is left is to abort it."""
+        was_sending = self.session.state in _SENDING
         self.session.must_abort(error)
         self.is_epoch_spent = True
-        for part in self._partitions.values():
-            part.close_open()  # so that the next `send` asks the session
+        if was_sending:
+            self.close_open_batches()  # so that the next `send` asks the session

@@ -28,6 +28,8 @@ def _wait(outcome: Outcome, timeout: float | None) -> None:
 
 _STATE = frozenset(("_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"))
 """What concurrent.futures keeps in every future, and this one only when it is asked for."""
+_making = threading.Lock()
+"""Held while a future gets these, by whatever thread; never while other code is called."""
 
 
 class RecordFuture(Future[RecordMetadata]):
@@ -45,8 +47,12 @@ class RecordFuture(Future[RecordMetadata]):
     def __getattr__(self, name: str) -> Any:
         if name not in _STATE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        super().__init__()
-        self._outcome.listen(self._complete)
+        with _making:  # two threads that wait for one future need the same condition and lists
+            is_first = name not in self.__dict__
+            if is_first:
+                super().__init__()
+        if is_first:
+            self._outcome.listen(self._complete)
         return self.__dict__[name]
 
     def _complete(self) -> None:

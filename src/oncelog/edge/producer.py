@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import warnings
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from oncelog.client.partitioner import Partitions
+from oncelog.client.producer import ProducerCore
 from oncelog.client.producer_batch import RECORD_OVERHEAD_BYTES, Callback, Outcome, Row, row_size_bytes
 from oncelog.client.producer_options import IdempotenceReport, ProducerOptions, resolve
 from oncelog.config import PRODUCER
@@ -19,14 +20,21 @@ from oncelog.edge.cluster import parse_bootstrap
 from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import check_running_loop
 from oncelog.edge.producer_driver import ProducerDriver
-from oncelog.edge.producer_sender import Sender, make_row
+from oncelog.edge.producer_rows import make_row
+from oncelog.edge.producer_state import FlushMark
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
 from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.settings import Settings
-from oncelog.types import Header, RecordMetadata, TopicPartition
+from oncelog.types import Header, RecordMetadata
+
+if TYPE_CHECKING:
+    from oncelog.edge.tables import EncodedBatch
 
 __all__ = ["AsyncProducer", "Delivery", "Producer", "RecordFuture"]
+
+T = TypeVar("T")
+_CLOSED = "this producer is closed; make a new one"
 
 
 def prepare(
@@ -54,7 +62,6 @@ class AsyncProducer(AsyncTransactionalCalls):
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self.settings, self.options = prepare(config, settings)
         self._driver: ProducerDriver | None = None
-        self._sender: Sender | None = None
         self._transactions: Transactions | None = None
         self._closed = False
 
@@ -67,16 +74,15 @@ class AsyncProducer(AsyncTransactionalCalls):
     ) -> None:
         await self.close()
 
-    def _started(self) -> Sender:
+    def _started(self) -> ProducerDriver:
         if self._closed:
-            raise MisuseError("this producer is closed; make a new one")
+            raise MisuseError(_CLOSED)
         check_running_loop(self._driver.loop if self._driver else None, "producer")
-        if self._sender is None:
+        if self._driver is None:
             self._driver = ProducerDriver(self.settings, self.options)
             self._driver.start()
             self._transactions = session_of(self._driver)
-            self._sender = Sender(self._driver)
-        return self._sender
+        return self._driver
 
     async def send(
         self,
@@ -90,39 +96,45 @@ class AsyncProducer(AsyncTransactionalCalls):
         on_delivery: Callback | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Take a record. Raises TimedOut after max.block.ms without metadata or room in the buffer."""
-        sender = self._started()
+        driver = self._started()
         row = make_row(value, key, timestamp_ms, headers)
-        driver = sender.driver
-        if topic not in sender.partitions:
-            sender.learn(topic, await driver.partition_count(topic))
         size_bytes = row_size_bytes(row[1], row[2], row[3])
-        await self._wait_for_room(driver, size_bytes)
-        with driver.lock:
-            outcome, index, wake = sender.append(
-                topic, partition, row, size_bytes, on_delivery, driver.now_ms()
-            )
+        joined = driver.state.join(topic, partition, row, size_bytes, on_delivery)
+        if joined is not None:
+            return _as_asyncio(RecordFuture(*joined))
+        while True:
+            await self._wait_for_room(driver, size_bytes)
+            with driver.state as core:
+                if core.topic(topic) is not None or core.fatal is not None:
+                    outcome, index, wake = core.append(
+                        topic, partition, row, size_bytes, driver.now_ms(), on_delivery
+                    )
+                    break
+            await driver.learn(topic)
         if wake:
             driver.wake()
         return _as_asyncio(RecordFuture(outcome, index))
 
     async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
+        core = driver.state.peek
+        if core.can_append(size_bytes):
+            return
         deadline = driver.now_ms() + self.options.max_block_ms
-        while not driver.core.has_room(size_bytes):
-            driver.wake()
-            left_s = (deadline - driver.now_ms()) / 1000
-            try:
-                await asyncio.wait_for(driver.next_settled(), max(left_s, 0))
-            except TimeoutError:
-                raise _no_room(self.options) from None
+        core.room_waiter_count += 1
+        try:
+            while not core.can_append(size_bytes):
+                driver.wake()
+                left_s = (deadline - driver.now_ms()) / 1000
+                try:
+                    await asyncio.wait_for(driver.next_settled(), max(left_s, 0))
+                except TimeoutError:
+                    raise _no_room(self.options) from None
+        finally:
+            core.room_waiter_count -= 1
 
     async def flush(self) -> None:
-        """Send everything now and wait until all of it has its outcome."""
-        driver = self._started().driver
-        with driver.lock:
-            driver.core.flush()
-        driver.wake()
-        while not driver.core.is_idle:
-            await driver.next_settled()
+        """Send what was taken so far now, and wait until its outcomes were told and callbacks returned."""
+        await self._started().flush()
 
     def metrics(self) -> dict[str, float]:
         """Numbers under Kafka's names (producer-metrics); empty before the first send."""
@@ -141,28 +153,16 @@ class AsyncProducer(AsyncTransactionalCalls):
             return
         check_running_loop(self._driver.loop if self._driver else None, "producer")
         try:
-            if self._transactions is not None:
-                await self._transactions.end_open()
             if self._driver is not None:
-                await self.flush()
+                with self._driver.state as core:
+                    core.refuse_appends(MisuseError(_CLOSED))
+                if self._transactions is not None:
+                    await self._transactions.end_open()
+                await self._driver.flush()
         finally:
             self._closed = True
             if self._driver is not None:
                 await self._driver.close()
-
-
-_alive: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In a forked child no thread carries records: every `send` there must come to the check that says so."""
-    for producer in _alive:
-        producer._lanes, producer._sticky_lanes = {}, {}
-        producer._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:
@@ -177,13 +177,12 @@ def _no_room(options: ProducerOptions) -> TimedOut:
 
 
 def _metrics(driver: ProducerDriver) -> dict[str, float]:
-    with driver.lock:
-        core = driver.core
+    with driver.state as core:
         return core.metrics.to_dict(driver.now_ms(), core.buffered_bytes, driver.options.buffer_bytes)
 
 
 def _report(options: ProducerOptions, driver: ProducerDriver | None) -> IdempotenceReport:
-    identity = driver.core.identity if driver else None
+    identity = driver.state.peek.identity if driver else None
     return options.report(*(identity or (None, None)))
 
 
@@ -200,18 +199,16 @@ class Producer(TransactionalCalls):
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self.settings, self.options = prepare(config, settings)
-        self._thread = machine.current().loop_thread("oncelog-producer")
-        self._driver: ProducerDriver = self._thread.run(self._make_driver())
-        self._transactions = session_of(self._driver)
-        self._sender = Sender(self._driver)
         self._closed = False
-        # What `send` looks at for each record, one step away.
-        self._lock, self._core = self._driver.lock, self._driver.core
-        self._lanes, self._sticky_lanes = self._sender.lanes, self._sender.sticky_lanes
-        self._join_bytes = min(self.options.batch_bytes, self.options.max_request_bytes)
-        self._buffer_bytes = self.options.buffer_bytes
+        self._thread = machine.current().loop_thread("oncelog-producer")
+        try:
+            self._driver: ProducerDriver = self._thread.run(self._make_driver())
+        except BaseException:
+            self._thread.stop()
+            raise
+        self._transactions = session_of(self._driver)
+        self._state = self._driver.state
         self._wall_ns = self._driver.machine.wall_ns
-        _alive.add(self)
 
     async def _make_driver(self) -> ProducerDriver:
         driver = ProducerDriver(self.settings, self.options)
@@ -243,7 +240,6 @@ class Producer(TransactionalCalls):
         TimedOut. Raises MessageTooLarge, MisuseError (closed, no such partition, not bytes).
         `on_delivery(metadata, error)` is called on the producer's thread; it must not block.
         """
-        # Nearly every record joins a batch that is open: that way is short, everything else is in `_append`.
         is_plain = type(value) is bytes and (key is None or type(key) is bytes)
         if is_plain and timestamp_ms is None and not headers:
             row: Row = (self._wall_ns() // 1_000_000, key, value, ())
@@ -251,57 +247,59 @@ class Producer(TransactionalCalls):
         else:
             row = make_row(value, key, timestamp_ms, headers)
             size_bytes = row_size_bytes(row[1], row[2], row[3])
-        with self._lock:
-            lanes = self._lanes.get(topic, ())
-            if partition is None and key is not None and lanes:
-                partition = self._sender.choose(topic, row[1], size_bytes)
-            if partition is None:
-                lane = self._sticky_lanes.get(topic)
-            else:
-                lane = lanes[partition] if 0 <= partition < len(lanes) else None
-            batch = None if lane is None else lane.open
-            if batch is not None and batch.size_bytes + size_bytes <= self._join_bytes:
-                core = self._core
-                if core.buffered_bytes + size_bytes <= self._buffer_bytes:
-                    outcome, rows = batch.outcome, batch.rows
-                    if on_delivery is not None:
-                        outcome.callbacks.append((len(rows), on_delivery))
-                    rows.append(row)
-                    batch.size_bytes += size_bytes
-                    core.buffered_bytes += size_bytes
-                    return RecordFuture(outcome, len(rows) - 1)
-        self._check(topic)
-        return RecordFuture(*self._append(topic, partition, row, size_bytes, on_delivery))
-
-    def _check(self, topic: str) -> None:
-        if self._closed or not self._thread.is_running:
-            raise MisuseError("this producer is closed (or was made before a fork); make a new one")
-        if topic not in self._sender.partitions:
-            self._sender.learn(topic, self._thread.run(self._driver.partition_count(topic)))
+        # Nearly every record joins a batch that is open: that way is short, everything else is in `_append`.
+        joined = self._state.join(topic, partition, row, size_bytes, on_delivery)
+        if joined is None:
+            joined = self._append(topic, partition, row, size_bytes, on_delivery)
+        return RecordFuture(*joined)
 
     def _append(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
     ) -> tuple[Outcome, int]:
-        """The long way: room is waited for, a partition chosen, a batch begun."""
-        driver = self._driver
-        with driver.lock:
-            if not driver.core.has_room(size_bytes):
-                self._wait_for_room(size_bytes)
-            outcome, index, wake = self._sender.append(
-                topic, partition, row, size_bytes, callback, driver.now_ms()
-            )
+        """The long way: the topic is looked up, room is waited for, a partition chosen, a batch begun."""
+        outcome, index, wake = self._with_room(
+            topic,
+            size_bytes,
+            lambda core: core.append(topic, partition, row, size_bytes, self._driver.now_ms(), callback),
+        )
         if wake:
-            self._thread.call_soon(driver.wake)
+            self._wake()
         return outcome, index
 
-    def _wait_for_room(self, size_bytes: int) -> None:
+    def _with_room(self, topic: str, size_bytes: int, act: Callable[[ProducerCore], T]) -> T:
+        """Act on a core that knows the topic and has room (or raises its fatal error), holding its lock."""
+        while True:
+            self._check()
+            with self._state as core:
+                self._wait_for_room(core, size_bytes)
+                if core.topic(topic) is not None or core.fatal is not None:
+                    return act(core)
+            self._thread.run(self._driver.learn(topic))
+
+    def _check(self) -> None:
+        if self._closed or not self._thread.is_running:
+            raise MisuseError("this producer is closed (or was made before a fork); make a new one")
+
+    def _wake(self) -> None:
+        with suppress(MisuseError, RuntimeError):  # closed since: the record was sent by close()
+            self._thread.call_soon(self._driver.wake)
+
+    def _wait_for_room(self, core: ProducerCore, size_bytes: int) -> None:
         """Holding the lock, which the wait lets go of."""
+        if core.can_append(size_bytes):
+            return
         if self._driver.is_own_thread():
             raise _no_room(self.options)  # a callback that waits would stop what it waits for
         self._thread.call_soon(self._driver.wake)
         seconds = self.options.max_block_ms / 1000
-        core, settled = self._driver.core, self._driver.settled
-        if not self._thread.wait_for(settled, lambda: core.has_room(size_bytes), seconds):
+        core.room_waiter_count += 1
+        try:
+            has_room = self._thread.wait_for(
+                self._state.changed, lambda: core.can_append(size_bytes), seconds
+            )
+        finally:
+            core.room_waiter_count -= 1
+        if not has_room:
             raise _no_room(self.options)
 
     def send_many(
@@ -314,60 +312,86 @@ class Producer(TransactionalCalls):
         timestamps_ms: Iterable[int] | int | None = None,
         headers: Iterable[Header] = (),
     ) -> Delivery:
-        """Take many records; one outcome for all. `headers` are those of every record."""
-        self._check(topic)
+        """Take many records; one outcome for all. `headers` are those of every record.
+
+        Lists are checked before their first record is taken. Any other error after some records were taken
+        has their outcome as its `delivery`.
+        """
         now_ms = self._wall_ns() // 1_000_000
         stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
         fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
         key_iterator = iter(keys) if keys is not None else None
         shared = tuple(headers)
+        self._check_rows(values, keys, shared)
         parts: dict[int, tuple[Outcome, int, int]] = {}
-        for value in values:
-            key = next(key_iterator, None) if key_iterator else None
-            row = make_row(value, key, next(stamps, fixed) if stamps else fixed, shared)
-            outcome, index = self._append(topic, partition, row, row_size_bytes(*row[1:]), None)
-            known = parts.get(id(outcome))
-            parts[id(outcome)] = (outcome, known[1], known[2] + 1) if known else (outcome, index, 1)
+        with _telling_what_was_taken(parts):
+            for value in values:
+                key = next(key_iterator, None) if key_iterator else None
+                row = make_row(value, key, next(stamps, fixed) if stamps else fixed, shared)
+                size_bytes = row_size_bytes(*row[1:])
+                joined = self._state.join(topic, partition, row, size_bytes, None)
+                outcome, index = joined or self._append(topic, partition, row, size_bytes, None)
+                known = parts.get(id(outcome))
+                parts[id(outcome)] = (outcome, known[1], known[2] + 1) if known else (outcome, index, 1)
         return Delivery(list(parts.values()))
+
+    def _check_rows(
+        self, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None, headers: tuple[Header, ...]
+    ) -> None:
+        """Raise for records that can never be taken, before the first one is."""
+        if not isinstance(values, (list, tuple)):
+            return  # it can be read only once
+        known_keys = keys if isinstance(keys, (list, tuple)) else ()
+        for value, key in zip_longest(values, known_keys[: len(values)]):
+            row = make_row(value, key, 0, headers)
+            self._state.peek.check_size(row_size_bytes(*row[1:]))
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
         """Take an Arrow table or record batch: column value and, if wanted, key, timestamp, headers.
 
         Encoded in whole columns. Partitions are chosen as in `send`; records without a key go to one
-        partition per table.
+        partition per table. An error after part of it was taken has that part as its `delivery`.
         """
         from oncelog.edge.tables import encode_table
 
-        self._check(topic)
-        driver, sender = self._driver, self._sender
+        queues = self._with_room(topic, 0, lambda core: core.current_topic(topic))
         if partition is not None:
-            sender.named(topic, partition)
-        parts: list[tuple[Outcome, int, int]] = []
-        for batch in encode_table(
-            table, self.options, partition, lambda keys, rows: sender.choose_many(topic, keys, rows)
-        ):
-            with driver.lock:
-                if not driver.core.has_room(len(batch.data)):
-                    self._wait_for_room(len(batch.data))
-                tp = TopicPartition(topic, batch.partition)
-                outcome = driver.core.append_sealed(
-                    tp, batch.data, batch.record_count, batch.times, driver.now_ms()
-                )
-            parts.append((outcome, 0, batch.record_count))
-            self._thread.call_soon(driver.wake)
-        return Delivery(parts)
+            queues.queue(partition, None, 0, 0)
+
+        def choose(keys: Any, rows: int) -> Partitions | int:
+            with self._state:
+                return queues.choose_many(keys, rows)
+
+        parts: dict[int, tuple[Outcome, int, int]] = {}
+        with _telling_what_was_taken(parts):
+            for batch in encode_table(table, self.options, partition, choose):
+                outcome = self._append_sealed(topic, batch)
+                parts[id(outcome)] = (outcome, 0, batch.record_count)
+                self._wake()
+        return Delivery(list(parts.values()))
+
+    def _append_sealed(self, topic: str, batch: EncodedBatch) -> Outcome:
+        return self._with_room(
+            topic,
+            len(batch.data),
+            lambda core: core.append_sealed(
+                topic, batch.partition, batch.data, batch.record_count, batch.times, self._driver.now_ms()
+            ),
+        )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything now and wait until all of it has its outcome. Raises TimedOut, MisuseError."""
+        """Send what was taken so far now, and wait until its outcomes were told and callbacks have returned.
+
+        Records that others send meanwhile are not waited for. Raises TimedOut, MisuseError.
+        """
         if self._closed:
             return
         if not self._thread.is_running or self._driver.is_own_thread():
             raise MisuseError("flush() cannot wait here: in a delivery callback, or in a forked process")
-        with self._driver.lock:
-            self._driver.core.flush()
+        with self._state:
+            mark = FlushMark(self._state)
             self._thread.call_soon(self._driver.wake)
-            core, settled = self._driver.core, self._driver.settled
-            if not self._thread.wait_for(settled, lambda: core.is_idle, timeout):
+            if not self._thread.wait_for(self._state.changed, mark.is_reached, timeout):
                 raise TimedOut(f"records are still under way after {timeout:g} s")
 
     def metrics(self) -> dict[str, float]:
@@ -387,14 +411,19 @@ class Producer(TransactionalCalls):
         """
         if self._closed:
             return
+        if self._driver.is_own_thread():
+            raise MisuseError("close() cannot wait here, in a delivery callback; call it from another thread")
         try:
-            if self._thread.is_running and self._transactions is not None:
-                timeout = self._end_open(self._transactions, timeout)
             if self._thread.is_running:
+                with self._state as core:
+                    core.refuse_appends(MisuseError(_CLOSED))
+                if self._transactions is not None:
+                    timeout = self._end_open(self._transactions, timeout)
                 self.flush(timeout)
         finally:
-            self._closed = True
-            if self._thread.is_running:
+            with self._state:
+                was_closed, self._closed = self._closed, True
+            if not was_closed and self._thread.is_running:
                 self._thread.run(self._driver.close())
                 self._thread.stop()
 
@@ -403,3 +432,15 @@ class Producer(TransactionalCalls):
         started_ms = self._driver.now_ms()
         self._thread.run(transactions.end_open(timeout))
         return None if timeout is None else max(timeout - (self._driver.now_ms() - started_ms) / 1000, 0)
+
+
+@contextmanager
+def _telling_what_was_taken(parts: Mapping[int, tuple[Outcome, int, int]]) -> Iterator[None]:
+    """Give an error that ends a call half-way the outcome of the records that it took, as `delivery`."""
+    try:
+        yield
+    except BaseException as error:
+        if parts:
+            with suppress(AttributeError):  # an exception with slots, raised by the caller's iterator
+                error.delivery = Delivery(list(parts.values()))  # type: ignore[attr-defined]
+        raise

@@ -14,6 +14,7 @@ from oncelog.client.producer_request import ProduceCall
 from oncelog.client.transactions import TransactionalCore
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.producer_state import FlushMark, ProducerState
 from oncelog.errors import (
     BrokerError,
     ConfigError,
@@ -33,7 +34,7 @@ _IDLE_SECONDS = 60.0
 
 
 class ProducerDriver:
-    """Not thread safe except for `lock`, which guards the core, and `wake`."""
+    """Not thread safe except for `state`: use it on its loop."""
 
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:
         self.settings = settings
@@ -41,9 +42,7 @@ class ProducerDriver:
         self.machine = machine.current()
         self.cluster = ClusterConnection(settings)
         core = TransactionalCore if options.transactional_id is not None else ProducerCore
-        self.core = core(options, self.cluster.metadata, self.machine.chance.random)
-        self.lock = threading.Lock()
-        self.settled = threading.Condition(self.lock)
+        self.state = ProducerState(core(options, self.cluster.metadata, self.machine.chance))
         self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -83,8 +82,8 @@ class ProducerDriver:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
         await self.cluster.close()
-        with self.lock:
-            self.core.die(MisuseError("the producer was closed before this record was acknowledged"))
+        with self.state as core:
+            core.die(MisuseError("the producer was closed before this record was acknowledged"))
         self.notify()
 
     async def _run(self) -> None:
@@ -101,18 +100,20 @@ class ProducerDriver:
             return self._turn()
         except Exception as error:
             _LOG.exception("the producer cannot go on")
-            with self.lock:
-                self.core.die(OncelogError(f"the producer cannot go on: {error!r}"))
+            with self.state as core:
+                core.die(OncelogError(f"the producer cannot go on: {error!r}"))
             self.notify()
             return _IDLE_SECONDS
 
     def _turn(self) -> float:
         """One drain; seconds until the next is due."""
         now_ms = self.now_ms()
-        with self.lock:
-            calls = self.core.drain(now_ms)
-            due_ms = self.core.next_wakeup_ms(now_ms)
-            needs_id, stale = self.core.is_identity_needed, bool(self.core.stale)
+        with self.state as core:
+            calls = core.drain(now_ms)
+            due_ms = core.next_wakeup_ms()
+            needs_id, stale = core.is_identity_needed, bool(core.stale)
+            forgotten, core.forgotten = core.forgotten, []
+        self.cluster.forget_topics(forgotten)
         self._withdraw_settled()
         for call in calls:
             self._send(call)
@@ -133,19 +134,35 @@ class ProducerDriver:
         task.add_done_callback(self._tasks.pop)
 
     def notify(self) -> None:
-        """Tell futures, callbacks and waiters what was settled; never while holding the lock."""
-        with self.lock:
-            outcomes, self.core.settled = self.core.settled, []
+        """Call the callbacks of what was settled, then wake those who wait; never while holding the lock."""
+        with self.state as core:
+            outcomes, core.settled = core.settled, []
             if outcomes:
-                self.settled.notify_all()
+                self.state.changed.notify_all()  # senders who wait for room need not wait for callbacks
+        if not outcomes:
+            return
         for outcome in outcomes:
             for error in outcome.notify():
                 _LOG.error("a delivery callback raised", exc_info=error)
-        if outcomes:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        with self.state:
+            self.state.told_count += len(outcomes)
+            self.state.changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def flush(self) -> None:
+        """Send what was taken so far and wait until its callbacks have returned."""
+        with self.state:
+            mark = FlushMark(self.state)
+        self.wake()
+        while not self._is_reached(mark):
+            await self.next_settled()
+
+    def _is_reached(self, mark: FlushMark) -> bool:
+        with self.state:
+            return mark.is_reached()
 
     async def next_settled(self) -> None:
         """Wait until something got its outcome."""
@@ -156,11 +173,11 @@ class ProducerDriver:
     def _send(self, call: ProduceCall) -> None:
         try:
             future = self.cluster.submit(
-                call.node_id, call.message, max_version=self.core.max_produce_version
+                call.node_id, call.message, max_version=self.state.peek.max_produce_version
             )
         except OncelogError as error:
-            with self.lock:
-                self.core.on_failure(call, error, self.now_ms())
+            with self.state as core:
+                core.on_failure(call, error, self.now_ms(), was_sent=False)
             self._event.set()
             return
         self._in_flight[future] = call
@@ -176,16 +193,16 @@ class ProducerDriver:
         now_ms = self.now_ms()
         call = self._in_flight.pop(done)
         error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
-        with self.lock:
+        with self.state as core:
             if error is None and not call.is_answered:
-                self.core.on_sent(call, now_ms)
+                core.on_sent(call, now_ms)
             elif error is None:
-                self.core.on_response(call, done.result(), now_ms)
+                core.on_response(call, done.result(), now_ms)
             elif isinstance(error, (UnsupportedVersion, MisuseError, ConfigError)):
-                self.core.on_refused(call, error, now_ms)
+                core.on_refused(call, error, now_ms)
             else:
                 failure = error if isinstance(error, OncelogError) else OncelogError(repr(error))
-                self.core.on_failure(call, failure, now_ms)
+                core.on_failure(call, failure, now_ms)
         self.notify()
         self._event.set()
 
@@ -200,14 +217,14 @@ class ProducerDriver:
                     raise_for_code(answer.error_code)
                 except (DisconnectedError, TimedOut, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
-                        with self.lock:
+                        with self.state as core:
                             error.reaction = "fatal"
-                            self.core.die(error)
+                            core.die(error)
                         self.notify()
                         return
                 else:
-                    with self.lock:
-                        self.core.give_identity(answer.producer_id, answer.producer_epoch)
+                    with self.state as core:
+                        core.give_identity(answer.producer_id, answer.producer_epoch)
                     return
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
@@ -218,20 +235,32 @@ class ProducerDriver:
     async def _refresh(self) -> None:
         """Metadata of the topics whose leader is unknown or wrong, then a pause."""
         try:
-            with self.lock:
-                topics = sorted({tp.topic for tp in self.core.stale})
-                self.core.stale.clear()
+            with self.state as core:
+                topics = sorted({tp.topic for tp in core.stale})
+                stale = set(core.stale)
+                core.stale.clear()
             try:
                 await self.cluster.refresh_metadata(topics)
             except OncelogError as error:
                 _LOG.debug("metadata refresh failed: %s", error)
+                with self.state as core:
+                    core.stale |= stale
             await asyncio.sleep(self.settings["retry.backoff.ms"] / 1000)
         finally:
             self._is_refreshing = False
             self._event.set()
 
-    async def partition_count(self, topic: str) -> int:
-        """Of a topic, created if the broker does so. Raises after max.block.ms."""
+    async def learn(self, topic: str) -> None:
+        """Look a topic up, created if the broker does so, for the core to know. Raises after max.block.ms."""
+        try:
+            count = await self._partition_count(topic)
+            with self.state as core:
+                core.set_partition_count(topic, count, self.now_ms())
+        finally:
+            if self.state.peek.topic(topic) is None:
+                self.cluster.forget_topics([topic])
+
+    async def _partition_count(self, topic: str) -> int:
         timeout_s = self.options.max_block_ms / 1000
         try:
             await asyncio.wait_for(self._find_leader(TopicPartition(topic, 0)), timeout_s)

@@ -67,9 +67,11 @@ class Transactions:
     """The session of one transactional producer, on its driver's loop."""
 
     def __init__(self, driver: ProducerDriver) -> None:
-        assert isinstance(driver.core, TransactionalCore) and driver.options.transactional_id is not None
+        core = driver.state.peek
+        assert isinstance(core, TransactionalCore) and driver.options.transactional_id is not None
         self._driver, self._cluster = driver, driver.cluster
-        self.core = driver.core
+        self.core = core
+        """Fields of the transaction are read as they are; calls that touch records hold `driver.state`."""
         self.session = self.core.session
         self._transactional_id: str = driver.options.transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -89,7 +91,7 @@ class Transactions:
 
     def begin(self) -> None:
         """A transaction begins; nothing is sent."""
-        with self._driver.lock:
+        with self._driver.state:
             self.core.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
@@ -103,7 +105,7 @@ class Transactions:
         """Write into a transaction that another producer has begun and will end."""
         self.session.check(Call.INIT)
         await self._cluster.start()
-        with self._driver.lock:
+        with self._driver.state:
             self.core.give_identity(share.producer_id, share.producer_epoch)
             self._is_joined = True
             self.session.enter(State.READY)
@@ -140,21 +142,21 @@ class Transactions:
         """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
         self.session.check(Call.COMMIT)
         deadline_ms = self._deadline_ms(timeout_s)
-        with self._driver.lock:
+        with self._driver.state:
             self.session.enter(State.COMMITTING)
             self.core.flush()
         await self._settled(deadline_ms)
         self.session.check(Call.COMMIT)
         identity = await self._end(True, deadline_ms) if self.core.has_begun else None
         self._may_be_committed = False
-        with self._driver.lock:
+        with self._driver.state:
             self.core.on_ended(identity)
 
     async def abort(self, timeout_s: float | None = None) -> None:
         """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
         self.session.check(Call.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
-        with self._driver.lock:
+        with self._driver.state:
             self.session.enter(State.ABORTING)
             self.core.drop_unsent()
         self._driver.notify()
@@ -166,7 +168,7 @@ class Transactions:
         self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
         if identity is None and self.core.is_epoch_spent:
             identity = await self._new_epoch(self.core.identity, deadline_ms)
-        with self._driver.lock:
+        with self._driver.state:
             self.core.on_ended(identity)
 
     async def _confirm_group(self, deadline_ms: float) -> None:
@@ -226,7 +228,7 @@ class Transactions:
             if not done:
                 waiting.cancel()
             if self.session.state is State.ABORTING:
-                with self._driver.lock:
+                with self._driver.state:
                     self.core.drop_unsent()
                 self._driver.notify()
             elif self.session.state is not State.COMMITTING:
@@ -323,10 +325,10 @@ class Transactions:
         )
         try:
             await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None))
-            with self._driver.lock:
+            with self._driver.state:
                 self.core.on_added(wanted)
         except OncelogError as error:
-            with self._driver.lock:
+            with self._driver.state:
                 self.core.wanted -= wanted
                 self.core.must_abort(error)
             self._driver.notify()
@@ -385,7 +387,7 @@ class Transactions:
         is_fatal = reaction is Reaction.DIE
         if isinstance(error, BrokerError):
             error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
-        with self._driver.lock:
+        with self._driver.state:
             (self.core.die if is_fatal else self.core.must_abort)(error)
         self._driver.notify()
 

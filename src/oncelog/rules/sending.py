@@ -234,6 +234,11 @@ class PartitionSequences(Generic[B]):
 
     # Changes of numbers
 
+    def resume(self, identity: Identity, next_sequence: int, known_producer_id: int | None) -> None:
+        """Go on where a partition stood that had nothing in flight and was forgotten since."""
+        self.identity, self.next_sequence = identity, next_sequence
+        self.known_producer_id = known_producer_id
+
     def restart(self, identity: Identity) -> None:
         """Number what is in flight from 0 under another identity; only when `is_restart_due`."""
         self.identity, self.next_sequence = identity, 0

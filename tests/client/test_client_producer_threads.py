@@ -1,0 +1,207 @@
+"""One blocking producer, many threads and topics: no state of it is touched without its lock."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Admin, Broker, NewTopic
+from oncelog.aio import Producer as AsyncProducer
+from oncelog.errors import MisuseError
+from oncelog.faults import Proxy, Rule
+from oncelog.types import RecordMetadata
+
+THREADS = 4
+TOPICS = 60
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Let threads change place as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_in_threads(bodies: list[threading.Thread]) -> None:
+    for body in bodies:
+        body.start()
+    for body in bodies:
+        body.join(WAIT_S)
+        assert not body.is_alive()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.behaviour("I1", "I2")
+@pytest.mark.usefixtures("impatient_threads")
+def test_threads_that_meet_new_topics_together_lose_nothing(servers: str) -> None:
+    """All threads send their first record to each topic at once, while another keeps the producer busy."""
+    names = [f"met-{number}" for number in range(TOPICS)]
+    busy_topic = new_topic(servers, 8)
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topics([NewTopic(name, 20) for name in names])
+    futures: list[concurrent.futures.Future[RecordMetadata]] = []
+    barrier, done = threading.Barrier(THREADS), threading.Event()
+    with producer_of(servers, delivery_timeout_ms=30_000, request_timeout_ms=20_000) as producer:
+
+        def meet() -> None:
+            for name in names:
+                barrier.wait(WAIT_S)
+                futures.extend(producer.send(name, b"v", partition=part) for part in range(3))
+
+        def keep_busy() -> None:
+            count = 0
+            while not done.is_set():
+                futures.append(producer.send(busy_topic, b"b", partition=count % 8))
+                count += 1
+                if count % 50 == 0:
+                    futures[-1].result(WAIT_S)
+
+        busy = threading.Thread(target=keep_busy)
+        busy.start()
+        try:
+            run_in_threads([threading.Thread(target=meet) for _ in range(THREADS)])
+        finally:
+            done.set()
+            busy.join(WAIT_S)
+        producer.flush(WAIT_S)
+        assert all(future.done() for future in futures)
+        stored = [future.result(WAIT_S) for future in futures]
+    assert len(set(stored)) == len(stored) >= TOPICS * THREADS * 3
+    assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
+
+
+@pytest.mark.usefixtures("impatient_threads")
+def test_two_threads_that_wait_for_one_future_both_return(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, linger_ms=3) as producer:
+        for _ in range(300):
+            future = producer.send(topic, b"x")
+            barrier = threading.Barrier(2)
+            left: list[object] = []
+
+            def wait(
+                future: concurrent.futures.Future[RecordMetadata] = future,
+                barrier: threading.Barrier = barrier,
+                left: list[object] = left,
+            ) -> None:
+                barrier.wait(WAIT_S)
+                try:
+                    left.append(concurrent.futures.wait([future], timeout=WAIT_S).not_done)
+                except Exception as error:
+                    left.append(error)
+
+            run_in_threads([threading.Thread(target=wait) for _ in range(2)])
+            assert left == [set(), set()]
+
+
+def test_flush_returns_after_the_callbacks(servers: str) -> None:
+    topic = new_topic(servers)
+    heard: list[Exception | None] = []
+    flushed = threading.Event()
+
+    def slow(_: RecordMetadata | None, error: Exception | None) -> None:
+        flushed.wait(0.3)  # runs out, since flush() waits for this
+        heard.append(error)
+
+    with producer_of(servers) as producer:
+        producer.send(topic, b"x", on_delivery=slow)
+        producer.flush(WAIT_S)
+        told = list(heard)
+        flushed.set()
+    assert told == [None]
+
+
+def test_flush_waits_only_for_what_was_sent_before_it(servers: str) -> None:
+    """A record sent after the call lingers for ten minutes; the flush returns all the same."""
+    early, late = new_topic(servers), new_topic(servers)
+    patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000}
+    with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **patience) as producer:
+        for topic in (early, late):
+            producer.send(topic, b"x")
+        producer.flush(WAIT_S)
+        proxy.add(Rule(action="hold", api="Produce", direction="response"))
+        first = producer.send(early, b"x")
+        flusher = threading.Thread(target=producer.flush)
+        flusher.start()
+        wait_until(lambda: any(event.fate == "held" for event in proxy.events))
+        second = producer.send(late, b"x")
+        proxy.clear()
+        proxy.release()
+        flusher.join(WAIT_S)
+        assert not flusher.is_alive()
+        assert first.done() and not second.done()
+    assert second.done()
+
+
+def test_an_asyncio_flush_ends_while_other_tasks_go_on_sending(servers: str) -> None:
+    topic = new_topic(servers)
+
+    async def run() -> None:
+        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 20}) as producer:
+
+            async def go_on() -> None:
+                while True:
+                    await producer.send(topic, b"x")
+                    await asyncio.sleep(0)
+
+            tasks = [asyncio.create_task(go_on()) for _ in range(4)]
+            outcome = await producer.send(topic, b"mine")
+            async with asyncio.timeout(WAIT_S):
+                await producer.flush()
+            assert outcome.done()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_close_refuses_what_others_send_and_waits_for_what_was_taken(servers: str) -> None:
+    topic = new_topic(servers)
+    producer = producer_of(servers, linger_ms=20)
+    taken: list[concurrent.futures.Future[RecordMetadata]] = []
+    sent = threading.Event()
+
+    def go_on() -> None:
+        with pytest.raises(MisuseError, match="closed"):
+            send_on()
+
+    def send_on() -> None:
+        while True:
+            taken.append(producer.send(topic, b"x"))
+            sent.set()
+
+    threads = [threading.Thread(target=go_on) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    assert sent.wait(WAIT_S)
+    producer.close(WAIT_S)
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert all(future.done() and future.exception() is None for future in taken)
+    assert len(values(servers, topic)) == len(taken)
