@@ -5,15 +5,20 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import datasource
+from pyspark.sql.types import VariantVal
+from pyspark.sql.variant_utils import VariantUtils
 
 from oncelog.spark.admission import Admission
-from oncelog.spark.filters import narrowing_of
+from oncelog.spark.filters import narrowing_of, times_beyond_python
 from oncelog.spark.offsets import (
     Available,
     OffsetRange,
@@ -110,6 +115,23 @@ def filter_of(text: str) -> datasource.Filter:
         return datasource.IsNotNull((column,))
     found = tuple(value_of(value, column) for value in values)
     return OPERATORS[operator]((column,), found if operator == "in" else found[0])
+
+
+_LAST_OF_PYTHON = 253_402_300_799_999_999
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-(10**12), 10**12)),
+    st.sampled_from([">=", ">", "="]),
+)
+def test_a_time_from_spark_leaves_out_no_record_at_or_after_it(micros: int, operator: str) -> None:
+    """As Spark's planning process reads it, however far from the years that Python's datetimes have."""
+    stored = VariantVal(bytes([VariantUtils.TIMESTAMP << 2]) + struct.pack("<q", micros), b"\x01\0\0")
+    with times_beyond_python():
+        condition = OPERATORS[operator](("timestamp",), stored.toPython())
+    expected = None if micros < 1000 else min(micros, _LAST_OF_PYTHON) // 1000
+    assert narrowing_of([condition]).since_ms == expected
 
 
 @pytest.mark.parametrize(("conditions", "firsts", "left"), rows_of("spark_filters.txt"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_spark import Collected, create_topic, fill, read, read_stream
+from helpers_spark import START_MS, Collected, create_topic, fill, read, read_stream, store
 from helpers_spark_txn import wait_for_stable_end, write_transactions
 
 import oncelog
@@ -20,6 +20,8 @@ from oncelog.spark.lookup import Lookup
 from oncelog.spark.options import parse_options
 from oncelog.spark.source import StreamReader
 from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.records import NewRecord
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 CREATED_AGAIN = "the topic was deleted and created again since they were planned"
@@ -161,6 +163,43 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
         assert [part.value[1:] for part in reader.partitions(start, end)] == [(0, 22)]
         reader.stop()
         assert {event.api for event in proxy.events} <= {"ApiVersions", "Metadata", "ListOffsets"}
+
+
+TIMES = [
+    "0001-01-01 00:00:00",
+    "0001-01-01 23:59:59",
+    "1969-12-31 23:59:59.999",
+    "1970-01-01 00:00:00",
+    "2023-11-14 22:13:20.003",
+    "9999-12-31 23:59:59.999999",
+    "+294247-01-01 00:00:00",
+]
+
+
+def test_extreme_times_in_conditions_change_nothing_of_the_answer(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    """Python's datetimes end before Spark's timestamps do, and records may have no time (-1)."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    times = [-1, 0, 1, START_MS + 3, START_MS, -1]
+    store(bootstrap, topic, [build_batch([NewRecord(time, None, b"v")]) for time in times])
+    frame = read(spark, bootstrap, subscribe=topic)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in TIMES for sign in (">=", "=")]
+            conditions.append("timestamp < TIMESTAMP '0001-01-01 00:00:00'")
+            counts = frame.selectExpr(*[f"count_if({text})" for text in conditions]).first()
+            assert max(counts) == len(times)
+            spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+            pushed = [frame.where(text).count() for text in conditions]
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+            assert pushed == list(counts), zone
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_conditions_of_a_query_narrow_what_is_read(

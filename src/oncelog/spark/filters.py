@@ -8,7 +8,8 @@ rise with its offsets, so only the first record at or after a time is known, not
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
+from pyspark.sql.variant_utils import VariantUtils
 
 from oncelog.spark.offsets import OffsetRange, Offsets
 
@@ -112,7 +114,11 @@ def _names(condition: Filter) -> frozenset[str] | None:
 
 
 def _low_ms(condition: Filter) -> int | None:
-    """The earliest time a condition lets through; None for any, and for what is no point in time."""
+    """Return the earliest time a condition lets through; None for any, and for what is no point in time.
+
+    Records without a timestamp have -1, and a broker cannot be asked for the first record at or after a
+    negative time: only a bound above 0 leaves anything out.
+    """
     match condition:
         case (
             EqualTo(_, datetime.datetime() as value)
@@ -120,9 +126,37 @@ def _low_ms(condition: Filter) -> int | None:
             | GreaterThan(_, datetime.datetime() as value)
             | GreaterThanOrEqual(_, datetime.datetime() as value)
         ) if value.tzinfo is not None:
-            return max(0, (value - _EPOCH) // _MILLISECOND)
+            low_ms: int = (value - _EPOCH) // _MILLISECOND
+            return low_ms if low_ms > 0 else None
         case _:
             return None
+
+
+@contextmanager
+def times_beyond_python() -> Iterator[None]:
+    """Let PySpark read conditions with times before the year 1 or after 9999 in UTC, which no datetime is.
+
+    PySpark ends the planning of such a query with OverflowError, before the source is asked. A midnight that
+    a user writes can be one: '0001-01-01' east of Greenwich. The nearest datetime stands for it. As a bound
+    from below it leaves out no more than the time itself.
+    Guard: test_extreme_times_in_conditions_change_nothing_of_the_answer.
+    """
+    original = VariantUtils._get_timestamp
+
+    def read(cls: type[VariantUtils], value: bytes, position: int, zone_id: str) -> datetime.datetime:
+        try:
+            found: datetime.datetime = original(value, position, zone_id)
+        except OverflowError:
+            is_early = cls._read_long(value, position + 1, 8, signed=True) < 0
+            nearest = datetime.datetime.min if is_early else datetime.datetime.max
+            return nearest.replace(tzinfo=datetime.UTC)
+        return found
+
+    VariantUtils._get_timestamp = classmethod(read)
+    try:
+        yield
+    finally:
+        VariantUtils._get_timestamp = original
 
 
 def _without_nulls(values: Iterable[Any], kind: type) -> list[Any]:

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -39,7 +40,7 @@ from pyspark.sql.types import (
 
 from oncelog.errors import ConfigError
 from oncelog.spark.admission import Admission
-from oncelog.spark.filters import Narrowing, narrowing_of
+from oncelog.spark.filters import Narrowing, narrowing_of, times_beyond_python
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.offsets import (
     Available,
@@ -180,7 +181,17 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 class NarrowingReader(BatchReader):
     """Leaves out offsets by the conditions of the query. Spark refuses it while push-down is off."""
 
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        # Spark's planning process makes the reader, reads the conditions, and gives them to `pushFilters`.
+        self._reading_conditions = ExitStack()
+        self._reading_conditions.enter_context(times_beyond_python())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_narrowing": None}
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._reading_conditions.close()
         self._narrowing = narrowing_of(filters)
         return filters
 
