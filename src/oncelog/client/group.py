@@ -6,7 +6,6 @@ Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from typing import NamedTuple
 
 from oncelog.client.subscription import (
@@ -25,6 +24,7 @@ from oncelog.errors import (
     error_for_code,
 )
 from oncelog.rules.assignors import Subscriber
+from oncelog.rules.group_errors import GroupAction, GroupRequest, group_action
 from oncelog.rules.sticky import ASSIGNORS
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -46,42 +46,11 @@ MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
 """Later versions name topics by id."""
 
 
-class Next(Enum):
-    """What follows from an error of the group's coordinator.
-
-    RETRY the request. FIND the coordinator, then retry. JOIN anew. BEHIND: join anew, what was assigned is
-    lost. RESET: the same as a new member, the old one is forgotten. RAISE it.
-    """
-
-    RETRY = "retry"
-    FIND = "find"
-    JOIN = "join"
-    BEHIND = "behind"
-    RESET = "reset"
-    RAISE = "raise"
-
-
-_NEXT = {
-    7: Next.RETRY,  # REQUEST_TIMED_OUT
-    14: Next.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
-    15: Next.FIND,  # COORDINATOR_NOT_AVAILABLE
-    16: Next.FIND,  # NOT_COORDINATOR
-    22: Next.BEHIND,  # ILLEGAL_GENERATION
-    25: Next.RESET,  # UNKNOWN_MEMBER_ID
-    27: Next.JOIN,  # REBALANCE_IN_PROGRESS
-    69: Next.RESET,  # GROUP_ID_NOT_FOUND: it was empty, without this member, and is forgotten
-    79: Next.JOIN,  # MEMBER_ID_REQUIRED
-    110: Next.RESET,  # FENCED_MEMBER_EPOCH
-    113: Next.RETRY,  # STALE_MEMBER_EPOCH: a heartbeat is about to bring the new one
-    88: Next.RETRY,  # UNSTABLE_OFFSET_COMMIT: a transaction is about to commit another
-}
-
-
-def next_after(error: OncelogError) -> Next:
-    """What to do about an error, or a missing answer."""
+def next_after(error: OncelogError, request: GroupRequest) -> GroupAction:
+    """Return what follows from an error of the coordinator, or from a missing answer."""
     if isinstance(error, (DisconnectedError, TimedOut)):
-        return Next.FIND
-    return _NEXT.get(error.code, Next.RAISE) if isinstance(error, BrokerError) else Next.RAISE
+        return GroupAction.FIND
+    return group_action(error.code, request) if isinstance(error, BrokerError) else GroupAction.RAISE
 
 
 class Joined(NamedTuple):

@@ -55,7 +55,6 @@ class AsyncConsumer(AsyncSubscribing):
         self._advance_deadline_ms = 0.0
         # A rebalance of which the application has not been told to the end.
         self._untold: Rebalance | None = None
-        self._machine = machine.current()
         self._closed = False
 
     @property
@@ -229,22 +228,23 @@ class AsyncConsumer(AsyncSubscribing):
 
         The same Rebalance is returned again until `note_told`.
         """
-        while self._untold is None:
-            following = await self._advanced(deadline_ms)
-            if following is False:
-                return False
-            if following is not True:
-                self._untold = following
-                break
-            cluster = await self._connected()
-            self._core.raise_error()
-            is_ready = prepare(cluster.now_ms())
-            self._step(cluster)
-            if is_ready:
-                return True
-            if not await self._wait(cluster, deadline_ms):
-                return False
-        return self._untold
+        with self._polling():
+            while self._untold is None:
+                following = await self._advanced(deadline_ms)
+                if following is False:
+                    return False
+                if following is not True:
+                    self._untold = following
+                    break
+                cluster = await self._connected()
+                self._core.raise_error()
+                is_ready = prepare(cluster.now_ms())
+                self._step(cluster)
+                if is_ready:
+                    return True
+                if not await self._wait(cluster, deadline_ms):
+                    return False
+            return self._untold
 
     def note_told(self) -> None:
         """The application's callback has ended, or there is none."""

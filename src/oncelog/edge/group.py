@@ -1,7 +1,10 @@
-"""A consumer's part in its group over asyncio, whichever protocol the group speaks.
+"""A consumer's part in its group over asyncio, for both group protocols.
 
-`advance` is called by every poll. It says when partitions were taken or given, so that the face can tell
-the application in the thread that polls; the group's work goes on in the background when a poll is short.
+Every poll calls `advance`, which carries out one step at a time. It returns when partitions were taken or
+given, so that the consumer can call the application in the thread that polls, and is called again only
+after that. A step that waits can be cancelled: what it has decided stands in attributes first, and the next
+`advance` takes it up. Heartbeats, joining and automatic commits run in tasks of their own. No poll waits for
+them beyond its deadline.
 
     edge/group_classic.py    group.protocol=classic: members join, one of them shares out
     edge/group_consumer.py   group.protocol=consumer: the coordinator shares out (KIP-848)
@@ -18,12 +21,20 @@ from enum import Enum
 from typing import NamedTuple
 
 from oncelog.client.consumer import ConsumerCore
-from oncelog.client.group import MAX_COMMIT_VERSION, Next, commit_error, commit_request, next_after
+from oncelog.client.group import MAX_COMMIT_VERSION, commit_error, commit_request, next_after
+from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group_requests import GroupRequests
-from oncelog.errors import OncelogError, UnknownMemberId
+from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, UnknownMemberId
+from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+_CLOSE_COMMIT_MS = 6_000
+_CLOSE_LEAVE_S = 3.0
+"""Limits of a close: together less than what the blocking consumer waits for it."""
 
 
 class Change(Enum):
@@ -45,22 +56,35 @@ class GroupSession(GroupRequests, ABC):
     """One consumer's part in its group. Not subscribed: it commits, but does not belong to it."""
 
     def __init__(
-        self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
+        self,
+        core: ConsumerCore,
+        settings: Settings,
+        cluster: ClusterConnection,
+        activity: PollActivity,
+        wake: Callable[[], None],
     ) -> None:
         super().__init__(core, settings, cluster)
         self.topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
-        self._wake = wake
+        self._activity, self._wake = activity, wake
         self._owned: list[TopicPartition] = []
         self._is_lost = False
         self._last_member = self.member
         self._beating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._polled_ms = self._committed_ms = cluster.now_ms()
+        # What is being given back: it is owned until the automatic commit before that has ended.
+        self._leaving: list[TopicPartition] = []
+        self._final_commit: asyncio.Task[None] | None = None
+        self._interval_commit: asyncio.Task[None] | None = None
+        self._committed_ms = cluster.now_ms()
+        # An error for the next poll; the member stays.
+        self._failure: OncelogError | None = None
+        # The error that ended the membership, for every poll.
+        self._ended: OncelogError | None = None
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether it belongs to the group, or is about to."""
+        """True when the consumer belongs to the group, or is about to."""
         return bool(self.topics) or self._pattern is not None
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
@@ -83,11 +107,43 @@ class GroupSession(GroupRequests, ABC):
             self._last_member = self.member
         self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
 
-    # What the protocol makes of it
+    def _end(self, error: OncelogError) -> None:
+        """Leave the group for good: its partitions are lost, and every poll and commit raises the error."""
+        if isinstance(error, FencedInstanceId):
+            error = FencedInstanceId(
+                f"another member of group {self.group_id!r} has group.instance.id="
+                f"{self._settings['group.instance.id']!r} by now, and this one is out for good: "
+                "close it, and give each consumer a name of its own"
+            )
+        self._stop_beating()
+        self._cancel_commits()
+        self._end_membership()
+        self._ended, self._is_lost = error, True
+        self._wake()
+
+    async def advance(self, deadline_ms: float) -> Rebalance | bool:
+        """Return what to tell the application next; True: partitions may be read; False: not yet.
+
+        The next call means that the application has been told. Raises what the group's coordinator refuses.
+        """
+        if self._ended is not None:
+            lost, self._owned, self._leaving = self._owned, [], []
+            self._core.assign([])
+            if lost:
+                return Rebalance(Change.LOST, lost)
+            raise self._ended.with_traceback(None)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._leaving:
+            return await self._give_back(self._leaving, deadline_ms)
+        return await self._advance(deadline_ms)
+
+    # Decided by the protocol
 
     @abstractmethod
-    async def advance(self, deadline_ms: float) -> Rebalance | bool:
-        """What to tell the application next; True: all is told and partitions may be read; False: not yet."""
+    async def _advance(self, deadline_ms: float) -> Rebalance | bool:
+        """Carry out the next step when nothing is being given back; see `advance`."""
 
     @abstractmethod
     def _resubscribe(self) -> None:
@@ -95,11 +151,11 @@ class GroupSession(GroupRequests, ABC):
 
     @property
     def _is_rebalancing(self) -> bool:
-        """Whether it finds out in the background what it is to read, and will see there what is lost."""
+        """True while the member finds out in the background what to read, and will see there what is lost."""
         return False
 
     @abstractmethod
-    def _lose(self, why: Next) -> None:
+    def _lose(self, why: GroupAction) -> None:
         """Others may have the partitions by now."""
 
     @abstractmethod
@@ -108,12 +164,22 @@ class GroupSession(GroupRequests, ABC):
 
     # Taking and giving
 
-    async def _give_back(self, partitions: list[TopicPartition]) -> Rebalance:
-        change = Change.LOST if self._is_lost else Change.REVOKED
-        if change is Change.REVOKED and self._settings["enable.auto.commit"]:
-            with suppress(OncelogError):
-                await self.commit()
-        self._owned = [at for at in self._owned if at not in partitions]
+    async def _give_back(self, partitions: list[TopicPartition], deadline_ms: float) -> Rebalance | bool:
+        """Commit positions first, if that is automatic; False when the deadline comes before the answer."""
+        self._leaving = partitions
+        if self._commits_by_itself and not self._is_lost:
+            if self._final_commit is None:
+                limit_ms = min(self._settings["request.timeout.ms"], self._settings["max.poll.interval.ms"])
+                self._final_commit = self._spawn_commit(self._positions(), limit_ms)
+            timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
+            done, _ = await asyncio.wait([self._final_commit], timeout=timeout_s)
+            if not done:
+                return False
+        self._cancel_commits()
+        change, self._leaving = Change.REVOKED, []
+        if self._is_lost:  # perhaps by what the commit was answered: then all is lost
+            change, partitions = Change.LOST, self._owned
+        self._owned = [tp for tp in self._owned if tp not in partitions]
         return Rebalance(change, partitions)
 
     def _take(
@@ -132,9 +198,9 @@ class GroupSession(GroupRequests, ABC):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the application has not polled for so long that its partitions must go to others."""
+        """True when the application has not polled for so long that its partitions must go to others."""
         patience_ms: int = self._settings["max.poll.interval.ms"]
-        return self._cluster.now_ms() - self._polled_ms > patience_ms
+        return self._activity.idle_ms(self._cluster.now_ms()) > patience_ms
 
     def _stop_beating(self) -> None:
         if self._beating is not None:
@@ -142,16 +208,20 @@ class GroupSession(GroupRequests, ABC):
             self._beating = None
 
     async def close(self) -> None:
-        """Commit if that is automatic, leave."""
+        """Commit if that is automatic, leave; within seconds, also when the coordinator is silent."""
+        self._cancel_commits()
         is_member = bool(self.is_subscribed and self.member.member_id)
-        if is_member and self._owned and not self._is_lost and self._settings["enable.auto.commit"]:
+        if is_member and self._owned and not self._is_lost and self._commits_by_itself:
+            limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
             with suppress(OncelogError):
-                await self.commit()
+                await self._commit_all(self._positions(), limit_ms)
         self._stop_beating()
         if self._looking is not None:
             self._looking.cancel()
         if is_member:
-            await self._leave()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_LEAVE_S):
+                    await self._leave()
 
     # Topics by pattern
 
@@ -180,36 +250,85 @@ class GroupSession(GroupRequests, ABC):
 
     # Offsets
 
+    @property
+    def _commits_by_itself(self) -> bool:
+        return bool(self._settings["enable.auto.commit"])
+
+    def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the positions behind everything that was handed out."""
+        positions = {}
+        for tp in self._core.assignment():
+            with suppress(MisuseError):  # auto.offset.reset=none, and no position yet
+                if (offset := self._core.position(tp)) is not None:
+                    positions[tp] = OffsetAndMetadata(offset)
+        return positions
+
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
         """Commit positions; None: of everything handed out. Raises why the group does not take them."""
-        if offsets is None:
-            positions = {at: self._core.position(at) for at in self._core.assignment()}
-            offsets = {at: offset for at, offset in positions.items() if offset is not None}
-        if not offsets:
-            return
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        full = (
+            self._positions()
+            if offsets is None
+            else {
+                tp: OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+                for tp, offset in offsets.items()
+            }
+        )
+        if self._interval_commit is not None:
+            self._interval_commit.cancel()  # its positions are older, and must not be stored after these
+        await self._commit_all(full, self._settings["request.timeout.ms"])
+
+    async def _commit_all(self, offsets: Offsets, limit_ms: float) -> None:
+        if offsets:
+            await self._until_settled(lambda: self._commit_once(offsets), GroupRequest.COMMIT, limit_ms)
+
+    async def _commit_once(self, offsets: Offsets) -> None:
         if self.is_subscribed and self.member.generation_id < 0:
             # As nobody in particular the group would take it, over the heads of its members.
             raise UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
-        full = {
-            at: OffsetAndMetadata(each) if isinstance(each, int) else each for at, each in offsets.items()
-        }
-        await self._until_settled(lambda: self._commit_once(full))
-
-    async def _commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        answer = await self._ask(commit_request(self.member, offsets), max_version=MAX_COMMIT_VERSION)
+        member = self.member
+        answer = await self._ask(commit_request(member, offsets), max_version=MAX_COMMIT_VERSION)
         error = commit_error(answer)
         if error is None:
             return
-        following = next_after(error)
-        if following in (Next.RESET, Next.BEHIND) and self.is_subscribed and not self._is_rebalancing:
-            self._lose(following)
-        raise error
+        if self.is_subscribed and member == self.member:  # else it is news of an earlier generation
+            self._react_to_commit(error)
+        raise self._ended.with_traceback(None) if self._ended is not None else error
 
-    async def _commit_by_time(self) -> None:
-        now_ms = self._cluster.now_ms()
-        if not (self._settings["enable.auto.commit"] and self._owned):
+    def _react_to_commit(self, error: OncelogError) -> None:
+        match next_after(error, GroupRequest.COMMIT):
+            case GroupAction.END:
+                self._end(error)
+            case GroupAction.LOST | GroupAction.RESET as why if not self._is_rebalancing:
+                self._lose(why)
+            case GroupAction.JOIN if not self._is_rebalancing:
+                self._resubscribe()
+
+    def _spawn_commit(self, offsets: Offsets, limit_ms: float) -> asyncio.Task[None]:
+        """Commit in a task. Its errors are not raised: what was not stored is read again."""
+
+        async def commit() -> None:
+            with suppress(OncelogError):
+                await self._commit_all(offsets, limit_ms)
+
+        return asyncio.create_task(commit())
+
+    def _commit_by_time(self) -> None:
+        """Begin an automatic commit when one is due, of what was handed out by now; one at a time."""
+        if not (self._commits_by_itself and self._owned):
             return
+        if self._interval_commit is not None and not self._interval_commit.done():
+            return
+        now_ms = self._cluster.now_ms()
         if now_ms - self._committed_ms >= self._settings["auto.commit.interval.ms"]:
             self._committed_ms = now_ms
-            with suppress(OncelogError):  # the next one brings these positions as well
-                await self.commit()
+            limit_ms: int = self._settings["request.timeout.ms"]
+            self._interval_commit = self._spawn_commit(self._positions(), limit_ms)
+
+    def _cancel_commits(self) -> None:
+        """End automatic commits: partitions change hands, and what comes late would be another's position."""
+        for task in (self._final_commit, self._interval_commit):
+            if task is not None:
+                task.cancel()
+        self._final_commit = self._interval_commit = None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.group import (
     Joined,
-    Next,
     heartbeat_request,
     join_request,
     joined_from,
@@ -25,10 +24,12 @@ from oncelog.client.group import (
     next_after,
     sync_request,
 )
+from oncelog.client.poll_activity import PollActivity
 from oncelog.client.subscription import Holding, decode_share
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import GroupSession, Rebalance
 from oncelog.errors import ConfigError, OncelogError, error_for_code, raise_for_code
+from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.rules.sticky import ASSIGNORS, is_cooperative
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -48,9 +49,14 @@ class ClassicSession(GroupSession):
     """The classic protocol: a join for each generation, and the leader shares out."""
 
     def __init__(
-        self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
+        self,
+        core: ConsumerCore,
+        settings: Settings,
+        cluster: ClusterConnection,
+        activity: PollActivity,
+        wake: Callable[[], None],
     ) -> None:
-        super().__init__(core, settings, cluster, wake)
+        super().__init__(core, settings, cluster, activity, wake)
         assignors = settings["partition.assignment.strategy"]
         unknown = [name for name in assignors if name not in ASSIGNORS]
         if unknown or not assignors:
@@ -71,19 +77,20 @@ class ClassicSession(GroupSession):
     def _is_rebalancing(self) -> bool:
         return self._joining is not None
 
-    async def advance(self, deadline_ms: float) -> Rebalance | bool:
-        self._polled_ms = self._cluster.now_ms()
+    async def _advance(self, deadline_ms: float) -> Rebalance | bool:
         if self._given_back is not None:
             share, self._given_back = self._given_back, None
             self._must_join = True
-            return self._take_share(share)
+            if not self._is_lost:
+                return self._take_share(share)
         if self._joining is None:
             self._must_join = self._must_join or self._has_new_partitions()
             if not self._must_join:
-                await self._commit_by_time()
+                self._keep_beating()
+                self._commit_by_time()
                 return True
             if leaving := self._to_give_back():
-                return await self._give_back(leaving)
+                return await self._give_back(leaving, deadline_ms)
             self._start_joining()
         assert self._joining is not None
         if self._owned and not self._joining.done():
@@ -116,15 +123,23 @@ class ClassicSession(GroupSession):
         joining, self._joining = self._joining, None
         try:
             share = joining.result()
-        except OncelogError:
+        except OncelogError as error:
             self._must_join = True
-            raise
-        if share is None or self._is_lost:
-            return await self.advance(deadline_ms)
+            # As a member: JoinGroup and SyncGroup agree on what ends it.
+            if next_after(error, GroupRequest.JOIN) is not GroupAction.END:
+                raise
+            self._end(error)
+        else:
+            if share is not None and not self._is_lost:
+                return await self._exchange(share, deadline_ms)
+        return await self.advance(deadline_ms)
+
+    async def _exchange(self, share: _Share, deadline_ms: float) -> Rebalance | bool:
+        """Give back what the new share lacks, then take the rest of it."""
         self.member = share.member
-        if leaving := [at for at in self._owned if at not in share.partitions]:
+        if leaving := [tp for tp in self._owned if tp not in share.partitions]:
             self._given_back = share
-            return await self._give_back(leaving)
+            return await self._give_back(leaving, deadline_ms)
         return self._take_share(share)
 
     def _take_share(self, share: _Share) -> Rebalance:
@@ -135,33 +150,38 @@ class ClassicSession(GroupSession):
         """A new generation, however often it takes; None: the partitions that stayed are lost."""
         attempt = 0
         while True:
+            request = GroupRequest.JOIN
             try:
                 joined = await self._join_once()
+                request = GroupRequest.SYNC
                 if self._is_cooperative:
                     self.member = joined.member  # what stayed is committed in the new generation
                 await self._learn(joined)
-                counts = {topic: count or 0 for topic, count in self._counts.items()}
-                answer = await self._ask(sync_request(joined, counts))
-                raise_for_code(answer.error_code)
-                partitions = decode_share(answer.assignment)
-                added = [at for at in partitions if at not in self._owned]
-                share = _Share(joined.member, partitions, await self.committed(added))
-                self._beating = asyncio.create_task(self._beat(joined.member))
-                return share
+                return await self._share_of(joined)
             except OncelogError as error:
-                following = next_after(error)
-                if following is Next.RAISE:
+                action = next_after(error, request)
+                if action in (GroupAction.RAISE, GroupAction.END):
                     raise
-                if following in (Next.RESET, Next.BEHIND) and self._owned:
-                    self._lose(following)
+                if action in (GroupAction.RESET, GroupAction.LOST) and self._owned:
+                    self._lose(action)
                     return None
-                if following is Next.RESET:
+                if action is GroupAction.RESET:
                     self._end_membership()
-                if following is Next.FIND:
+                if action is GroupAction.FIND:
                     self._coordinator_id = None
-                if following is not Next.JOIN:
+                if action is not GroupAction.JOIN:
                     await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
                     attempt += 1
+
+    async def _share_of(self, joined: Joined) -> _Share:
+        counts = {topic: count or 0 for topic, count in self._counts.items()}
+        answer = await self._ask(sync_request(joined, counts))
+        raise_for_code(answer.error_code)
+        partitions = decode_share(answer.assignment)
+        added = [tp for tp in partitions if tp not in self._owned]
+        share = _Share(joined.member, partitions, await self.committed(added))
+        self._beating = asyncio.create_task(self._beat(joined.member))
+        return share
 
     async def _join_once(self) -> Joined:
         if self._pattern is not None:
@@ -184,36 +204,60 @@ class ClassicSession(GroupSession):
 
     # Staying
 
+    def _keep_beating(self) -> None:
+        """Beat again after an error that a poll has raised."""
+        if self.member.generation_id >= 0 and (self._beating is None or self._beating.done()):
+            self._beating = asyncio.create_task(self._beat(self.member))
+
     async def _beat(self, member: ConsumerGroupMetadata) -> None:
         """Heartbeats until the member is out, or an application that does not poll has taken it out."""
         while True:
             await asyncio.sleep(self._settings["heartbeat.interval.ms"] / 1000)
             if self._is_idle:
                 await self._leave()
-                self._lose(Next.RESET)
+                self._lose(GroupAction.RESET)
                 return
             try:
                 answer = await self._ask(heartbeat_request(member))
                 error: OncelogError | None = error_for_code(answer.error_code) if answer.error_code else None
             except OncelogError as failure:
                 error = failure
-            if error is None:
-                continue
-            following = next_after(error)
-            if following is Next.FIND:
-                self._coordinator_id = None
-            elif following is Next.JOIN:
-                self._must_join = True
-                self._wake()
-            elif following is not Next.RETRY:
-                self._lose(following)
+            if error is not None and not self._goes_on_after(error):
                 return
 
-    def _lose(self, why: Next) -> None:
+    def _goes_on_after(self, error: OncelogError) -> bool:
+        """React to a heartbeat's error; false when heartbeats end."""
+        match next_after(error, GroupRequest.HEARTBEAT):
+            case GroupAction.RETRY:
+                return True
+            case GroupAction.FIND:
+                self._coordinator_id = None
+                return True
+            case GroupAction.JOIN:
+                self._must_join = True
+                self._wake()
+                return True
+            case GroupAction.END:
+                self._end(error)
+            case GroupAction.RAISE:
+                self._failure = error
+                self._wake()
+            case GroupAction.LOST | GroupAction.RESET as why:
+                self._lose(why)
+        return False
+
+    def _lose(self, why: GroupAction) -> None:
         """A member that the group knows keeps its id."""
-        self._end_membership(self.member.member_id if why is Next.BEHIND else "")
+        self._cancel_commits()
+        self._end_membership(self.member.member_id if why is GroupAction.LOST else "")
         self._must_join = self._is_lost = True
         self._wake()
+
+    def _end(self, error: OncelogError) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+            self._joining = None
+        super()._end(error)
 
     async def close(self) -> None:
         """Commit if that is automatic, leave."""

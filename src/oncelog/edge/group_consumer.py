@@ -14,12 +14,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from oncelog.client.consumer import ConsumerCore
-from oncelog.client.group import Next, next_after
+from oncelog.client.group import next_after
 from oncelog.client.heartbeats import JOINING, Difference, Heartbeats, Place, difference
+from oncelog.client.poll_activity import PollActivity
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.edge.group import GroupSession, Rebalance
+from oncelog.edge.group import Change, GroupSession, Rebalance
 from oncelog.errors import OncelogError, UnsupportedVersion
+from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -34,9 +36,14 @@ class ConsumerProtocolSession(GroupSession):
     """The consumer protocol: the coordinator shares out."""
 
     def __init__(
-        self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, wake: Callable[[], None]
+        self,
+        core: ConsumerCore,
+        settings: Settings,
+        cluster: ClusterConnection,
+        activity: PollActivity,
+        wake: Callable[[], None],
     ) -> None:
-        super().__init__(core, settings, cluster, wake)
+        super().__init__(core, settings, cluster, activity, wake)
         self._heartbeats = Heartbeats(settings, str(UUID(bytes=machine.current().new_uuid())))
         self._ids: dict[str, bytes] = {}
         """Of the topics that are owned."""
@@ -46,25 +53,20 @@ class ConsumerProtocolSession(GroupSession):
         self._is_untold = False
         """Whether what is owned has changed since the coordinator was told."""
         self._finding: asyncio.Task[_Found] | None = None
-        self._failure: OncelogError | None = None
         self._news, self._hurry = asyncio.Event(), asyncio.Event()
 
     def _resubscribe(self) -> None:
         self._hurry.set()
 
-    async def advance(self, deadline_ms: float) -> Rebalance | bool:
-        self._polled_ms = self._cluster.now_ms()
+    async def _advance(self, deadline_ms: float) -> Rebalance | bool:
         if self._is_untold:
             self._acknowledge()
         if self._is_lost:
-            lost = await self._give_back(self._owned)
-            self._is_lost, self._is_untold = False, True
-            if lost.partitions:
-                return lost
+            lost, self._owned, self._is_lost = self._owned, [], False
+            if lost:
+                self._is_untold = True
+                return Rebalance(Change.LOST, lost)
             self._acknowledge()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._beat())
         wanted = self._wanted
@@ -73,7 +75,7 @@ class ConsumerProtocolSession(GroupSession):
             self._finding.add_done_callback(lambda _: self._tell())
         is_settled = self._finding is None and wanted is not None
         if is_settled or (self._owned and not (self._finding and self._finding.done())):
-            await self._commit_by_time()
+            self._commit_by_time()
             return True  # what stays is read on while the rest is found
         return await self._await_news(deadline_ms)
 
@@ -90,13 +92,13 @@ class ConsumerProtocolSession(GroupSession):
         finding, self._finding = self._finding, None
         if finding.cancelled():
             return await self.advance(deadline_ms)
-        return await self._carry_out(finding.result())
+        return await self._carry_out(finding.result(), deadline_ms)
 
-    async def _carry_out(self, found: _Found) -> Rebalance | bool:
+    async def _carry_out(self, found: _Found, deadline_ms: float) -> Rebalance | bool:
         leaving, added, _ = found.difference
         self._is_untold = True
         if leaving:
-            return await self._give_back(leaving)
+            return await self._give_back(leaving, deadline_ms)
         self._ids = dict(found.ids)
         return self._take([*self._owned, *added], found.committed)
 
@@ -122,7 +124,7 @@ class ConsumerProtocolSession(GroupSession):
                     return _Found(step, ids, await self.committed(step.added))
                 await self._cluster.refresh_metadata(sorted(self.topics), allow_auto_topic_creation=False)
             except OncelogError as error:
-                if next_after(error) is Next.RAISE:
+                if next_after(error, GroupRequest.FETCH) is GroupAction.RAISE:
                     raise
             await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
             attempt += 1
@@ -139,22 +141,25 @@ class ConsumerProtocolSession(GroupSession):
         while True:
             if self._is_idle:
                 await self._leave()
-                self._lose(Next.RESET)
+                self._lose(GroupAction.RESET)
                 return
             self._hurry.clear()
             try:
                 await self._beat_once()
             except OncelogError as error:
                 self._heartbeats.failed()
-                following = next_after(error)
-                if following is Next.RAISE:
-                    self._fail(error)
-                    return
-                if following is Next.RESET:
-                    self._lose(following)  # joins again when the application knows, not over its head
-                    return
-                if following is Next.FIND:
-                    self._coordinator_id = None
+                match next_after(error, GroupRequest.CONSUMER_HEARTBEAT):
+                    case GroupAction.END:
+                        self._end(error)
+                        return
+                    case GroupAction.RAISE:
+                        self._fail(error)
+                        return
+                    case GroupAction.LOST | GroupAction.RESET as why:
+                        self._lose(why)  # joins again when the application knows, not over its head
+                        return
+                    case GroupAction.FIND:
+                        self._coordinator_id = None
                 await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
                 continue
@@ -194,11 +199,17 @@ class ConsumerProtocolSession(GroupSession):
         self._news.set()
         self._wake()
 
-    def _lose(self, why: Next) -> None:
+    def _lose(self, why: GroupAction) -> None:
+        self._cancel_commits()
         self._heartbeats.fenced()
         self._end_membership(self._heartbeats.member_id)
         self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()
         self._stop_finding()
+        self._tell()
+
+    def _end(self, error: OncelogError) -> None:
+        self._stop_finding()
+        super()._end(error)
         self._tell()
 
     def _stop_finding(self) -> None:

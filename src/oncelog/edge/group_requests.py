@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.group import (
     MAX_FETCH_VERSION,
-    Next,
     committed_from,
     committed_request,
     next_after,
@@ -17,8 +16,11 @@ from oncelog.client.group import (
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, find_coordinator
 from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
+
+T = TypeVar("T")
 
 
 class GroupRequests:
@@ -47,27 +49,36 @@ class GroupRequests:
                 raise error
             return found
 
-        found: dict[TopicPartition, OffsetAndMetadata] = await self._until_settled(once)
+        found: dict[TopicPartition, OffsetAndMetadata] = await self._until_settled(
+            once, GroupRequest.FETCH, self._settings["request.timeout.ms"]
+        )
         return found
 
-    async def _until_settled(self, once: Callable[[], Any]) -> Any:
-        """Try again what may pass, for as long as request.timeout.ms."""
-        deadline_ms = self._cluster.now_ms() + self._settings["request.timeout.ms"]
+    async def _until_settled(
+        self, once: Callable[[], Awaitable[T]], request: GroupRequest, limit_ms: float
+    ) -> T:
+        """Try again what may pass, for as long as `limit_ms`. Raises TimedOut then, whatever hangs."""
+        last: OncelogError | None = None
         attempt = 0
-        while True:
-            try:
-                return await once()
-            except OncelogError as error:
-                following = next_after(error)
-                if following not in (Next.RETRY, Next.FIND):
-                    raise
-                if following is Next.FIND:
-                    self._coordinator_id = None
-                pause_ms = self._cluster.retry_pause_ms(attempt)
-                if self._cluster.now_ms() + pause_ms > deadline_ms:
-                    raise TimedOut(f"group {self.group_id!r} gave no answer in time: {error}") from error
-            await asyncio.sleep(pause_ms / 1000)
-            attempt += 1
+        try:
+            async with asyncio.timeout(limit_ms / 1000) as limit:
+                while True:
+                    try:
+                        return await once()
+                    except OncelogError as error:
+                        action = next_after(error, request)
+                        if action not in (GroupAction.RETRY, GroupAction.FIND):
+                            raise
+                        if action is GroupAction.FIND:
+                            self._coordinator_id = None
+                        last = error
+                    await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
+                    attempt += 1
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            why = f": {last}" if last else f" to {request.value} within {limit_ms:g} ms"
+            raise TimedOut(f"group {self.group_id!r} gave no answer in time{why}") from last
 
     # Requests
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from oncelog.client.arguments import names_of, offsets_of, partitions_of
 from oncelog.client.consumer import ConsumerCore
+from oncelog.client.poll_activity import PollActivity
+from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import Change, GroupSession, Rebalance
 from oncelog.edge.group_classic import ClassicSession
@@ -83,6 +86,8 @@ class AsyncSubscribing:
 
     def __init__(self) -> None:
         self._group: GroupSession | None = None
+        self._machine = machine.current()
+        self._activity = PollActivity(self._machine.monotonic_ns() / 1e6)
         self._subscription = Subscription()
         self.listeners = Listeners()
 
@@ -167,10 +172,19 @@ class AsyncSubscribing:
         cluster = await self._connected()
         if self._group is None:
             session = _SESSIONS[self._settings["group.protocol"]]
-            self._group = session(self._core, self._settings, cluster, self._wake_up)
+            self._group = session(self._core, self._settings, cluster, self._activity, self._wake_up)
             if self._subscription:
                 self._group.subscribe(*self._subscription)
         return self._group
+
+    @contextmanager
+    def _polling(self) -> Iterator[None]:
+        """Count a poll that waits as activity of the member (max.poll.interval.ms)."""
+        self._activity.enter()
+        try:
+            yield
+        finally:
+            self._activity.leave(self._machine.monotonic_ns() / 1e6)
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
         """What the group has to tell before records may be taken; see GroupSession.advance."""

@@ -1,0 +1,252 @@
+"""A member's state machine, with a played coordinator: what is told once, committed first, or ends it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from helpers_group_session import ALL, PROTOCOLS, Coordinator, Member
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.client.poll_activity import PollActivity
+from oncelog.edge.group import Change
+from oncelog.errors import FencedInstanceId, GroupAuthorizationFailed
+from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
+
+A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
+
+
+def beats(coordinator: Coordinator) -> int:
+    return sum(
+        isinstance(each, (HeartbeatRequest, ConsumerGroupHeartbeatRequest)) for each in coordinator.asked
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@settings(max_examples=40)
+@given(patience=st.lists(st.integers(0, 12), min_size=1, max_size=30), slowness=st.integers(0, 8))
+def test_polls_cancelled_at_any_moment_tell_each_change_once(
+    protocol: str, patience: list[int], slowness: int
+) -> None:
+    """What is revoked was committed before, and is told exactly once, however polls are cut short."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+
+        async def slow() -> int:
+            for _ in range(slowness):
+                await asyncio.sleep(0)
+            return 0
+
+        coordinator.commit_answer = slow
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000})
+        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.told) == 1)
+        member.hand_out(7)
+        coordinator.rebalance(ALL[:2])
+        for turns in patience:
+            step = asyncio.create_task(member.step(1.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+        await member.until(lambda: any(change is R for change, *_ in member.told))
+        await member.until(lambda: len(member.core.assignment()) == 2)
+        revoked = [(partitions, commits) for change, partitions, commits in member.told if change is R]
+        leaving = [0, 1, 2, 3] if protocol == "range" else [2, 3]
+        assert revoked == [(leaving, 1)]
+        assert coordinator.committed == [dict.fromkeys(range(4), 7)]
+        assert not any(change is L for change, *_ in member.told)
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol: str) -> None:
+    """An automatic commit by time is not waited for; one before partitions are given back, in parts."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        never = asyncio.get_running_loop().create_future()
+
+        async def silent() -> int:
+            return int(await never)
+
+        coordinator.commit_answer = silent
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        for _ in range(20):
+            assert await member.step(), "records are handed out while the commit is under way"
+        assert sum(isinstance(each, OffsetCommitRequest) for each in coordinator.asked) <= 1
+        coordinator.rebalance(ALL[:2])
+        first = beats(coordinator)
+        await member.until(lambda: beats(coordinator) > first + 5)
+        assert not await member.step(), "nothing is handed out of what is about to go"
+        assert [change for change, *_ in member.told] == [A], "nor told before the commit has ended"
+        never.set_result(0)
+        await member.until(lambda: any(change is R for change, *_ in member.told))
+        assert coordinator.committed[-1] == dict.fromkeys(range(4), 5)
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+
+        async def refuse() -> int:
+            return 25  # UNKNOWN_MEMBER_ID
+
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        coordinator.commit_answer = refuse
+        coordinator.rebalance(ALL[:2])
+        await member.until(lambda: len(member.told) >= 2)
+        assert member.told[1] == (L, [0, 1, 2, 3], 0)
+        await member.until(lambda: len(member.core.assignment()) == 2)
+        assert member.told[2] == (A, [0, 1], 0)
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) -> None:
+    """Its coordinator was silent over a rebalance: it is given up, not sent in the next generation."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        never = asyncio.get_running_loop().create_future()
+
+        async def first_is_silent() -> int:
+            coordinator.commit_answer = coordinator._stored
+            return int(await never)
+
+        coordinator.commit_answer = first_is_silent
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        assert await member.step()
+        coordinator.share = ALL[:1]
+        coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
+        await member.until(lambda: any(change is L for change, *_ in member.told))
+        coordinator.heartbeat_code = 0
+        assert never.cancelled(), "given up"
+        await member.until(lambda: len(member.core.assignment()) == 1)
+        member.hand_out(9)
+        await member.until(lambda: len(coordinator.committed) > 0)
+        assert all(set(offsets) == {0} and offsets[0] != 5 for offsets in coordinator.committed)
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_fenced_instance_id_ends_the_member(protocol: str) -> None:
+    """The loss is told once, then every poll and commit raises, and the coordinator hears nothing more."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, protocol, **{"group.instance.id": "one"})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        identity = member.session.metadata
+        coordinator.heartbeat_code = 82
+        with pytest.raises(FencedInstanceId, match=r"group\.instance\.id='one'.*out for good"):
+            await member.until(lambda: False)
+        assert member.told[1:] == [(L, [0, 1, 2, 3], 0)]
+        asked = len(coordinator.asked)
+        for _ in range(3):
+            with pytest.raises(FencedInstanceId):
+                await member.step(0.02)
+        with pytest.raises(FencedInstanceId):
+            await member.session.commit()
+        assert member.core.assignment() == []
+        assert member.session.metadata == identity, "what is sent in its name is refused"
+        await member.session.close()
+        assert len(coordinator.asked) == asked
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_commit_that_is_fenced_ends_the_member(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+
+        async def fenced() -> int:
+            return 82
+
+        member = Member(coordinator, protocol, **{"group.instance.id": "one", "enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        coordinator.commit_answer = fenced
+        with pytest.raises(FencedInstanceId, match="out for good"):
+            await member.session.commit()
+        with pytest.raises(FencedInstanceId, match="out for good"):
+            await member.until(lambda: False)
+        assert member.told[1:] == [(L, [0, 1, 2, 3], 0)]
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_heartbeat_that_is_not_authorized_is_raised_and_the_member_stays(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, protocol)
+        await member.until(lambda: len(member.told) == 1)
+        identity = member.session.metadata
+        for _ in range(2):
+            coordinator.heartbeat_code = 30
+            with pytest.raises(GroupAuthorizationFailed):
+                await member.until(lambda: False)
+            coordinator.heartbeat_code = 0
+        first = beats(coordinator)
+        await member.until(lambda: beats(coordinator) > first + 2)
+        assert len(member.told) == 1
+        assert len(member.core.assignment()) == 4
+        assert member.session.metadata.member_id == identity.member_id
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_member_whose_poll_waits_is_not_idle_and_one_between_polls_is(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, protocol, **{"max.poll.interval.ms": 1, "enable.auto.commit": False})
+        member.activity.enter()
+        await member.until(lambda: len(member.told) == 1)
+        first = beats(coordinator)
+        await member.until(lambda: beats(coordinator) > first + 10)
+        assert len(member.told) == 1
+        member.activity.leave(coordinator.now_ms() - 5)
+        deadline = coordinator.now_ms() + 60_000
+        while member.session.member.generation_id >= 0:
+            assert coordinator.now_ms() < deadline, "it has not left"
+            await asyncio.sleep(0.001)
+        await member.until(lambda: len(member.told) > 1)
+        assert member.told[1] == (L, [0, 1, 2, 3], 0)
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+def test_idle_time_counts_from_the_end_of_the_last_wait() -> None:
+    activity = PollActivity(100)
+    assert activity.idle_ms(150) == 50
+    activity.enter()
+    activity.enter()
+    assert activity.idle_ms(9_000) == 0
+    activity.leave(9_000)
+    assert activity.idle_ms(10_000) == 0, "another poll waits"
+    activity.leave(10_000)
+    assert activity.idle_ms(10_500) == 500

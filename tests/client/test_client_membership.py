@@ -1,0 +1,224 @@
+"""Who stays in a group, who leaves it and who is out for good, over sockets, with both group protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_groups import SECONDS, Reader, fill, take, wait_for
+from helpers_groups import member as any_member
+from helpers_producer import new_topic
+
+from oncelog import Broker, Consumer, TopicPartition
+from oncelog.dev.served import ServedBroker
+from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.errors import FencedInstanceId, UnreleasedInstanceId
+
+QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
+PROTOCOLS = ("classic", "consumer")
+ONE = {"group_instance_id": "one"}
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[str]:
+    with Broker(config=QUICK) as broker:
+        yield broker.bootstrap_servers
+
+
+def member(servers: str, group: str, protocol: str = "classic", **settings: Any) -> Consumer:
+    return any_member(servers, group, group_protocol=protocol, **settings)
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
+    servers: str, group: str, strategy: str
+) -> None:
+    """Not a rebalance without end: the fenced one loses its partitions once, and raises at every poll."""
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 4, 2)
+    events: list[str] = []
+    settings = {**ONE, "partition_assignment_strategy": strategy}
+    with member(servers, group, **settings) as first:
+        first.subscribe(
+            topic,
+            on_assigned=lambda _: events.append("assigned"),
+            on_revoked=lambda _: events.append("revoked"),
+            on_lost=lambda share: events.append(f"lost {len(share)}"),
+        )
+        take(first, 4)
+        second = Reader(member(servers, group, **settings), topic)
+        with pytest.raises(FencedInstanceId, match=r"group\.instance\.id='one'.*out for good"):
+            wait_for(lambda: first.poll(0.1) is None)
+        assert events == ["assigned", "lost 2"]
+        for _ in range(3):
+            with pytest.raises(FencedInstanceId):
+                first.poll(0.5)
+        with pytest.raises(FencedInstanceId):
+            first.commit({TopicPartition(topic, 0): 1})
+        fill(servers, topic, 4, 4, 2)
+        wait_for(lambda: set(range(4, 8)) <= set(second.values))
+        assert second.events == [("assigned", 2)], "the fenced one did not come back"
+        second.stop()
+        first.unsubscribe()
+        first.subscribe(topic)  # a decision of the application: the name is free
+        wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
+
+
+def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None:
+    """group.protocol=consumer: the coordinator keeps the name for whoever has it."""
+    topic = new_topic(ours, 2)
+    first = Reader(member(ours, group, "consumer", **ONE), topic)
+    wait_for(lambda: first.events == [("assigned", 2)])
+    with member(ours, group, "consumer", **ONE) as second:
+        second.subscribe(topic)
+        for _ in range(2):
+            with pytest.raises(UnreleasedInstanceId):
+                wait_for(lambda: second.poll(0.1) is None)
+        first.stop()
+
+        def has_it() -> bool:
+            try:
+                second.poll(0.1)
+            except UnreleasedInstanceId:
+                return False
+            return len(second.assignment()) == 2
+
+        wait_for(has_it)
+    assert first.events == [("assigned", 2)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
+    ours: str, group: str, protocol: str
+) -> None:
+    """All are paused, so that nothing is fetched: the poll only waits."""
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 2, 2)
+    events: list[str] = []
+    with member(ours, group, protocol, max_poll_interval_ms=300) as consumer:
+
+        def assigned(share: list[TopicPartition]) -> None:
+            events.append("assigned")
+            consumer.pause(*share)
+
+        consumer.subscribe(topic, on_assigned=assigned, on_lost=lambda _: events.append("lost"))
+        assert consumer.poll(3) == []
+        assert events == ["assigned"]
+        assert len(consumer.paused()) == 2
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_spare_member_in_one_long_poll_rebalances_nobody(ours: str, group: str, protocol: str) -> None:
+    topic = new_topic(ours)
+    settings = {"max_poll_interval_ms": 300, "partition_assignment_strategy": "sticky"}
+    if protocol == "consumer":
+        del settings["partition_assignment_strategy"]
+    with member(ours, group, protocol, **settings) as spare, member(ours, group, protocol, **settings) as one:
+        counts: list[int] = []
+        one.subscribe(topic, on_assigned=lambda share: counts.append(len(share)))
+        wait_for(lambda: one.poll(0.05) == [] and counts == [1])
+        spare.subscribe(topic)
+        waiting = threading.Thread(target=lambda: spare.poll(3))
+        waiting.start()
+        while waiting.is_alive():
+            one.poll(0.05)
+        assert sum(counts) <= 2, "one rebalance when the spare one joins, and no further"
+        assert spare.assignment() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_callback_that_hangs_is_not_a_poll_that_waits(ours: str, group: str, protocol: str) -> None:
+    topic = new_topic(ours, 2)
+    goes_on, is_assigned = threading.Event(), threading.Event()
+
+    def hang(_: list[TopicPartition]) -> None:
+        is_assigned.set()
+        assert goes_on.wait(SECONDS)
+
+    with member(ours, group, protocol, max_poll_interval_ms=300) as first:
+        first.subscribe(topic, on_assigned=hang)
+        polling = threading.Thread(target=lambda: first.poll(0.1))
+        polling.start()
+        assert is_assigned.wait(SECONDS)
+        second = Reader(member(ours, group, protocol), topic)
+        wait_for(lambda: ("assigned", 2) in second.events)
+        goes_on.set()
+        polling.join(SECONDS)
+        second.stop()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
+    ours: str, group: str, protocol: str
+) -> None:
+    """A poll that was cancelled keeps nobody in the group."""
+    topic = new_topic(ours, 2)
+    config = {
+        "bootstrap.servers": ours,
+        "group.id": group,
+        "group.protocol": protocol,
+        "max.poll.interval.ms": 300,
+    }
+    lost: list[int] = []
+
+    async def work() -> None:
+        async with AsyncConsumer(config) as consumer:
+            consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
+            assert await consumer.poll(2) == []
+            assert len(consumer.assignment()) == 2
+            assert lost == []
+            waiting = asyncio.create_task(consumer.poll(3600))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            other = await asyncio.to_thread(lambda: Reader(member(ours, group, protocol), topic))
+            await asyncio.to_thread(wait_for, lambda: ("assigned", 2) in other.events)
+            await consumer.poll(0.1)
+            assert lost == [2]
+            await asyncio.to_thread(other.stop)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_polls_return_and_hand_out_while_the_coordinator_hangs(
+    tmp_path: Path, group: str, protocol: str
+) -> None:
+    """An automatic commit that nobody answers is not waited for, by poll() or without bound by close()."""
+    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+        topic = new_topic(broker.bootstrap_servers)
+        fill(broker.bootstrap_servers, topic, 0, 6, 1)
+        consumer = member(
+            broker.bootstrap_servers,
+            group,
+            protocol,
+            auto_commit_interval_ms=1,
+            max_poll_records=1,
+            request_timeout_ms=600_000,
+        )
+        consumer.subscribe(topic)
+        got = take(consumer, 1)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+
+            def poll_and_close() -> None:
+                for _ in range(5):
+                    got.extend(int(record.value or b"") for record in consumer.poll(0.2))
+                consumer.close()
+
+            polling = threading.Thread(target=poll_and_close, daemon=True)
+            polling.start()
+            polling.join(SECONDS)
+            assert not polling.is_alive(), "it waits for the coordinator"
+            assert got == list(range(6)), "what was fetched is handed out"
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        with member(broker.bootstrap_servers, group, protocol) as successor:
+            tp = TopicPartition(topic, 0)
+            wait_for(lambda: successor.committed([tp])[tp] is not None)  # what was sent is stored, late

@@ -1,0 +1,191 @@
+"""A member's session with a coordinator that is played here: no sockets, answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from oncelog.client.consumer import ConsumerCore
+from oncelog.client.poll_activity import PollActivity
+from oncelog.client.subscription import encode_share
+from oncelog.config import CONSUMER
+from oncelog.edge.group import Change, GroupSession, Rebalance
+from oncelog.edge.group_classic import ClassicSession
+from oncelog.edge.group_consumer import ConsumerProtocolSession
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+TOPIC, TOPIC_ID = "t", b"t" * 16
+ALL = [TopicPartition(TOPIC, number) for number in range(4)]
+PROTOCOLS = ("range", "cooperative-sticky", "consumer")
+
+
+class _Metadata:
+    brokers = {0: object()}
+
+    def partition_count(self, _: str) -> int:
+        return len(ALL)
+
+    def topic_id(self, _: str) -> bytes:
+        return TOPIC_ID
+
+
+class Coordinator:
+    """What a session needs of a cluster, and a coordinator that wants the member to own `share`.
+
+    Each commit awaits `commit_answer`, whose result is the error code. `heartbeat_code` is that of
+    heartbeats.
+    """
+
+    metadata = _Metadata()
+
+    def __init__(self) -> None:
+        self.share = list(ALL)
+        self.heartbeat_code = 0
+        self.commit_answer: Callable[[], Awaitable[int]] = self._stored
+        self.committed: list[dict[int, int]] = []
+        self.asked: list[Any] = []
+        self.generation = 0
+        self._epoch, self._assigned = 0, list[TopicPartition]()
+
+    async def _stored(self) -> int:
+        return 0
+
+    def now_ms(self) -> float:
+        return time.monotonic() * 1000
+
+    def retry_pause_ms(self, _: int) -> float:
+        return 1.0
+
+    async def refresh_metadata(self, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(0)
+
+    def rebalance(self, share: list[TopicPartition]) -> None:
+        self.share = share
+        self.heartbeat_code = 27
+
+    async def request(self, _: int | None, request: Any, **__: Any) -> Any:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        match request:
+            case FindCoordinatorRequest():
+                return FindCoordinatorResponse(node_id=0, coordinators=[])
+            case JoinGroupRequest():
+                self.generation += 1
+                return self._joined(request)
+            case SyncGroupRequest():
+                self.heartbeat_code = 0
+                return SyncGroupResponse(error_code=0, assignment=encode_share(self.share))
+            case HeartbeatRequest():
+                return HeartbeatResponse(error_code=self.heartbeat_code)
+            case ConsumerGroupHeartbeatRequest():
+                return self._beaten(request)
+            case OffsetFetchRequest():
+                return OffsetFetchResponse(error_code=0, topics=[], groups=[])
+            case OffsetCommitRequest():
+                return await self._commit(request)
+            case LeaveGroupRequest():
+                return LeaveGroupResponse(error_code=0)
+        raise AssertionError(request)
+
+    def _joined(self, request: JoinGroupRequest) -> JoinGroupResponse:
+        return JoinGroupResponse(
+            error_code=0,
+            generation_id=self.generation,
+            protocol_name=request.protocols[0].name,
+            leader="another",
+            member_id="me",
+            members=[],
+        )
+
+    def _beaten(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+        code = self.heartbeat_code if self.heartbeat_code != 27 else 0
+        assignment = None
+        if request.member_epoch == 0 or self.share != self._assigned:
+            self._epoch, self._assigned = self._epoch + 1, list(self.share)
+            numbers = [tp.partition for tp in self.share]
+            parts = ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=TOPIC_ID, partitions=numbers)
+            assignment = ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=[parts])
+        return ConsumerGroupHeartbeatResponse(
+            throttle_time_ms=0,
+            error_code=code,
+            error_message=None,
+            member_id=request.member_id,
+            member_epoch=self._epoch,
+            heartbeat_interval_ms=1,
+            assignment=assignment,
+        )
+
+    async def _commit(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        code = await self.commit_answer()
+        rows = [row for topic in request.topics for row in topic.partitions]
+        if not code:
+            self.committed.append({row.partition_index: row.committed_offset for row in rows})
+        partition = OffsetCommitResponse.OffsetCommitResponsePartition
+        answered = [partition(partition_index=row.partition_index, error_code=code) for row in rows]
+        topic = OffsetCommitResponse.OffsetCommitResponseTopic(name=TOPIC, partitions=answered)
+        return OffsetCommitResponse(topics=[topic])
+
+
+class Member:
+    """A session as its consumer drives it; `told` is what the application learned, and commits by then."""
+
+    def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:
+        config: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", **settings}
+        if protocol == "consumer":
+            config["group.protocol"] = "consumer"
+        else:
+            config |= {"partition.assignment.strategy": protocol, "heartbeat.interval.ms": 1}
+        parsed = CONSUMER.parse({"auto.offset.reset": "earliest", **config})
+        self.core, self.coordinator = ConsumerCore(parsed), coordinator
+        self.activity = PollActivity(coordinator.now_ms())
+        kind = ConsumerProtocolSession if protocol == "consumer" else ClassicSession
+        cluster: Any = coordinator
+        self.session: GroupSession = kind(self.core, parsed, cluster, self.activity, lambda: None)
+        self.session.subscribe([TOPIC])
+        self.told: list[tuple[Change, list[int], int]] = []
+
+    async def step(self, seconds: float = 0.0) -> bool:
+        """One `advance`, and the telling; true when partitions may be read."""
+        self.activity.enter()
+        try:
+            result = await self.session.advance(self.coordinator.now_ms() + seconds * 1000)
+        finally:
+            self.activity.leave(self.coordinator.now_ms())
+        if isinstance(result, Rebalance):
+            numbers = sorted(tp.partition for tp in result.partitions)
+            self.told.append((result.change, numbers, len(self.coordinator.committed)))
+            return False
+        return result
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Steps until something is so, however many it takes within a minute."""
+        deadline = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < deadline, self.told
+            await self.step(0.01)
+            await asyncio.sleep(0)
+
+    def hand_out(self, position: int) -> None:
+        """Have every owned partition's records read up to a position."""
+        for tp in self.core.assignment():
+            self.core.seek(tp, position)
