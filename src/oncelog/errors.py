@@ -137,6 +137,13 @@ class BrokerError(OncelogError):
 
 
 ERROR_BY_CODE: dict[int, type[BrokerError]] = {}
+_ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID_NOT_FOUND"}
+
+
+def named_text(code: int, name: str) -> str:
+    """Return what an error about one named thing says: that it does not exist, where the code means it."""
+    known = ERROR_BY_CODE.get(code)
+    return f"{name} does not exist" if known and known.kafka_name in _ABSENT else name
 
 
 def error_for_code(code: int, detail: str = "") -> BrokerError:

@@ -85,10 +85,10 @@ def test_from_a_member_to_nothing(servers: str) -> None:
         assert member["client"] == "r" and member["member"] == told[0]["member"]
         assert member["partitions"].split() == [f"{topic}-0", f"{topic}-1"]
         busy = oncelog("groups", "delete", group, "--yes", servers=servers)
-        assert busy.code == 1 and "NonEmptyGroup" in busy.err
+        assert busy.code == 1 and "NON_EMPTY_GROUP" in busy.err
         reset = ["groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--yes"]
         busy = oncelog(*reset, servers=servers)
-        assert busy.code == 1 and "UnknownMemberId" in busy.err and "members" in busy.err
+        assert busy.code == 1 and "UNKNOWN_MEMBER_ID" in busy.err and "members" in busy.err
 
     dry = oncelog("groups", "delete", group, servers=servers)
     assert "would delete" in dry.out and "2 committed offsets" in dry.out

@@ -49,4 +49,4 @@ def test_places_that_cannot_be(where: str) -> None:
 
 def test_a_topic_that_is_not_there(servers: str) -> None:
     gone = oncelog("producers", "list", "gone", servers=servers)
-    assert gone.code == 1 and "UnknownTopicOrPartition" in gone.err
+    assert gone.code == 1 and "UNKNOWN_TOPIC_OR_PARTITION" in gone.err

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
 import click
 
-from oncelog.errors import ConfigError, MisuseError, OncelogError, TimedOut
+from oncelog.errors import BrokerError, ConfigError, MisuseError, OncelogError, TimedOut
 
 COMMANDS = {
     "serve": "Run the broker.",
@@ -37,6 +38,17 @@ EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
 
 
 class _LazyGroup(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            raise click.UsageError(
+                f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""), ctx
+            )
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -76,7 +88,9 @@ def main() -> None:
 def _fail(error: Exception, code: int) -> None:
     from oncelog.cli.common import say
 
-    say(f"oncelog: {type(error).__name__}: {error}", err=True)
+    # The text of a broker's error begins with the code's name, which says the same as the class.
+    kind = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
+    say(f"oncelog: {kind}{error}", err=True)
     sys.exit(code)
 
 

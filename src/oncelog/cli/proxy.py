@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from oncelog.cli.common import printable
+from oncelog.edge.listen_errors import listen_error_text
 from oncelog.faults.diagram import DRAWN_APIS
 from oncelog.faults.events import Direction, Fate, WireEvent
 from oncelog.faults.proxy import Proxy, parse_address
@@ -78,7 +79,7 @@ def command(
     try:
         proxy.start()
     except OSError as error:
-        raise click.ClickException(f"cannot listen on {listen}: {error.strerror or error}") from error
+        raise click.ClickException(listen_error_text(listen, error)) from error
     with proxy:
         click.echo(f"listening on {proxy.bootstrap_servers}", err=True)
         stop.wait()

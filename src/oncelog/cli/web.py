@@ -61,7 +61,12 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        from oncelog.edge.listen_errors import listen_error_text
+
+        raise click.ClickException(listen_error_text(f"{in_url(host)}:{port}", error)) from error
 
 
 def in_url(host: str) -> str:

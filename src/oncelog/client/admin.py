@@ -23,7 +23,7 @@ from oncelog.client.admin_types import (
     TopicListing,
     TopicOutcome,
 )
-from oncelog.errors import BrokerError, OncelogError, error_for_code
+from oncelog.errors import BrokerError, OncelogError, error_for_code, named_text
 from oncelog.types import PartitionInfo, TopicPartition
 from oncelog.wire.messages import (
     NO_ID,
@@ -189,7 +189,7 @@ def _described_topic(row: MetadataResponse.MetadataResponseTopic) -> TopicDescri
         topic_id_text(row.topic_id),
         row.is_internal,
         partitions,
-        error_of(row.error_code, None, f"topic {name!r}"),
+        error_of(row.error_code, None, named_text(row.error_code, f"topic {name!r}")),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from oncelog.errors import BrokerError, UnknownTopicOrPartition, error_for_code
+from oncelog.errors import BrokerError, UnknownTopicOrPartition, error_for_code, named_text
 from oncelog.types import BrokerAddress, PartitionInfo, TopicPartition
 
 _NO_TOPIC_ID = bytes(16)
@@ -54,7 +54,9 @@ class ClusterMetadata:
 
     def _update_topic(self, row: Any, now_ms: float) -> None:
         if row.error_code:
-            self._errors[row.name] = error_for_code(row.error_code, f"topic {row.name!r}")
+            self._errors[row.name] = error_for_code(
+                row.error_code, named_text(row.error_code, f"topic {row.name!r}")
+            )
             if row.error_code == UnknownTopicOrPartition.code:
                 self._drop(row.name)
                 self._unknown_since_ms.setdefault(row.name, now_ms)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncelog.broker.listeners import Listener
+from oncelog.edge.listen_errors import listen_error_text
 from oncelog.edge.listener import Listen
 from oncelog.edge.tls import ServerTls, check_mechanisms, uses_sasl, uses_tls
 from oncelog.errors import StorageError
@@ -43,7 +44,7 @@ class Acceptor:
         try:
             self._opened = await self._listen(connect, host, port, ssl=context)
         except OSError as error:
-            raise StorageError(f"cannot listen on {self.listener.bootstrap_servers}: {error}") from error
+            raise StorageError(listen_error_text(self.listener.bootstrap_servers, error)) from error
         self.listener = self.listener.bound(self._opened.sockets[0].getsockname()[1])
 
     def refresh(self) -> None:

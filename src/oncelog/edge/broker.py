@@ -146,7 +146,10 @@ def open_node(
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
     except OSError as error:
-        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}") from error
+        # These come from making it: the path, not its disk, is wrong.
+        is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
+        remedy = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{remedy}") from error
     node = recover_node(disk, settings, clock, on_append)
     _log_opening(data_dir, node)
     return node

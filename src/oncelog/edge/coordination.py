@@ -37,6 +37,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
     error_for_code,
+    named_text,
     raise_for_code,
 )
 from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
@@ -100,7 +101,9 @@ class AsyncCoordination:
                 node_id, DescribeTransactionsRequest(transactional_ids=[transactional_id])
             )
             (told,) = answer.transaction_states
-            raise_for_code(told.error_code, f"transactional id {transactional_id!r}")
+            raise_for_code(
+                told.error_code, named_text(told.error_code, f"transactional id {transactional_id!r}")
+            )
             return transaction_from(told)
 
         return await self._at_coordinator(TRANSACTION, transactional_id, once)
@@ -196,7 +199,8 @@ class AsyncCoordination:
                 raise_for_code(answer.groups[0].error_code, f"group {group_id!r}")
                 return consumer_group_from(answer.groups[0])
             answer = await cluster.request(node_id, DescribeGroupsRequest(groups=[group_id]))
-            raise_for_code(answer.groups[0].error_code, f"group {group_id!r}")
+            code = answer.groups[0].error_code
+            raise_for_code(code, named_text(code, f"group {group_id!r}"))
             return group_from(answer.groups[0])
 
         return await self._at_coordinator(GROUP, group_id, once)
@@ -206,7 +210,8 @@ class AsyncCoordination:
 
         async def once(cluster: ClusterConnection, node_id: int) -> None:
             answer = await cluster.request(node_id, DeleteGroupsRequest(groups_names=[group_id]))
-            raise_for_code(answer.results[0].error_code, f"group {group_id!r}")
+            code = answer.results[0].error_code
+            raise_for_code(code, named_text(code, f"group {group_id!r}"))
 
         await self._at_coordinator(GROUP, group_id, once)
 

@@ -7,6 +7,7 @@ import hmac
 
 from oncelog.broker.metrics import to_prometheus_text
 from oncelog.broker.node import Node
+from oncelog.edge.listen_errors import listen_error_text
 from oncelog.errors import ConfigError, StorageError
 from oncelog.settings import Settings
 
@@ -47,7 +48,7 @@ class MetricsServer:
                 self._serve, self._host, self.port, limit=MAX_REQUEST_BYTES
             )
         except OSError as error:
-            raise StorageError(f"cannot listen on {self._host}:{self.port}: {error}") from error
+            raise StorageError(listen_error_text(f"{self._host}:{self.port}", error)) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -1,0 +1,137 @@
+"""Bad input is answered with one line that says what to do, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers_cli import oncelog
+
+from oncelog import Broker
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker(config={"auto.create.topics.enable": False}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "describe", "nosuch"],
+        ["topics", "describe", "nosuch", "--configs"],
+        ["topics", "delete", "nosuch"],
+        ["topics", "delete", "nosuch", "--yes"],
+        ["topics", "alter", "nosuch", "-p", "3"],
+        ["topics", "alter", "nosuch", "--config", "retention.ms=1"],
+        ["groups", "describe", "nosuch"],
+        ["groups", "delete", "nosuch", "--yes"],
+        ["transactions", "describe", "nosuch"],
+        ["transactions", "abort", "nosuch:0", "--producer-id", "1"],
+        ["producers", "list", "nosuch"],
+        ["producers", "list", "nosuch:0"],
+        ["consume", "nosuch"],
+        ["consume", "nosuch", "-p", "0"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], servers: str) -> None:
+    got = oncelog(*arguments, "-X", "request.timeout.ms=1000", servers=servers)
+    last = got.err.splitlines()[-1]
+    assert got.code == 1 and last.startswith("oncelog: ")
+    assert "nosuch" in last and ("does not exist" in last or "does not know" in last)
+    assert "NotFound" not in last and "UnknownTopic" not in last, "the code's name says it"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["serve"], ["serve", "--metrics-port"], ["web", "--listen"], ["proxy", "--listen"]],
+    ids=" ".join,
+)
+def test_a_port_in_use_is_said_with_the_remedy(command: list[str], servers: str, tmp_path: Path) -> None:
+    port = servers.rpartition(":")[2]
+    if command[0] == "serve":
+        command = [*command, *([port] if command[1:] else []), "--data-dir", str(tmp_path)]
+        command += ["--listen", "127.0.0.1:0" if "--metrics-port" in command else servers]
+    else:
+        command = [*command, servers]
+    if command[0] == "web":
+        command += ["-b", servers]
+    child = [sys.executable, "-m", "oncelog.cli.main", *command]
+    got = subprocess.run(child, capture_output=True, text=True, timeout=120)
+    assert got.returncode == 1 and "Traceback" not in got.stderr
+    wanted = (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what listens there, or take another"
+    )
+    assert wanted in got.stderr.splitlines()[-1]
+
+
+def test_a_data_directory_that_cannot_be_made_is_said_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "data", Path("/proc/data")):
+        got = oncelog("serve", "--data-dir", str(path), "--listen", "127.0.0.1:0")
+        assert got.code == 1 and f"data directory {path} cannot be used" in got.err
+        assert "name another directory with --data-dir" in got.err
+
+
+def test_a_misspelt_command_is_answered_with_the_near_one() -> None:
+    got = oncelog("topic", "list")
+    assert got.code == 2 and "No such command 'topic'. Did you mean 'topics'?" in got.err
+    assert oncelog("xyzzy").code == 2
+
+
+LISTS = [
+    ["topics", "list"],
+    ["topics", "describe", "{topic}"],
+    ["topics", "describe", "{topic}", "--all-configs"],
+    ["groups", "list"],
+    ["groups", "describe", "{group}"],
+    ["groups", "describe", "{group}", "--members"],
+    ["groups", "reset-offsets", "{group}", "--topic", "{topic}", "--to-latest"],
+    ["producers", "list", "{topic}"],
+    ["transactions", "list"],
+    ["transactions", "find-hanging"],
+    ["users", "list"],
+    ["quotas", "list"],
+    ["consume", "{topic}", "--until-end"],
+    ["produce", "{topic}", "/dev/null"],
+]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["of an empty cluster", "with hostile names"])
+@pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
+def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
+    from helpers_producer import producer_of
+
+    from oncelog import Admin, NewTopic, OffsetAndMetadata, TopicPartition
+
+    topic, group = "t.opic_-1", "g\x1b[2J\"'[bold]\u202e中\n" if full else "g"
+    with Broker() as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        servers = broker.bootstrap_servers
+        admin.create_topics([NewTopic(topic)])
+        admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(0)})
+        if full:
+            with producer_of(servers, transactional_id=group) as producer:
+                producer.init_transactions()
+                with producer.transaction():
+                    producer.send(topic, group.encode(), headers=[(group, group.encode())])
+            admin.set_user("u" + group, "password")
+        arguments = [part.format(topic=topic, group=group) for part in arguments]
+        for output in ("json", "jsonl", "yaml", "table", "wide"):
+            got = oncelog(*arguments, "-o", output, servers=servers)
+            assert got.code == 0, got.err
+            if output == "json":
+                rows = json.loads(got.out)
+                assert isinstance(rows, list)
+            elif output == "jsonl":
+                assert [json.loads(line) for line in got.out.splitlines()] == rows
+            elif output == "yaml":
+                assert yaml.safe_load(got.out) == rows and got.out.endswith("\n")
+            else:
+                assert "\x1b" not in got.out and "\u202e" not in got.out
