@@ -109,6 +109,7 @@ class AsyncConsumer(AsyncSubscribing):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._connecting = None
         if self._cluster:
             await self._cluster.close()
 

@@ -130,6 +130,8 @@ class ClusterConnection:
         if self._refresher:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)
+            self._refresher = None  # its error's traceback holds this object: a cycle
+        self._topics_in_use = None
         await self._close_links(list(self._links))
 
     async def _close_links(self, keys: Collection[tuple[str, int, str]]) -> None:

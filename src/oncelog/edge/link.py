@@ -65,6 +65,9 @@ class BrokerLink:
         self._last_used_ms = self.now_ms()
         self._heard_from_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        # What looks at the newest connection later. A timer left open keeps a closed link, and its 64 KB.
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
         self._closed = False
 
@@ -157,6 +160,7 @@ class BrokerLink:
                 future.set_exception(error)
         if self._protocol is protocol:
             self._protocol, self._heard_from_ms = None, 0.0
+            self._stop_watching()
             self._note_failure(error)
 
     def _note_failure(self, error: BaseException) -> None:
@@ -186,7 +190,8 @@ class BrokerLink:
             self._write(protocol, self._waiting.popleft())
         due_ms = protocol.core.login_due_ms
         if due_ms is not None:
-            self.loop.call_later(max(due_ms - self.now_ms(), 0) / 1000, self._log_in_again, protocol)
+            delay_s = max(due_ms - self.now_ms(), 0) / 1000
+            self._login_timer = self.loop.call_later(delay_s, self._log_in_again, protocol)
 
     def _log_in_again(self, protocol: LinkProtocol) -> None:
         if self._protocol is not protocol or protocol.transport is None:
@@ -312,9 +317,17 @@ class BrokerLink:
         idle_ms = self.now_ms() - self._last_used_ms
         if idle_ms >= limit_ms and protocol.core.in_flight_count == 0 and protocol.transport:
             self._protocol = None
+            self._stop_watching()
             protocol.transport.close()
             return
-        self.loop.call_later(max(limit_ms - idle_ms, 1000) / 1000, self._watch_idle_of, protocol)
+        delay_s = max(limit_ms - idle_ms, 1000) / 1000
+        self._idle_timer = self.loop.call_later(delay_s, self._watch_idle_of, protocol)
+
+    def _stop_watching(self) -> None:
+        for timer in (self._idle_timer, self._login_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._login_timer = None
 
     def _watch_idle_of(self, protocol: LinkProtocol) -> None:
         if self._protocol is protocol:
@@ -334,12 +347,14 @@ class BrokerLink:
     async def close(self) -> None:
         """End the connection; whatever is unanswered fails with DisconnectedError."""
         self._closed = True
+        self._stop_watching()
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if self._connecting:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
+            self._connecting = None
         error = DisconnectedError(f"the client of {self.peer} was closed")
         self._fail_waiting(error)
         protocol, self._protocol = self._protocol, None

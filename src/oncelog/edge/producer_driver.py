@@ -33,6 +33,10 @@ _LOG = logging.getLogger("oncelog.producer")
 _IDLE_SECONDS = 60.0
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class ProducerDriver:
     """Not thread safe except for `state`: use it on its loop."""
 
@@ -54,7 +58,7 @@ class ProducerDriver:
         self._waiters: list[asyncio.Future[None]] = []
         self._is_closing = False
         self._thread_id: int | None = None
-        self.on_turn: Callable[[], object] = lambda: None
+        self.on_turn: Callable[[], object] = _do_nothing
         """Called after every drain: what a transaction must do before more can be sent."""
 
     def now_ms(self) -> float:
@@ -81,6 +85,8 @@ class ProducerDriver:
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
+        # Both hold this object again; without them it is freed at once.
+        self._main, self.on_turn = None, _do_nothing
         await self.cluster.close()
         with self.state as core:
             core.die(MisuseError("the producer was closed before this record was acknowledged"))
@@ -90,8 +96,10 @@ class ProducerDriver:
         while not self._is_closing:
             # A timer and not wait_for, which in Python 3.11 can swallow a cancellation.
             timer = asyncio.get_running_loop().call_later(self._guarded_turn(), self._event.set)
-            await self._event.wait()
-            timer.cancel()
+            try:
+                await self._event.wait()
+            finally:
+                timer.cancel()
             self._event.clear()
 
     def _guarded_turn(self) -> float:
