@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.group import Change
-from oncelog.errors import FencedInstanceId, GroupAuthorizationFailed
+from oncelog.errors import FencedInstanceId, GroupAuthorizationFailed, RebalanceInProgress
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
 
 A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
@@ -191,6 +191,33 @@ def test_a_commit_that_is_fenced_ends_the_member(protocol: str) -> None:
         with pytest.raises(FencedInstanceId, match="out for good"):
             await member.until(lambda: False)
         assert member.told[1:] == [(L, [0, 1, 2, 3], 0)]
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("protocol", ["range", "cooperative-sticky"])
+def test_a_commit_amid_a_rebalance_is_raised_and_the_member_takes_part(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+
+        async def rebalancing() -> int:
+            return 27
+
+        member = Member(coordinator, protocol, **{"enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        generation = coordinator.generation
+        coordinator.commit_answer = rebalancing
+        with pytest.raises(RebalanceInProgress):
+            await member.session.commit()
+        coordinator.commit_answer = coordinator._stored
+        await member.until(lambda: coordinator.generation > generation and len(member.told) > 1)
+        assert not any(change is L for change, *_ in member.told)
+        member.hand_out(6)
+        await member.until(lambda: len(member.core.assignment()) == 4)
+        await member.session.commit()
+        assert coordinator.committed == [dict.fromkeys(range(4), 6)]
         await member.session.close()
 
     asyncio.run(work())

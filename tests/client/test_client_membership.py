@@ -222,3 +222,33 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
         with member(broker.bootstrap_servers, group, protocol) as successor:
             tp = TopicPartition(topic, 0)
             wait_for(lambda: successor.committed([tp])[tp] is not None)  # what was sent is stored, late
+
+
+@pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
+def test_the_next_owner_begins_behind_what_was_handed_out_one_by_one(
+    servers: str, group: str, protocol: str
+) -> None:
+    """A loop is left amid a batch: the commit before the revocation is of what the loop was given."""
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 40, 2)
+    settings: dict[str, Any] = {"auto_commit_interval_ms": 3_600_000}
+    if protocol != "consumer":
+        settings["partition_assignment_strategy"] = protocol
+    kind = "consumer" if protocol == "consumer" else "classic"
+    values: list[int] = []
+    with member(servers, group, kind, **settings) as one, member(servers, group, kind, **settings) as two:
+        one.subscribe(topic)
+        for record in one:
+            values.append(int(record.value or b""))
+            if len(values) == 7:
+                break
+        two.subscribe(topic)
+
+        def is_all_read() -> bool:
+            is_shared = len(one.assignment()) == len(two.assignment()) == 1
+            for consumer in (one, two):
+                values.extend(int(each.value or b"") for each in consumer.poll(0.1, max_records=1))
+            return is_shared and len(set(values)) == 40
+
+        wait_for(is_all_read)
+    assert sorted(values) == list(range(40)), "nothing is lost, and nothing read twice"

@@ -73,6 +73,17 @@ def test_the_documented_loop_loses_and_doubles_nothing_over_crashes(servers: str
     assert values(servers, target) == [b"%d" % number for number in range(20)], problem
 
 
+def test_each_test_and_scenario_that_the_page_names_exists() -> None:
+    tests = Path(__file__).parents[1]
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text())
+    scenarios = re.findall(r"`(scenarios/\w+\.md): ([^`]+)`", PAGE.read_text())
+    assert len(named) > 20
+    assert len(scenarios) > 9
+    missing = [name for file, name in named if f"def {name}(" not in (tests / file).read_text()]
+    missing += [title for file, title in scenarios if f"## {title}\n" not in (tests / file).read_text()]
+    assert missing == []
+
+
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
     """Else close() after an exception would commit the positions of records whose transaction was aborted."""
     told = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
