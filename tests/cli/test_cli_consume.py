@@ -76,6 +76,23 @@ def test_formats(servers: str, output: str) -> None:
         assert len(got.out.splitlines()) == 3
 
 
+def test_json_stays_a_document_when_the_broker_goes_away() -> None:
+    with Broker() as broker:
+        servers = broker.bootstrap_servers
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topics([NewTopic("t")])
+        append(servers, T0, batch_of(b"a", b"b"))
+        command = [sys.executable, "-m", "oncelog.cli.main", "consume", "t", "--from-beginning", "-o", "json"]
+        command += ["-b", servers, "-X", "request.timeout.ms=1000"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None and child.stderr is not None
+            printed = [child.stdout.readline() for _ in range(2)]
+            broker.stop()
+            printed.append(child.stdout.read())
+            assert "cannot connect" in child.stderr.read() and child.wait(120) == 1
+    assert [row["value"] for row in json.loads("".join(printed))] == ["a", "b"]
+
+
 def test_wide_shows_headers_and_readable_times(servers: str) -> None:
     rows = [
         NewRecord(

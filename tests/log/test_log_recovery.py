@@ -126,10 +126,14 @@ def test_a_damaged_batch_cuts_the_log_there() -> None:
     disk = MemoryDisk()
     _filled(disk)
     _corrupt(disk, _names(disk, ".log")[1])
+    last_base = int(_names(disk, ".log")[-1].partition(".")[0])
     partition = open_partition(disk.after_kill(), SMALL)
     assert partition.log_end_offset == 9
     assert "cut at position" in partition.recovery_reports[0]
     assert "checksum" in partition.recovery_reports[0]
+    gone = last_base - 9
+    assert "everything from offset 9 on is gone" in partition.recovery_reports[0]
+    assert f"at least {gone} offsets of acknowledged records" in partition.recovery_reports[0]
     assert len(_names(disk.after_kill(), ".log")) == 3
     assert put(partition, batch(9, pid=1)).base_offset == 9
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from oncelog.cli.common import bootstrap_options, one_line, only_settings_of, padded, printable, time_text
+from oncelog.errors import OncelogError
 
 _POLL_SECONDS = 0.5
 _HEAD = ["PARTITION", "OFFSET", "TIME", "KEY", "HEADERS", "VALUE"]
@@ -165,6 +166,11 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
                 sys.stdout.flush()
         except KeyboardInterrupt:
             pass
+        except OncelogError:
+            # What was printed stays a document, though the broker went away in its middle.
+            sys.stdout.write("\n]\n" if output == "json" and count else "")
+            sys.stdout.flush()
+            raise
         if output == "json":
             sys.stdout.write("\n]\n" if count else "[]\n")
         elif output == "yaml" and not count:

@@ -126,6 +126,7 @@ def _open_segments(
         else:
             trusted = how.recovery_point
         sure = next_base if next_base is not None and is_all_sure else how.recovery_point
+        size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
         for position in segment.damaged:
             reports.append(f"{disk.describe(segment.log_path)} is damaged at position {position}")
@@ -133,7 +134,10 @@ def _open_segments(
             # Later segments lost no more than this one did.
             replay_from = segment.transactions_from
         if bad is not None:
-            reports.append(f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}")
+            reports.append(
+                f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}; "
+                + _lost_text(segment.end_offset, size_before - bad.position, bases[number + 1 :])
+            )
         is_unsynced = next_base is not None and not how.is_clean and next_base > how.recovery_point
         is_lost = is_unsynced and segment.end_offset != next_base
         if is_lost:
@@ -147,6 +151,15 @@ def _open_segments(
         if next_base is not None:
             segment.note_last_time()
     return segments, replay_from
+
+
+def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
+    """Return what went with a cut: a batch that was being written, or records that were acknowledged."""
+    text = f"everything from offset {end_offset} on is gone, {cut_bytes} bytes"
+    if not later_bases:
+        return f"{text}: a write that was cut off, or acknowledged records that were not synced"
+    count = later_bases[-1] - end_offset
+    return f"{text} and {len(later_bases)} later segments: at least {count} offsets of acknowledged records"
 
 
 def _remove_later(disk: Disk, directory: str, bases: list[int], now_ms: int) -> None:
