@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import wait_until
@@ -11,11 +12,14 @@ from helpers_producer import new_topic, read
 
 from oncelog import Admin, Broker
 from oncelog.edge.admin import NewTopic
+from oncelog.load import on_spark
 from oncelog.load.loader import Load, Report, run_load
-from oncelog.load.marks import MARKS_TOPIC, marks_partition
+from oncelog.load.marks import MARKS_TOPIC, marks_partition, read_marks
 from oncelog.load.parsing import Options
+from oncelog.rules.loading import Layout
 
 ROWS = 400
+CSV = Layout("csv", None)
 QUICK = {"internal.segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "cleanup.policy": "compact"}
 
 
@@ -40,3 +44,31 @@ def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
             report = run(number)
             assert (report.was_complete, report.records_before) == (True, 2 * ROWS)
             assert content(servers, topics[number]) == expected(2 * ROWS)
+
+
+@pytest.mark.behaviour("P4")
+def test_a_task_reads_the_marks_only_if_its_file_was_tried_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every task would read those of all files. A mark that is older than an attempt is not believed."""
+    pytest.importorskip("pyspark", reason="pip install 'oncelog[spark]'")
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
+    with Broker() as broker:
+        config = {"bootstrap.servers": broker.bootstrap_servers}
+        topic = new_topic(broker.bootstrap_servers, PARTITIONS)
+        load = Load(files, topic, "tasks", Options(key="k"), max_records=150)
+        spread, first_marks = on_spark._begin(None, load, [CSV] * 3, config, Report(0))  # type: ignore[arg-type]
+        assert spread.files == (0, 1, 2)
+        read_by: list[int] = []
+
+        def count(*arguments: Any) -> Any:
+            read_by.append(1)
+            return read_marks(*arguments)
+
+        monkeypatch.setattr(on_spark, "read_marks", count)
+        outcomes = [on_spark._load_file(pair, load=load, config=config) for pair in first_marks.items()]
+        assert ([outcome.transactions for outcome in outcomes], read_by) == ([3, 3, 3], [])
+        # The driver's mark says that nothing was read.
+        again = on_spark._load_file((1, first_marks[1]), load=load, config=config)
+        assert (again, read_by) == (on_spark.Outcome(1), [1])
+        assert content(broker.bootstrap_servers, topic) == expected(3 * ROWS)

@@ -59,6 +59,13 @@ def read_marks(config: Mapping[str, Any], load_id: str, topic: str) -> tuple[lis
     return _newest(config, load_id, at, end), topic_id
 
 
+def topic_id_of(config: Mapping[str, Any], topic: str) -> str | None:
+    """Return the id that a topic has now. Raises UnknownTopicOrPartition, TimedOut."""
+    with Admin(_settings_of(ADMIN, config)) as admin:
+        topic_id: str | None = admin.describe_topics([topic])[topic].topic_id
+        return topic_id
+
+
 def _newest(config: Mapping[str, Any], load_id: str, at: TopicPartition, end: int) -> list[Mark]:
     newest: dict[int, Mark] = {}
     settings = {"isolation.level": "read_committed", "request.timeout.ms": _PATIENCE_MS}

@@ -2,7 +2,9 @@
 
 The driver takes over the load's id and stores a first mark for every new file, all in one transaction. A task
 takes over its file's own transactional id, which fences and ends every earlier attempt at this file, of this
-run or an older one, and only then reads the file's mark: it says what all of them have committed.
+run or an older one, and only then takes the file's mark: it says what all of them have committed. Where the
+id is new (epoch 0) there were none since the driver read the marks, so its mark of the file holds. Any other
+task reads the marks again. All tasks did once, which took time with the square of the number of files.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from oncelog.load.loader import (
     send_marks,
     taking_over,
 )
-from oncelog.load.marks import read_marks
+from oncelog.load.marks import read_marks, topic_id_of
 from oncelog.rules.loading import (
     Complete,
     GoOn,
@@ -71,14 +73,15 @@ def run_load_on_spark(
     layouts = check_load(load, config)
     report = Report(sum(source_of(path).size_bytes for path in load.files))
     began = time.monotonic()
-    spread = _begin(spark, load, layouts, config, report)
+    spread, marks = _begin(spark, load, layouts, config, report)
     report.was_complete = not spread.files
     outcomes: list[Outcome] = []
     if spread.files:
         # The largest first, so that none of them is left over for the end.
         largest = sorted(spread.files, key=lambda index: -source_of(load.files[index]).size_bytes)
         with nullcontext() if on_progress is None else _watching(load, config, report, on_progress):
-            tasks = spark.sparkContext.parallelize(largest, len(largest))
+            pairs = [(index, marks[index]) for index in largest]
+            tasks = spark.sparkContext.parallelize(pairs, len(pairs))
             outcomes = tasks.map(partial(_load_file, load=load, config=dict(config))).collect()
     _raise_first(load, sorted(outcomes, key=lambda outcome: outcome.index))
     _count(report, read_marks(config, load.load_id, load.topic)[0])
@@ -94,8 +97,11 @@ def _how(load: Load, layout: Layout) -> str:
 
 def _begin(
     spark: SparkSession, load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report
-) -> Spread:
-    """Decide what is left to do, check the files that were read before, and fix the list of files."""
+) -> tuple[Spread, dict[int, Mark]]:
+    """Decide what is left to do, check the files that were read before, and fix the list of files.
+
+    Return the decision and the mark of every file.
+    """
     with taking_over(load, config) as producer:
         marks, topic_id = read_marks(config, load.load_id, load.topic)
         report.records_before = sum(mark.records for mark in marks)
@@ -118,7 +124,7 @@ def _begin(
         if firsts:
             with producer.transaction():
                 send_marks(load, producer, firsts)
-    return spread
+    return spread, {**dict(enumerate(marks)), **firsts}
 
 
 def _recheck(pair: tuple[int, Mark], *, load: Load) -> Outcome:
@@ -131,31 +137,47 @@ def _recheck(pair: tuple[int, Mark], *, load: Load) -> Outcome:
     return Outcome(index)
 
 
-def _load_file(index: int, *, load: Load, config: Mapping[str, Any]) -> Outcome:
+def _load_file(pair: tuple[int, Mark], *, load: Load, config: Mapping[str, Any]) -> Outcome:
     """What a task does. What only a person can mend is no failure of the task: Spark would try it again."""
+    index, mark = pair
     try:
-        return Outcome(index, _load(index, load, config))
+        return Outcome(index, _load(index, mark, load, config))
     except OncelogError as error:
         return Outcome(index, error=error)
 
 
-def _load(index: int, load: Load, config: Mapping[str, Any]) -> int:
-    """The number of transactions it took."""
+def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
+    """Load one file, of which the driver read `mark`; return the number of transactions it took."""
     layout = check_load(load, config)[index]
     with taking_over(load, config, index) as producer:
-        marks, topic_id = read_marks(config, load.load_id, load.topic)
+        if producer.idempotence().producer_epoch == 0 and _is_first_attempt():
+            topic_id = topic_id_of(config, load.topic)
+        else:
+            marks, topic_id = read_marks(config, load.load_id, load.topic)
+            mark = marks[index]
         source, how = source_of(load.files[index]), _how(load, layout)
-        match decide_start([marks[index]], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
+        match decide_start([mark], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(why):
                 raise LoadRefused(why)
             case Complete():  # by an attempt whose outcome was lost
                 return 0
             case GoOn():
-                begun = marks[index] if marks[index].position else None
+                begun = mark if mark.position else None
                 steps = file_steps(load, index, layout, how, topic_id, begun)
                 return sum(1 for _ in commit_steps(load, producer, steps))
             case verdict:
                 assert_never(verdict)
+
+
+def _is_first_attempt() -> bool:
+    """Return whether Spark runs this task for the first time.
+
+    A transactional id begins again with epoch 0 when its epochs are used up, and long after its last use.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is None or context.attemptNumber() == 0
 
 
 def _raise_first(load: Load, outcomes: Sequence[Outcome]) -> None:
