@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from helpers_broker import wait_until
 
 from oncelog.dev import standing
+from oncelog.errors import MisuseError
 
 
 def nodes_of(directory: Path) -> list[int]:
@@ -63,6 +65,23 @@ def test_in_the_foreground_a_signal_stops_the_cluster(directory: Path, number: s
         command.send_signal(number)
         assert command.wait(200) == (0 if number is signal.SIGINT else 143)
     assert nodes_of(directory) == []
+
+
+def test_a_killed_node_is_started_again_and_ports_stay(directory: Path) -> None:
+    started = standing.start_kafka(directory, nodes=2, properties={})
+    os.kill(started[0].pid, signal.SIGKILL)
+    wait_until(lambda: not started[0].is_running)
+    with pytest.raises(MisuseError, match="keep the settings they had"):
+        standing.start_kafka(directory, nodes=2, properties={"num.partitions": 2})
+    again = standing.start_kafka(directory, nodes=2, properties={})
+    assert [node.port for node in again] == [node.port for node in started]
+    assert again[1] == started[1] and again[0].pid != started[0].pid
+    assert sorted(nodes_of(directory)) == sorted(node.pid for node in standing.find(directory))
+    with pytest.raises(MisuseError, match="a cluster runs on"):
+        standing.start_kafka(directory, nodes=2, properties={})
+    standing.stop(directory)
+    anew = standing.start_kafka(directory, nodes=2, properties={})
+    assert [node.port for node in anew] == [node.port for node in started]
 
 
 def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:

@@ -85,6 +85,8 @@ def start_kafka(nodes: int, directory: Path | None, properties: tuple[str, ...],
     """Start a cluster in the background and print its bootstrap servers.
 
     The first time fetches the jars with Maven. With three nodes or more, internal topics have three replicas.
+    Nodes that were killed while others run are started again. A stopped cluster gets the ports that it had,
+    if they are free.
     """
     from oncelog.dev import standing
 

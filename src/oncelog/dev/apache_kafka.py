@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from oncelog.dev.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
+from oncelog.dev.process import READY_TIMEOUT_S, NodeProcess, are_free, dying_with_parent, free_ports
 from oncelog.edge.admin import Admin
 from oncelog.errors import OncelogError, TimedOut
 
@@ -91,13 +91,23 @@ class KafkaNode(NodeProcess):
         """Security protocol -> port of its listener."""
 
 
+def kafka_node(
+    node_id: int, port: int, home: Path, *, heap_mb: int = 512, outlive_parent: bool = False
+) -> KafkaNode:
+    """Return the node whose `server.properties` is in `home`, not started yet."""
+    command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, "-cp", fetch_jars(), "kafka.Kafka"]
+    prefix = [] if outlive_parent else dying_with_parent()
+    return KafkaNode(node_id, port, home, [*prefix, *command, str(home / "server.properties")])
+
+
 class ApacheKafka:
     """A running cluster. `properties` go into every node's server.properties.
 
     Without a `directory` a temporary one is used and removed by `stop()`; after a failed start it stays, for
     its logs. With three nodes or more the internal topics have three replicas, two of which must be in sync.
     The nodes die with the thread that launched them, where `setpriv` exists (Linux), unless they are to
-    `outlive_parent`. `also_listen`: security protocols of further listeners. Raises PartMissing, TimedOut.
+    `outlive_parent`. `also_listen`: security protocols of further listeners. `ports`: of the nodes, if all
+    are free; else free ones are taken. Raises PartMissing, TimedOut.
     """
 
     def __init__(
@@ -109,12 +119,14 @@ class ApacheKafka:
         heap_mb: int = 512,
         outlive_parent: bool = False,
         also_listen: Sequence[str] = (),
+        ports: Sequence[int] = (),
     ) -> None:
         self.class_path = fetch_jars()
         self._is_temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="oncelog-apache-kafka-"))
-        ports = free_ports(2 * nodes)
-        listeners = list(zip(range(1, nodes + 1), ports[:nodes], ports[nodes:], strict=True))
+        found = free_ports(2 * nodes)
+        served = ports if len(ports) == nodes and are_free(ports) else found[:nodes]
+        listeners = list(zip(range(1, nodes + 1), served, found[nodes:], strict=True))
         voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, _, port in listeners)
         self.nodes: list[KafkaNode] = []
         for node_id, port, controller_port in listeners:
@@ -134,17 +146,7 @@ class ApacheKafka:
             }
             file = home / "server.properties"
             file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
-            command = [
-                *([] if outlive_parent else dying_with_parent()),
-                "java",
-                f"-Xmx{heap_mb}m",
-                _LOG_LEVEL,
-                "-cp",
-                self.class_path,
-                "kafka.Kafka",
-                str(file),
-            ]
-            node = KafkaNode(node_id, port, home, command)
+            node = kafka_node(node_id, port, home, heap_mb=heap_mb, outlive_parent=outlive_parent)
             node.ports |= more
             self.nodes.append(node)
 

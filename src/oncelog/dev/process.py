@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from oncelog.errors import OncelogError, TimedOut
@@ -41,6 +41,20 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def are_free(ports: Iterable[int]) -> bool:
+    """Return whether nobody listens on any of the ports, on loopback."""
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as servers do: old connections may linger
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
 
 
 def dying_with_parent() -> list[str]:

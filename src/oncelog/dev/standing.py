@@ -12,10 +12,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.apache_kafka import ApacheKafka, kafka_node
 from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import MisuseError, OncelogError
@@ -43,17 +43,26 @@ def start_kafka(
 ) -> list[StandingNode]:
     """Start a cluster on `directory`, with the data that is in it, and wait until it serves.
 
-    Raises MisuseError when one runs there or its data belong to another number of nodes, PartMissing,
-    TimedOut.
+    Of a cluster that runs in part, start the nodes that do not run, with the settings they had. Nodes keep
+    their ports while these are free. Raises MisuseError when all of one run there or its data belong to
+    another number of nodes, PartMissing, TimedOut.
     """
+    known = find(directory)
+    if any(node.is_running for node in known) and not all(node.is_running for node in known):
+        return _start_rest(directory, known, properties, outlive_parent=outlive_parent)
     known = _find_stopped(directory, "kafka")
     if known and len(known) != nodes:
         raise MisuseError(
             f"{directory} holds a cluster of {len(known)} nodes; use another directory for {nodes}"
         )
-    return _start(
-        directory, ApacheKafka(directory, nodes=nodes, properties=properties, outlive_parent=outlive_parent)
+    cluster = ApacheKafka(
+        directory,
+        nodes=nodes,
+        properties=properties,
+        outlive_parent=outlive_parent,
+        ports=[node.port for node in known],
     )
+    return _start(directory, cluster)
 
 
 def start_spark(
@@ -77,11 +86,41 @@ def _find_stopped(directory: Path, kind: str) -> list[StandingNode]:
     return known
 
 
+def _start_rest(
+    directory: Path, known: list[StandingNode], properties: Mapping[str, object], *, outlive_parent: bool
+) -> list[StandingNode]:
+    if properties:
+        raise MisuseError(
+            "nodes that start again keep the settings they had; leave -X out, or stop the cluster first: "
+            "oncelog dev kafka stop"
+        )
+    again: list[StandingNode] = []
+    for node in known:
+        if not node.is_running:
+            home = Path(node.properties).parent
+            process = kafka_node(int(node.name), node.port, home, outlive_parent=outlive_parent)
+            try:
+                process.launch()
+                process.wait_until_ready()
+            except BaseException:  # Ctrl-C too: nothing stays behind
+                process.kill()
+                raise
+            node = replace(node, pid=process.pid)
+        again.append(node)
+        _write(directory, [*again, *known[len(again) :]])
+    return again
+
+
 def _start(directory: Path, cluster: ApacheKafka | SparkCluster) -> list[StandingNode]:
     cluster.start()
-    rows = [(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
+    nodes = [StandingNode(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
+    _write(directory, nodes)
+    return nodes
+
+
+def _write(directory: Path, nodes: list[StandingNode]) -> None:
+    rows = [(node.name, node.port, node.pid, node.properties, node.page) for node in nodes]
     (directory / FILE_NAME).write_text(json.dumps({"nodes": rows}) + "\n")
-    return [StandingNode(*row) for row in rows]
 
 
 def find(directory: Path) -> list[StandingNode]:
@@ -98,11 +137,11 @@ def find(directory: Path) -> list[StandingNode]:
 def stop(directory: Path) -> list[StandingNode]:
     """SIGTERM to every node that runs, SIGKILL to those that do not end; the nodes that ran."""
     running = [node for node in find(directory) if node.is_running]
-    _signal(running, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while any(node.is_running for node in running) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    _signal([node for node in running if node.is_running], signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _signal([node for node in running if node.is_running], number)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(node.is_running for node in running) and time.monotonic() < deadline:
+            time.sleep(0.1)
     return running
 
 
