@@ -5,6 +5,7 @@ Nothing here does I/O, knows the wire, or decides anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, NewType
@@ -14,6 +15,9 @@ ProducerId = NewType("ProducerId", int)
 
 Header = tuple[str, bytes | None]
 """A record header: UTF-8 key, value or null."""
+
+Headers = Iterable[Header] | Mapping[str, bytes | None]
+"""A record's headers as a caller gives them. A name may come twice in pairs, but not in a mapping."""
 
 
 class TopicPartition(NamedTuple):

@@ -74,6 +74,30 @@ def offsets_of(
     return {tp: _offset(tp, offset) for tp, offset in by_partition(value).items()}
 
 
+def headers_of(
+    value: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None],
+) -> tuple[tuple[str, bytes | None], ...]:
+    """Return headers as pairs; a mapping gives its items. Raises MisuseError."""
+    if isinstance(value, Mapping):
+        value = value.items()
+    elif isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise MisuseError(f"headers must be pairs of str and bytes, or a mapping; got {value!r}")
+    return tuple(_header(pair) for pair in value)
+
+
+def _header(pair: Any) -> tuple[str, bytes | None]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise MisuseError(f"a header must be a pair of str and bytes or None, not {pair!r}")
+    name, value = pair
+    if not isinstance(name, str) or not (value is None or isinstance(value, (bytes, bytearray, memoryview))):
+        raise MisuseError(f"a header must be a pair of str and bytes or None, not {(name, value)!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise MisuseError(f"the header name {name!r} cannot be written as UTF-8") from None
+    return name, None if value is None else bytes(value)
+
+
 def _check_partition(tp: TopicPartition) -> None:
     if not isinstance(tp.topic, str) or not hasattr(tp.partition, "__index__"):
         raise MisuseError(f"expected TopicPartition(topic: str, partition: int), not {tp!r}")

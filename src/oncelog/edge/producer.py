@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from oncelog.client.arguments import headers_of
 from oncelog.client.partitioner import Partitions
 from oncelog.client.producer import ProducerCore
 from oncelog.client.producer_batch import RECORD_OVERHEAD_BYTES, Callback, Outcome, Row, row_size_bytes
@@ -26,7 +27,7 @@ from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCal
 from oncelog.edge.transactions import Transactions
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.settings import Settings
-from oncelog.types import Header, RecordMetadata
+from oncelog.types import Header, Headers, RecordMetadata
 
 if TYPE_CHECKING:
     from oncelog.edge.tables import EncodedBatch
@@ -92,7 +93,7 @@ class AsyncProducer(AsyncTransactionalCalls):
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[Header] = (),
+        headers: Headers = (),
         on_delivery: Callback | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Take a record. Raises TimedOut after max.block.ms without metadata or room in the buffer."""
@@ -231,7 +232,7 @@ class Producer(TransactionalCalls):
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[Header] = (),
+        headers: Headers = (),
         on_delivery: Callback | None = None,
     ) -> RecordFuture:
         """Take a record for sending.
@@ -310,7 +311,7 @@ class Producer(TransactionalCalls):
         *,
         partition: int | None = None,
         timestamps_ms: Iterable[int] | int | None = None,
-        headers: Iterable[Header] = (),
+        headers: Headers = (),
     ) -> Delivery:
         """Take many records; one outcome for all. `headers` are those of every record.
 
@@ -321,7 +322,7 @@ class Producer(TransactionalCalls):
         stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
         fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
         key_iterator = iter(keys) if keys is not None else None
-        shared = tuple(headers)
+        shared = headers_of(headers)
         self._check_rows(values, keys, shared)
         parts: dict[int, tuple[Outcome, int, int]] = {}
         with _telling_what_was_taken(parts):
@@ -347,7 +348,10 @@ class Producer(TransactionalCalls):
             self._state.peek.check_size(row_size_bytes(*row[1:]))
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
-        """Take an Arrow table or record batch: column value and, if wanted, key, timestamp, headers.
+        """Take a table: column value and, if wanted, key, timestamp, headers.
+
+        An Arrow table, record batch or reader, or any object with `__arrow_c_stream__`: data frames of
+        Polars and pandas have it. Raises MisuseError on another object.
 
         Encoded in whole columns. Partitions are chosen as in `send`; records without a key go to one
         partition per table. An error after part of it was taken has that part as its `delivery`.

@@ -18,6 +18,7 @@ from oncelog.wire.columns import arrow_to_batches
 from oncelog.wire.primitives import WritableBuffer
 
 _COLUMNS = {"key", "value", "timestamp", "headers"}
+_BYTES_TYPES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.null())
 _BATCH_BYTES = 512 * 1024
 """Whole columns are encoded at once, which pays only in batches larger than batch.size's default."""
 
@@ -45,15 +46,47 @@ def encode_table(
 
     Raises MisuseError for columns other than value, key, timestamp and headers.
     """
+    table = arrow_table(table)
     names = set(table.schema.names)
     if "value" not in names or names - _COLUMNS:
         raise MisuseError(
             f"expected the columns value and perhaps key, timestamp, headers; got {sorted(names)}"
         )
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
+    table = _with_bytes(table)
     for piece in table.combine_chunks().to_batches(max_chunksize=1 << 20):
         yield from _encode(*_by_partition(piece, partition, choose), options)
+
+
+def arrow_table(table: Any) -> Any:
+    """Return what a caller gives as one Arrow table. Raises MisuseError when it cannot be read as one."""
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    if isinstance(table, pa.Table):
+        return table
+    kind = type(table).__name__
+    if not hasattr(table, "__arrow_c_stream__"):
+        raise MisuseError(
+            "send_table takes an Arrow table, a record batch, or an object with __arrow_c_stream__ (a data "
+            f"frame of Polars or pandas); got {kind}"
+        )
+    try:
+        return pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise MisuseError(f"this {kind} cannot be read as an Arrow table: {error}") from error
+
+
+def _with_bytes(table: Any) -> Any:
+    """Return the table with keys and values that are bytes or text. Raises MisuseError on other columns."""
+    for index, column in enumerate(table.schema):
+        if column.name not in ("key", "value") or column.type in _BYTES_TYPES:
+            continue
+        try:  # text and bytes of another layout, as data frames have them
+            table = table.set_column(index, column.name, table.column(index).cast(pa.binary()))
+        except pa.ArrowException as error:
+            raise MisuseError(
+                f"the column {column.name} must hold bytes or text, not {column.type}; encode it first"
+            ) from error
+    return table
 
 
 def _by_partition(piece: Any, partition: int | None, choose: Choose) -> tuple[Any, list[int], list[int]]:
