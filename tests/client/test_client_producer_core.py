@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -298,3 +299,69 @@ def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
     assert core.next_wakeup_ms() == 105.0
     assert core.drain(105.0) == [] and core.stale == {TP[0]}
     assert core.next_wakeup_ms() == 100.0 + core.options.delivery_timeout_ms
+
+
+def test_a_topic_that_was_forgotten_goes_on_with_its_sequences() -> None:
+    """Begun at 0 again under the same epoch, the first batch would be refused or taken for a repetition."""
+    world = World(0)
+    world.trouble = False
+    for number in range(10):
+        world.send(number)
+    for _ in range(20):
+        world.step()
+    assert world.core.is_idle and world.core.forgotten == []
+    world.now_ms += world.core.options.metadata_max_idle_ms
+    world.step()
+    assert world.core.forgotten == ["t"] and world.core.topic("t") is None
+    assert not world.core._partitions
+    world.core.set_partition_count("t", len(TP), world.now_ms)
+    for number in range(10, 20):
+        world.send(number)
+    for _ in range(20):
+        world.step()
+    assert all(error is None for _, _, error in world.results())
+    assert [len(log) for log in world.broker.logs.values()] == [10, 10]
+    assert world.core.metrics.epoch_bumps == 0
+
+
+def test_a_topic_with_records_under_way_is_not_forgotten() -> None:
+    world = World(0, **{"metadata.max.idle.ms": 5_000})
+    world.core.give_identity(PRODUCER_ID, 0)
+    world.send(0)
+    assert len(world.core.drain(10.0)) == 1
+    for now_ms in (6_000.0, 12_000.0, 60_000.0):
+        world.core.drain(now_ms)
+        assert world.core.topic("t") is not None and world.core.forgotten == []
+
+
+def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch() -> None:
+    world = World(0)
+    world.trouble = False
+    with patch("oncelog.client.producer.MAX_KEPT_SEQUENCES", 1):
+        for number in range(2):
+            world.send(number)
+        for _ in range(20):
+            world.step()
+        world.now_ms += world.core.options.metadata_max_idle_ms
+        world.step()
+        world.step()
+    assert world.core.metrics.epoch_bumps == 1
+    world.core.set_partition_count("t", len(TP), world.now_ms)
+    for number in range(2, 4):
+        world.send(number)
+    for _ in range(20):
+        world.step()
+    assert all(error is None for _, _, error in world.results())
+    assert [len(log) for log in world.broker.logs.values()] == [2, 2]
+
+
+def test_what_could_not_be_handed_to_a_connection_counts_as_not_sent() -> None:
+    world = World(0, **{"delivery.timeout.ms": 1_100, "linger.ms": 0})
+    world.core.give_identity(PRODUCER_ID, 0)
+    world.send(0)
+    (call,) = world.core.drain(1.0)
+    error = DisconnectedError("broker 1 is not in the cluster's metadata")
+    world.core.on_failure(call, error, 2.0, was_sent=False)
+    world.core.drain(2_000.0)
+    ((_, _, told),) = world.results()
+    assert type(told) is TimedOut

@@ -79,7 +79,7 @@ class ProducerCore:
         self.stale: set[TopicPartition] = set()
         self.forgotten: list[str] = []
         self._chance = chance
-        self._topics: OrderedDict[str, TopicQueues] = OrderedDict()
+        self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
         """By the time at which a batch was begun last, checked from the front by `_forget_idle`."""
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
         self._unsettled: OrderedDict[ProducerBatch, None] = OrderedDict()
@@ -94,21 +94,22 @@ class ProducerCore:
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
-        self._join_bytes = min(options.batch_bytes, options.max_request_bytes)
-        self._buffer_bytes = options.buffer_bytes
+        self.join_bytes = min(options.batch_bytes, options.max_request_bytes)
+        """Up to this size an open batch takes more records."""
+        self.buffer_bytes = options.buffer_bytes
 
     # Topics
 
     def topic(self, name: str) -> TopicQueues | None:
         """Return a topic's queues; None when its number of partitions must be looked up (again)."""
-        return self._topics.get(name)
+        return self.topics.get(name)
 
     def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
         """Note a topic's number of partitions."""
-        topic = self._topics.get(name)
+        topic = self.topics.get(name)
         if topic is None:
             partitioner = Partitioner(self.options.partitioner, self._chance.randrange)
-            topic = self._topics[name] = TopicQueues(name, partitioner, now_ms)
+            topic = self.topics[name] = TopicQueues(name, partitioner, now_ms)
         for partition in range(len(topic.queues), count):
             topic.queues.append(self._make_queue(TopicPartition(name, partition)))
         topic.set_count(count)
@@ -122,15 +123,15 @@ class ProducerCore:
         return queue
 
     def _forget_idle(self, now_ms: float) -> None:
-        while self._topics:
-            topic = next(iter(self._topics.values()))
+        while self.topics:
+            topic = next(iter(self.topics.values()))
             if topic.used_ms + self.options.metadata_max_idle_ms > now_ms:
                 return
-            self._topics.move_to_end(topic.name)
+            self.topics.move_to_end(topic.name)
             if any(not queue.is_idle or queue in self._restarting for queue in topic.queues):
                 topic.used_ms = now_ms
                 continue
-            del self._topics[topic.name]
+            del self.topics[topic.name]
             self.forgotten.append(topic.name)
             for queue in topic.queues:
                 self._keep_sequences(queue)
@@ -146,39 +147,6 @@ class ProducerCore:
             self._kept_sequences[queue.tp] = (sequences.next_sequence, sequences.known_producer_id)
 
     # Appending
-
-    def join(
-        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
-    ) -> tuple[Outcome, int] | None:
-        """Take a record into an open batch, as happens with nearly every one; None: it must be appended."""
-        known = self._topics.get(topic)
-        if known is None:
-            return None
-        if partition is None:
-            key = row[1]
-            if key is None:
-                queue = known.sticky
-            elif key and known.hashes_keys:
-                queue = known.queues[known.partitioner.for_key(key, known.count)]
-            else:
-                return None
-        else:
-            queue = known.queues[partition] if 0 <= partition < known.count else None
-        batch = None if queue is None else queue.open
-        if (
-            batch is None
-            or batch.size_bytes + size_bytes > self._join_bytes
-            or self.buffered_bytes + size_bytes > self._buffer_bytes
-        ):
-            return None
-        rows = batch.rows
-        index = len(rows)
-        if callback is not None:
-            batch.outcome.callbacks.append((index, callback))
-        rows.append(row)
-        batch.size_bytes += size_bytes
-        self.buffered_bytes += size_bytes
-        return batch.outcome, index
 
     def append(
         self,
@@ -238,7 +206,7 @@ class ProducerCore:
 
     def current_topic(self, name: str) -> TopicQueues:
         """Return a known topic's queues, for as many partitions as the newest metadata say."""
-        topic = self._topics[name]
+        topic = self.topics[name]
         count = self.metadata.partition_count(name)
         if count and count != topic.count:
             self.set_partition_count(name, count, topic.used_ms)
@@ -250,14 +218,14 @@ class ProducerCore:
         batch = ProducerBatch(queue.tp, now_ms, self._serial)
         self._unsettled[batch] = None
         queue.waiting.append(batch)
-        topic = self._topics[queue.tp.topic]
+        topic = self.topics[queue.tp.topic]
         topic.used_ms = now_ms
-        self._topics.move_to_end(topic.name)
+        self.topics.move_to_end(topic.name)
         return batch
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether buffer.memory takes that many bytes more; one record always fits an empty buffer."""
-        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self._buffer_bytes
+        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.buffer_bytes
 
     def can_append(self, size_bytes: int) -> bool:
         """Whether `append` will not have to wait for room: it takes the record, or raises."""
@@ -280,7 +248,7 @@ class ProducerCore:
     def detach(self, error: OncelogError) -> None:
         """Give up without outcomes: in a forked child nothing here is sent."""
         self.fatal = error
-        self._topics.clear()
+        self.topics.clear()
 
     def die(self, error: OncelogError) -> None:
         """The producer cannot go on: everything without an outcome fails."""
@@ -359,7 +327,7 @@ class ProducerCore:
 
     @property
     def _is_urgent(self) -> bool:
-        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self._buffer_bytes * 3
+        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
 
     def _renew_identities(self, now_ms: float) -> bool:
         """Restart numbering where it is due; False while a producer id must be asked for."""

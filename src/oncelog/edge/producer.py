@@ -209,6 +209,7 @@ class Producer(TransactionalCalls):
             raise
         self._transactions = session_of(self._driver)
         self._state = self._driver.state
+        self._join = self._state.join  # one step away for each record
         self._wall_ns = self._driver.machine.wall_ns
 
     async def _make_driver(self) -> ProducerDriver:
@@ -241,18 +242,23 @@ class Producer(TransactionalCalls):
         TimedOut. Raises MessageTooLarge, MisuseError (closed, no such partition, not bytes).
         `on_delivery(metadata, error)` is called on the producer's thread; it must not block.
         """
-        is_plain = type(value) is bytes and (key is None or type(key) is bytes)
-        if is_plain and timestamp_ms is None and not headers:
+        if (
+            type(value) is bytes
+            and (key is None or type(key) is bytes)
+            and timestamp_ms is None
+            and not headers
+        ):
             row: Row = (self._wall_ns() // 1_000_000, key, value, ())
-            size_bytes = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)  # type: ignore[arg-type]
+            size_bytes = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)
         else:
             row = make_row(value, key, timestamp_ms, headers)
             size_bytes = row_size_bytes(row[1], row[2], row[3])
         # Nearly every record joins a batch that is open: that way is short, everything else is in `_append`.
-        joined = self._state.join(topic, partition, row, size_bytes, on_delivery)
+        joined = self._join(topic, partition, row, size_bytes, on_delivery)
         if joined is None:
             joined = self._append(topic, partition, row, size_bytes, on_delivery)
-        return RecordFuture(*joined)
+        outcome, index = joined
+        return RecordFuture(outcome, index)
 
     def _append(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None

@@ -47,9 +47,35 @@ class ProducerState:
     def join(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
     ) -> tuple[Outcome, int] | None:
-        """Take a record into a batch that is open; see ProducerCore.join."""
+        """Take a record into an open batch, as happens with nearly every one; None: it must be appended.
+
+        This is here, and not in the core, because one call less is a twentieth of what `send` costs.
+        """
         with self._lock:
-            return self._core.join(topic, partition, row, size_bytes, callback)
+            core = self._core
+            known = core.topics.get(topic)
+            if known is None:
+                return None
+            if partition is not None:
+                queue = known.queues[partition] if 0 <= partition < known.count else None
+            elif row[1] is None:
+                queue = known.sticky
+            elif row[1] and known.hashes_keys:
+                queue = known.queues[known.partitioner.for_key(row[1], known.count)]
+            else:
+                return None
+            if queue is None or (batch := queue.open) is None:
+                return None
+            batch_bytes, buffered_bytes = batch.size_bytes + size_bytes, core.buffered_bytes + size_bytes
+            if batch_bytes > core.join_bytes or buffered_bytes > core.buffer_bytes:
+                return None
+            outcome, rows = batch.outcome, batch.rows
+            index = len(rows)
+            if callback is not None:
+                outcome.callbacks.append((index, callback))
+            rows.append(row)
+            batch.size_bytes, core.buffered_bytes = batch_bytes, buffered_bytes
+            return outcome, index
 
     def reset_after_fork(self) -> None:
         """In a forked child no thread sends, and the lock may have been held by one that is not here."""

@@ -1,0 +1,144 @@
+"""The blocking producer at the edges: fewer partitions, a full buffer, calls that end half-way, closing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Admin, Broker, NewTopic, Producer
+from oncelog.errors import (
+    ConfigError,
+    DisconnectedError,
+    MessageTooLarge,
+    MisuseError,
+    OutcomeUnknown,
+    TimedOut,
+)
+from oncelog.types import RecordMetadata
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+def test_a_topic_made_again_with_fewer_partitions_is_written_to(servers: str) -> None:
+    topic = new_topic(servers, 8)
+    with producer_of(servers) as producer, Admin({"bootstrap.servers": servers}) as admin:
+        while producer.send(topic, b"x").result(WAIT_S).partition == 0:
+            pass
+        admin.delete_topics([topic])
+        admin.create_topics([NewTopic(topic, 1)])
+        producer._thread.run(producer._driver.cluster.refresh_metadata([topic]))
+        for _ in range(5):
+            assert producer.send(topic, b"y").result(WAIT_S).partition == 0
+        with pytest.raises(MisuseError, match="no partition 3"):
+            producer.send(topic, b"z", partition=3)
+
+
+def test_nothing_lingers_while_a_sender_waits_for_memory(servers: str) -> None:
+    """The buffer is not nearly full, but the next record does not fit."""
+    topic = new_topic(servers)
+    patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000, "max_block_ms": 30_000}
+    sizes = {"buffer_memory": 1_000_000, "batch_size": 900_000}
+    with producer_of(servers, **patience, **sizes) as producer:
+        first = producer.send(topic, b"x" * 600_000)
+        second = producer.send(topic, b"x" * 600_000)
+        assert first.done() and not second.done()
+
+
+def test_send_many_takes_nothing_of_a_list_with_a_record_that_is_too_large(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, max_request_size=1000, batch_size=500) as producer:
+        with pytest.raises(MessageTooLarge) as caught:
+            producer.send_many(topic, [b"a"] * 100 + [b"b" * 2000])
+        assert caught.value.delivery is None
+        with pytest.raises(MisuseError, match="bytes"):
+            producer.send_many(topic, [b"a", "text"])  # type: ignore[list-item]
+    assert values(servers, topic) == []
+
+
+def test_send_many_tells_what_it_took_when_it_ends_half_way(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, max_request_size=1000, batch_size=500) as producer:
+        with pytest.raises(MessageTooLarge) as caught:
+            producer.send_many(topic, (b"a" * (1 if number < 100 else 2000) for number in range(200)))
+        assert caught.value.delivery.result(WAIT_S).delivered_count == 100
+    assert len(values(servers, topic)) == 100
+
+
+def test_send_table_tells_what_it_took_when_it_ends_half_way(servers: str) -> None:
+    topic = new_topic(servers)
+    table = pa.table({"value": pa.array([b"x" * 10_000] * 100, pa.binary())})
+    with producer_of(servers, buffer_memory=600_000, max_block_ms=300) as producer:
+        producer.send(topic, b"first").result(WAIT_S)
+        cluster = producer._driver.cluster
+        submit = cluster.submit
+        cluster.submit = _unreachable  # type: ignore[method-assign]
+        with pytest.raises(TimedOut) as caught:
+            producer.send_table(topic, table)
+        cluster.submit = submit  # type: ignore[method-assign]
+        taken = caught.value.delivery.result(WAIT_S).delivered_count
+    assert 0 < taken < 100
+    assert len(values(servers, topic)) == 1 + taken
+
+
+def _unreachable(*_: object, **__: object) -> None:
+    raise DisconnectedError("broker 9 is not in the cluster's metadata (known: none)")
+
+
+def test_records_that_no_connection_took_are_known_not_to_be_stored(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, delivery_timeout_ms=300, request_timeout_ms=200) as producer:
+        producer.send(topic, b"first").result(WAIT_S)
+        producer._driver.cluster.submit = _unreachable  # type: ignore[method-assign]
+        error = producer.send(topic, b"x").exception(WAIT_S)
+    assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
+
+
+def test_close_in_a_callback_is_refused_and_the_producer_can_still_be_closed(servers: str) -> None:
+    topic = new_topic(servers)
+    producer = producer_of(servers)
+    raised: list[Exception] = []
+
+    def close_here(_: RecordMetadata | None, __: Exception | None) -> None:
+        try:
+            producer.close()
+        except MisuseError as error:
+            raised.append(error)
+
+    producer.send(topic, b"x", on_delivery=close_here)
+    producer.flush(WAIT_S)
+    assert len(raised) == 1 and "callback" in str(raised[0])
+    producer.send(topic, b"y").result(WAIT_S)
+    producer.close(WAIT_S)
+    assert not producer._thread.is_running
+
+
+def test_a_producer_that_cannot_be_made_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no such file"):
+            Producer(bootstrap_servers="h:1", security_protocol="SSL", ssl_ca_location="/nonexistent")
+    assert set(threading.enumerate()) <= before
+
+
+def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_there(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers) as producer:
+        producer.send(topic, b"x").result(WAIT_S)
+        with producer._driver.state:
+            child = os.fork()
+            if not child:
+                signal.alarm(WAIT_S)
+                os._exit(0 if producer.metrics()["record-send-total"] == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,162 @@
+"""What may be sent stands in an index: it says what a walk over all partitions would, at a fixed price."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.producer import ProducerCore
+from oncelog.client.producer_batch import row_size_bytes
+from oncelog.client.producer_options import resolve
+from oncelog.client.producer_partition import PartitionQueue
+from oncelog.client.producer_request import ProduceCall
+from oncelog.config import PRODUCER
+from oncelog.errors import DisconnectedError, NotConnectedError, NotLeaderOrFollower
+from oncelog.wire.messages import MetadataResponse, ProduceResponse
+
+PARTITIONS = 4
+
+
+def describe(leaders: list[int]) -> MetadataResponse:
+    """Metadata of topic t: each partition's leader, of brokers 1 and 2; -1: none."""
+    partitions = [
+        MetadataResponse.MetadataResponsePartition(partition_index=number, leader_id=leader, leader_epoch=-1)
+        for number, leader in enumerate(leaders)
+    ]
+    brokers = [
+        MetadataResponse.MetadataResponseBroker(node_id=node_id, host="h", port=node_id) for node_id in (1, 2)
+    ]
+    topic = MetadataResponse.MetadataResponseTopic(name="t", partitions=partitions)
+    return MetadataResponse(brokers=brokers, topics=[topic], cluster_id="c", controller_id=1)
+
+
+def core_of(partitions: int, **options: object) -> ProducerCore:
+    metadata = ClusterMetadata()
+    metadata.update(describe([1 + number % 2 for number in range(partitions)]))
+    given_settings = {"bootstrap.servers": "h:1", "retry.backoff.ms": 20, **options}
+    core = ProducerCore(resolve(PRODUCER.parse(given_settings)), metadata, random.Random(0))
+    core.set_partition_count("t", partitions, 0.0)
+    core.give_identity(7, 0)
+    return core
+
+
+def send(core: ProducerCore, partition: int, value: bytes, now_ms: float) -> None:
+    core.append("t", partition, (0, None, value, ()), row_size_bytes(None, value, ()), now_ms)
+
+
+def answer(core: ProducerCore, call: ProduceCall, error_code: int, now_ms: float) -> None:
+    rows = [
+        ProduceResponse.PartitionProduceResponse(
+            index=batch.tp.partition, error_code=error_code, base_offset=-1 if error_code else 0
+        )
+        for batch in call.batches
+    ]
+    topic = ProduceResponse.TopicProduceResponse(name="t", partition_responses=rows)
+    core.on_response(call, ProduceResponse(responses=[topic]), now_ms)
+
+
+def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
+    """Nothing that could be sent was left, nothing that becomes due is slept through."""
+    wakeup_ms = core.next_wakeup_ms()
+    queues = list(core._partitions.values())
+    for queue in queues:
+        following = queue.next_to_send(core.identity, core._flush_below, core._is_urgent)
+        if following is None:
+            continue
+        leader = core.metadata.leader_of(queue.tp)
+        if following[1] > now_ms:
+            assert wakeup_ms is not None and wakeup_ms <= following[1]
+        elif leader is not None:
+            assert core._in_flight_requests[leader] >= core.options.max_in_flight
+    unsettled = [batch for queue in queues for batch in queue.batches()]
+    assert core.is_idle == (not unsettled)
+    if unsettled:
+        assert wakeup_ms is not None
+        assert wakeup_ms <= min(batch.created_ms for batch in unsettled) + core.options.delivery_timeout_ms
+    for mark in range(core._serial + 1):
+        assert core.is_settled_to(mark) == all(batch.serial > mark for batch in unsettled)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, PARTITIONS - 1), st.sampled_from([10, 200])),
+    st.tuples(st.just("pass"), st.sampled_from([1, 4, 30, 400]), st.just(0)),
+    st.tuples(st.just("answer"), st.integers(0, 5), st.sampled_from(["stored", "refused", "lost", "unsent"])),
+    st.tuples(st.just("lead"), st.integers(0, PARTITIONS - 1), st.sampled_from([1, 2, -1])),
+    st.tuples(st.just("flush"), st.just(0), st.just(0)),
+    st.tuples(st.just("hurry"), st.sampled_from([0, 1]), st.just(0)),
+)
+ERRORS = {"lost": DisconnectedError("cut"), "unsent": NotConnectedError("refused")}
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEPS, max_size=60))
+def test_the_index_agrees_with_a_walk_over_all_partitions(
+    is_idempotent: bool, steps: list[tuple[str, int, object]]
+) -> None:
+    options: dict[str, object] = {
+        "batch.size": 300, "linger.ms": 5, "request.timeout.ms": 100, "delivery.timeout.ms": 500,
+        "max.in.flight.requests.per.connection": 2, "buffer.memory": 4000,
+        "enable.idempotence": is_idempotent,
+    }  # fmt: skip
+    core, now_ms = core_of(PARTITIONS, **options), 1000.0
+    leaders = [1 + number % 2 for number in range(PARTITIONS)]
+    calls: list[ProduceCall] = []
+    for what, number, detail in steps:
+        match what:
+            case "send":
+                send(core, number, bytes(int(str(detail))), now_ms)
+            case "pass":
+                now_ms += number
+            case "answer" if calls:
+                call = calls.pop(number % len(calls))
+                if detail in ERRORS:
+                    core.on_failure(call, ERRORS[str(detail)], now_ms)
+                else:
+                    answer(core, call, 0 if detail == "stored" else NotLeaderOrFollower.code, now_ms)
+            case "lead":
+                leaders[number] = int(str(detail))
+                core.metadata.update(describe(leaders))
+            case "flush":
+                core.flush()
+            case "hurry":
+                core.room_waiter_count = number
+        calls += core.drain(now_ms)
+        if core.is_identity_needed:
+            core.give_identity(8, 0)
+            calls += core.drain(now_ms)
+        check_against_a_walk(core, now_ms)
+
+
+def count_looks(partitions: int) -> int:
+    """How many queues are looked at for one record that is sent and stored."""
+    core = core_of(partitions, **{"linger.ms": 0})
+    for partition in range(partitions):
+        send(core, partition, b"x", 1.0)
+    while not core.is_idle:
+        for call in core.drain(1.0):
+            answer(core, call, 0, 1.0)
+    real, looks = PartitionQueue.next_to_send, 0
+
+    def counted(queue: PartitionQueue, *args: object) -> object:
+        nonlocal looks
+        looks += 1
+        return real(queue, *args)  # type: ignore[arg-type]
+
+    with patch.object(PartitionQueue, "next_to_send", counted):
+        send(core, 1, b"x", 2.0)
+        (call,) = core.drain(2.0)
+        answer(core, call, 0, 3.0)
+        core.drain(3.0)
+        core.next_wakeup_ms()
+    assert core.is_idle
+    return looks
+
+
+def test_a_send_looks_at_no_partition_that_has_nothing_to_send() -> None:
+    assert count_looks(3000) == count_looks(2) <= 6
