@@ -32,8 +32,8 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
-_CLOSE_COMMIT_MS = 6_000
-_CLOSE_LEAVE_S = 3.0
+_CLOSE_COMMIT_MS = 5_000
+_CLOSE_LEAVE_S = 2.0
 """Limits of a close: together less than what the blocking consumer waits for it."""
 
 
@@ -128,9 +128,9 @@ class GroupSession(GroupRequests, ABC):
         """
         if self._ended is not None:
             lost, self._owned, self._leaving = self._owned, [], []
-            self._core.assign([])
             if lost:
                 return Rebalance(Change.LOST, lost)
+            self._core.assign([])
             raise self._ended.with_traceback(None)
         if self._failure is not None:
             failure, self._failure = self._failure, None
