@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.group import Change
-from oncelog.errors import FencedInstanceId, GroupAuthorizationFailed, RebalanceInProgress
+from oncelog.errors import BrokerError, FencedInstanceId, GroupAuthorizationFailed, RebalanceInProgress
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
 
 A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
@@ -218,6 +218,67 @@ def test_a_commit_amid_a_rebalance_is_raised_and_the_member_takes_part(protocol:
         await member.until(lambda: len(member.core.assignment()) == 4)
         await member.session.commit()
         assert coordinator.committed == [dict.fromkeys(range(4), 6)]
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("code", [22, 25, 82])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
+    protocol: str, code: int
+) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def late() -> int:
+            return await answer
+
+        member = Member(coordinator, protocol, **{"enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        coordinator.commit_answer = late
+        commit = asyncio.create_task(member.session.commit())
+        before = member.session.member.generation_id
+        coordinator.rebalance(ALL[:2])
+        await member.until(lambda: len(member.core.assignment()) == 2)
+        await member.until(lambda: member.session.member.generation_id > before)
+        now, told = member.session.member, len(member.told)
+        answer.set_result(code)
+        with pytest.raises(BrokerError):
+            await commit
+        first = beats(coordinator)
+        await member.until(lambda: beats(coordinator) > first + 3)
+        assert not any(change is L for change, *_ in member.told[told:])
+        assert member.session.member.member_id == now.member_id
+        assert len(member.core.assignment()) == 2
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
+    """It is lost between the telling of what must go and the taking of the rest."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, "cooperative-sticky", **{"enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        coordinator.rebalance(ALL[:2])
+        await member.until(lambda: any(change is R for change, *_ in member.told))
+        coordinator.heartbeat_code = 25
+        deadline = coordinator.now_ms() + 60_000
+        while member.session.member.generation_id >= 0:
+            assert coordinator.now_ms() < deadline, "the heartbeat brings the loss"
+            await asyncio.sleep(0.001)
+        await member.until(lambda: len(member.told) >= 4)
+        assert [each[:2] for each in member.told] == [
+            (A, [0, 1, 2, 3]),
+            (R, [2, 3]),
+            (L, [0, 1]),
+            (A, [0, 1]),
+        ]
         await member.session.close()
 
     asyncio.run(work())
