@@ -47,14 +47,15 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
         return StoredBatch(
             offset, offset + int(what) - 1, None, None, None, int(what), int(what), False, True
         )
-    numbers = tuple(map(int, who.split(".")))
+    numbers = tuple(None if word == "-" else int(word) for word in who.split("."))
     if what[0].isupper():
         word, _, coordinator_epoch = what.partition("/")
         flags |= {"is_transactional": True, "is_commit": word == "COMMIT"}
         flags |= {"coordinator_epoch": int(coordinator_epoch or 0)}
         return StoredBatch(offset, offset, *numbers, None, 1, 1, True, **flags)
     what, _, kept = what.partition("#")
-    sequence, places = map(int, what.removeprefix("t").split("+"))
+    first, _, covered = what.removeprefix("t").partition("+")
+    sequence, places = None if first == "-" else int(first), int(covered)
     flags |= {"is_transactional": what.startswith("t")}
     count = int(kept) if kept else places
     return StoredBatch(offset, offset + places - 1, *numbers, sequence, places, count, False, **flags)

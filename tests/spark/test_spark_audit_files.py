@@ -71,6 +71,11 @@ def counts(batch: bytearray, records_count: int) -> bytearray:
     return seal(batch)
 
 
+def no_epoch(batch: bytearray) -> bytearray:
+    batch[51:53] = b"\xff\xff"
+    return seal(batch)
+
+
 def inside(batch: bytearray, payload: bytes) -> bytearray:
     """With other records, and the length that fits them."""
     batch[HEADER_BYTES:] = payload
@@ -156,6 +161,7 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     ),
     "few-records": ([plain(7, 0, 0, 3), counts(plain(7, 0, 3, 5), 4)], ("record_count", 3, 7, None)),
     "many-records": ([plain(7, 0, 0, 3), counts(plain(7, 0, 3, 5), 6)], ("record_count", 3, 7, None)),
+    "half": ([plain(7, 0, 0, 3), no_epoch(plain(7, 0, 3, 5))], ("half_numbered", 3, 7, None)),
     "last-batch": ([plain(7, 0, 0, 3), no_magic(plain(7, 0, 3, 2))], ("unreadable", 3, 3, None)),
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),

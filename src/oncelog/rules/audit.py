@@ -18,6 +18,7 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     no batch at all                                               unreadable
     more records than offsets, or fewer in a log not compacted    record_count
     its records do not fit its header (where they are read)       bad_records
+    a producer id without an epoch or a first sequence            half_numbered
     the log ends within it                                        torn_tail (no violation)
 
 What becomes of transactions: rules/audit_transactions.py. In a compacted log the cleaner removes batches, so
@@ -89,6 +90,11 @@ class PartitionAudit:
         else:
             self._check_records(batch)
         self._count(batch)
+        is_half = batch.producer_epoch is None or (batch.base_sequence is None and not batch.is_control)
+        if batch.producer_id is not None and is_half:
+            text = "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
+            self._findings.report(FindingKind.HALF_NUMBERED, batch, text)
+            return
         if batch.producer_id is None or batch.producer_epoch is None:
             return
         if self._sequences.see(batch, batch.producer_id, batch.producer_epoch):
