@@ -50,9 +50,6 @@ class AsyncConsumer(AsyncSubscribing):
         self._failure_count = 0
         self._wake: asyncio.Event | None = None
         self._connecting: asyncio.Task[None] | None = None
-        # The group's next step. It outlives a poll that ends before it, and the next poll takes it up.
-        self._advancing: asyncio.Task[Rebalance | bool] | None = None
-        self._advance_deadline_ms = 0.0
         # A rebalance of which the application has not been told to the end.
         self._untold: Rebalance | None = None
         self._closed = False
@@ -76,14 +73,19 @@ class AsyncConsumer(AsyncSubscribing):
         if self._closed:
             raise MisuseError("this consumer is closed; make a new one")
         self._loop = check_running_loop(self._loop, "consumer")
+        if not self._is_connected:
+            await asyncio.shield(self._start_connecting())
+        assert self._cluster is not None
+        return self._cluster
+
+    def _start_connecting(self) -> asyncio.Task[None]:
+        """Return the task that connects; it outlives the calls that wait for it."""
         if self._cluster is None:
             self._wake = asyncio.Event()
             self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
-        if not self._is_connected:
-            if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.create_task(self._cluster.start())
-            await asyncio.shield(self._connecting)
-        return self._cluster
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._cluster.start())
+        return self._connecting
 
     @property
     def _is_connected(self) -> bool:
@@ -101,7 +103,7 @@ class AsyncConsumer(AsyncSubscribing):
         Safe to call twice.
         """
         check_running_loop(self._loop, "consumer")
-        await self._stop_advancing()
+        self._untold = None
         if self._group is not None and not self._closed:
             await self._group.close()
         self._closed = True
@@ -257,38 +259,20 @@ class AsyncConsumer(AsyncSubscribing):
     async def _advanced(self, deadline_ms: float) -> Rebalance | bool:
         """Return what `advance` returns; False when the deadline comes first.
 
-        The step itself is a task that no poll cancels: a change of the assignment that comes after a poll
-        has ended, or amid a cancelled one, is told by the next.
+        The assignment changes nowhere else, so never between two polls.
         """
-        check_running_loop(self._loop, "consumer")
-        if self._is_connected and not self._subscription:
-            return True
-        while True:
-            if self._advancing is None:
-                self._advance_deadline_ms = deadline_ms
-                self._advancing = asyncio.create_task(self._connect_and_advance(deadline_ms))
-            timeout_s = max(deadline_ms - self._now_ms(), 0) / 1000
-            done, _ = await asyncio.wait([self._advancing], timeout=timeout_s)
+        if not self._is_connected and not self._closed:
+            self._loop = check_running_loop(self._loop, "consumer")
+            connecting = self._start_connecting()
+            done, _ = await asyncio.wait([connecting], timeout=max(deadline_ms - self._now_ms(), 0) / 1000)
             if not done:
                 return False
-            task, self._advancing = self._advancing, None
-            following = task.result()
-            if following is not False or self._advance_deadline_ms >= deadline_ms:
-                return following
-
-    async def _connect_and_advance(self, deadline_ms: float) -> Rebalance | bool:
-        await self._connected()
+            connecting.result()
         return await self.advance(deadline_ms)
-
-    async def _stop_advancing(self) -> None:
-        task, self._advancing, self._untold = self._advancing, None, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def unsubscribe(self) -> None:
         """Leave the group, committing first if that is automatic, and read nothing."""
-        await self._stop_advancing()
+        self._untold = None
         await super().unsubscribe()
 
     async def _wait(self, cluster: ClusterConnection, deadline_ms: float) -> bool:
