@@ -71,6 +71,8 @@ class Holdings:
         self.held: set[TopicPartition] = set()
         self.seen: set[tuple[str, int, int | None]] = set()
         self.assigned_count = 0
+        self._untold: set[TopicPartition] = set()
+        """What it held and was not told of, or was told of and did not hold, when it was looked at last."""
 
     def take(self, records: list[Record]) -> None:
         """The application was given these."""
@@ -81,11 +83,15 @@ class Holdings:
             self.seen.update((item.topic, item.partition, item.offset) for item in items)
 
     def check(self, assignment: list[TopicPartition]) -> None:
-        """The listeners were told of everything."""
-        if self.held != set(assignment):
-            name = self.application.name
-            text = f"{name}: told of {sorted(self.held)}, holds {sorted(assignment)}"
+        """The listeners were told of everything, at the latest in the poll that has returned now.
+
+        Partitions may change between the end of a poll and this look, but not twice in the same way.
+        """
+        untold = self.held ^ set(assignment)
+        if lasting := untold & self._untold:
+            text = f"{self.application.name}: of {sorted(lasting)}, holds {sorted(assignment)}"
             self.application.world.violate("a listener was not told", text)
+        self._untold = untold
 
     def assigned(self, partitions: list[TopicPartition]) -> None:
         """A listener."""
