@@ -8,8 +8,11 @@ docs/simulation.md, `--seeds N` bounds the search, names choose some.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +20,30 @@ from unittest.mock import patch
 
 from oncelog.broker import admission, flushing, groups, offsets, producer_ids, topics, transactions
 from oncelog.client import fetching
-from oncelog.edge import admin, producer
-from oncelog.errors import KafkaStorageError
+from oncelog.client import producer as client_producer
+from oncelog.edge import (
+    admin,
+    async_consumer,
+    consumer,
+    delivery,
+    group_classic,
+    producer,
+    producer_state,
+)
+from oncelog.edge import transactions as edge_transactions
+from oncelog.errors import FencedInstanceId, KafkaStorageError
 from oncelog.log import compacted, index, manager, partition, recovery, segment, snapshot, store
-from oncelog.rules import append, marker, sending, transaction
+from oncelog.rules import append, marker, sending, transaction, txn_session
 from oncelog.rules import lane as lane_rules
 from oncelog.rules import producers as producer_table
-from oncelog.sim import checks, faults, stage
+from oncelog.sim import blocking, cancelling, checks, faults, stage, transactors
+from oncelog.sim.blocking import play_threads
+from oncelog.sim.cancelling import play_cancelled
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.stage import plan_for, play
 from oncelog.sim.world import World
 from oncelog.spark import lane
+from oncelog.types import ConsumerGroupMetadata
 from oncelog.wire import records
 
 PAGE = Path(__file__).parents[1] / "docs" / "simulation.md"
@@ -386,6 +402,204 @@ NOT_CAUGHT = {
 """And why not."""
 
 
+class _NoLock:
+    """Lets everybody in."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return blocking
+
+    def release(self) -> None:
+        """Nobody waits."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        """As `release`."""
+
+
+_ORIGINAL_STATE = producer_state.ProducerState.__init__
+_ORIGINAL_STEP = async_consumer.AsyncConsumer.poll_step
+_ORIGINAL_ACTION = group_classic.next_after
+_ORIGINAL_COPIER = transactors.Copier.__init__
+
+
+def _state_without_lock(self: Any, core: Any) -> None:
+    _ORIGINAL_STATE(self, core)
+    self._lock = _NoLock()
+    self.changed = threading.Condition(self._lock)  # type: ignore[arg-type]
+
+
+def _take_on_the_loop(self: Any, timeout: float = 1.0, *, max_records: int | None = None) -> Any:
+    limit = self._async.poll_limit(max_records)
+    if not self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms)):
+        return []
+
+    async def take() -> Any:
+        rows = self._core.delivery.take(limit)
+        await asyncio.sleep(0.001)
+        return rows
+
+    return self._run(take())
+
+
+def _iterate_polls(self: Any) -> Any:
+    while rows := self.poll(self._async.iteration_timeout):
+        yield from rows
+
+
+async def _iterate_async_polls(self: Any) -> Any:
+    while rows := await self.poll(self.iteration_timeout):
+        for row in rows:
+            yield row
+
+
+def _join_again(error: Any, request: Any) -> Any:
+    if isinstance(error, FencedInstanceId):
+        return group_classic.GroupAction.RESET
+    return _ORIGINAL_ACTION(error, request)
+
+
+async def _tell_once(self: Any, deadline_ms: float, prepare: Any) -> Any:
+    step = await _ORIGINAL_STEP(self, deadline_ms, prepare)
+    self.note_told()
+    return step
+
+
+def _settled_before_callbacks(self: Any) -> Any:
+    return self._state.peek.is_settled_to(self._serial)
+
+
+def _settled_to_the_last(self: Any, mark: int) -> bool:
+    return not self._unsettled
+
+
+async def _leave_open(self: Any, timeout_s: float | None = None) -> None:
+    """A close that knows nothing of transactions."""
+
+
+def _make_twice(self: Any, name: str) -> Any:
+    if name not in delivery._STATE:
+        raise AttributeError(name)
+    Future.__init__(self)
+    self._outcome.listen(self._complete)
+    return self.__dict__[name]
+
+
+def _commit_automatically(self: Any, *how: Any) -> None:
+    _ORIGINAL_COPIER(self, *how)
+    self.reading |= {"enable.auto.commit": True, "auto.commit.interval.ms": 100}
+
+
+def _metadata_unguarded(self: Any) -> Any:
+    return self._group.metadata if self._group else ConsumerGroupMetadata(self._settings["group.id"])
+
+
+class ClientMutant(NamedTuple):
+    """`kinds`: of the seeds that can notice; of `clients`, blocking or asyncio."""
+
+    name: str
+    clients: str
+    kinds: tuple[str, ...]
+    patches: tuple[Patch, ...]
+
+
+CLIENT_MUTANTS = [
+    ClientMutant(
+        "the producer's state has no lock",
+        "blocking",
+        ("producer",),
+        ((producer_state.ProducerState, "__init__", _state_without_lock),),
+    ),
+    ClientMutant(
+        "an interrupted poll loses what it took",
+        "blocking",
+        ("consumer",),
+        ((consumer.Consumer, "poll", _take_on_the_loop),),
+    ),
+    ClientMutant(
+        "a loop that is broken off drops the rest",
+        "blocking",
+        ("consumer",),
+        ((consumer.Consumer, "__iter__", _iterate_polls),),
+    ),
+    ClientMutant(
+        "an asyncio loop that is broken off drops the rest",
+        "asyncio",
+        ("consumer",),
+        ((async_consumer.AsyncConsumer, "_iterate", _iterate_async_polls),),
+    ),
+    ClientMutant(
+        "a fenced instance joins again",
+        "asyncio",
+        ("twins",),
+        ((group_classic, "next_after", _join_again),),
+    ),
+    ClientMutant(
+        "flush returns before the callbacks",
+        "blocking",
+        ("producer",),
+        ((producer_state.FlushMark, "is_reached", _settled_before_callbacks),),
+    ),
+    ClientMutant(
+        "a cancelled poll forgets what it had to tell",
+        "asyncio",
+        ("consumer",),
+        ((async_consumer.AsyncConsumer, "poll_step", _tell_once),),
+    ),
+    ClientMutant(
+        "flush waits for what is sent after it",
+        "blocking",
+        ("producer",),
+        ((client_producer.ProducerCore, "is_settled_to", _settled_to_the_last),),
+    ),
+    ClientMutant(
+        "a transaction commits without its offsets",
+        "asyncio",
+        ("copier",),
+        ((txn_session.Session, "begin_offsets", _nothing),),
+    ),
+    ClientMutant(
+        "close leaves the transaction open",
+        "asyncio",
+        ("copier",),
+        ((edge_transactions.Transactions, "end_open", _leave_open),),
+    ),
+    ClientMutant(
+        "two threads make one future's lock",
+        "blocking",
+        ("producer",),
+        ((delivery.RecordFuture, "__getattr__", _make_twice),),
+    ),
+    ClientMutant(
+        "a copier commits automatically",
+        "asyncio",
+        ("copier",),
+        (
+            (transactors.Copier, "__init__", _commit_automatically),
+            (async_consumer.AsyncConsumer, "group_metadata", _metadata_unguarded),
+        ),
+    ),
+]
+"""In the order of findings L1 to L23, and the setting that no transactional copier may have."""
+
+
+def caught_by_clients(mutant: ClientMutant, seed_count: int) -> tuple[int, str] | None:
+    """The first seed of interrupted clients that notices, and what; None when none does."""
+    scenes = blocking if mutant.clients == "blocking" else cancelling
+    play_one = play_threads if mutant.clients == "blocking" else play_cancelled
+    for seed in range(seed_count):
+        if scenes.kind_of(seed) not in mutant.kinds:
+            continue
+        with ExitStack() as stack:
+            for owner, attribute, instead in mutant.patches:
+                stack.enter_context(patch.object(owner, attribute, instead))
+            violations = play_one(seed).violations
+        if violations:
+            return seed, rule_of(violations[0])
+    return None
+
+
 def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
     """The first seed that notices, and what it notices; None when none does."""
     for seed in range(seed_count):
@@ -415,10 +629,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    chosen = [each for each in MUTANTS if not options.names or each.name in options.names]
+    everyone: list[Mutant | ClientMutant] = [*MUTANTS, *CLIENT_MUTANTS]
+    chosen = [each for each in everyone if not options.names or each.name in options.names]
     rows, missed = [], 0
     for mutant in chosen:
-        found = caught_by(mutant, options.seeds)
+        caught = caught_by if isinstance(mutant, Mutant) else caught_by_clients
+        found = caught(mutant, options.seeds)  # type: ignore[arg-type]
         missed += found is None
         seed, rule = found or ("-", f"not caught: {NOT_CAUGHT.get(mutant.name, 'why?')}")
         rows.append(f"| {mutant.name} | {seed} | {rule} |")

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
+from oncelog.cli.simulate import command
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
 from oncelog.sim.loop import NoRest
+from oncelog.sim.scene import Run
 from oncelog.sim.scheduler import Scheduler
 from oncelog.sim.world import World
+
+Play = Callable[[int], Run]
+
+
+def _load_tool() -> ModuleType:
+    path = Path(__file__).parents[2] / "tools" / "mutants.py"
+    spec = importlib.util.spec_from_file_location("tool_client_mutants", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+mutants = _load_tool()
+
+
+def violations_of(play: Play, seeds: range) -> dict[int, list[str]]:
+    return {seed: run.violations for seed in seeds if (run := play(seed)).violations}
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:
@@ -75,8 +100,49 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
 
 
 @pytest.mark.parametrize("play", [play_threads, play_cancelled])
-def test_a_seed_gives_the_same_run_again(play: object) -> None:
-    assert callable(play)
+def test_a_seed_gives_the_same_run_again(play: Play) -> None:
     for seed in range(6):
         one, other = play(seed), play(seed)
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_blocking_clients_in_threads_lose_and_hang_nothing(first: int) -> None:
+    """Threads give way anywhere, and signals interrupt the application (L1 to L7, L11, L23)."""
+    assert violations_of(play_threads, range(first, first + 20)) == {}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 150, 50))
+def test_cancelled_calls_lose_and_hang_nothing(first: int) -> None:
+    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14)."""
+    assert violations_of(play_cancelled, range(first, first + 50)) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("play", [play_threads, play_cancelled])
+def test_interrupted_clients_lose_nothing_for_long(play: Play) -> None:
+    assert violations_of(play, range(2_000)) == {}
+
+
+def test_command_plays_clients_that_are_interrupted() -> None:
+    result = CliRunner().invoke(command, ["--clients", "asyncio", "--seeds", "0..1"])
+    assert result.exit_code == 0 and "2 seeds, 0 failed" in result.output
+    result = CliRunner().invoke(command, ["--clients", "blocking", "--seed", "1"])
+    assert result.exit_code == 0 and "starts (process 1)" in result.output
+
+
+@pytest.mark.parametrize("name", [each.name for each in mutants.CLIENT_MUTANTS])
+def test_a_broken_client_is_noticed(name: str) -> None:
+    (mutant,) = [each for each in mutants.CLIENT_MUTANTS if each.name == name]
+    assert mutants.caught_by_clients(mutant, 60) is not None
+
+
+def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
+    """The rule behind `group_metadata()` on such a consumer being refused."""
+    (mutant,) = [each for each in mutants.CLIENT_MUTANTS if each.name == "a copier commits automatically"]
+    found = mutants.caught_by_clients(mutant, 60)
+    assert found is not None and found[1].startswith("copied")
+    assert play_cancelled(found[0]).violations == []

@@ -349,9 +349,15 @@ class CutCopier(Copier):
     """A Copier whose calls are cancelled. After some it commits as if nothing had happened."""
 
     async def new_producer(self) -> Any:
-        return _Transacting(await super().new_producer(), self, 0.2)
+        return _Transacting(await super().new_producer(), self, 0.4)
 
     async def work(self) -> None:
+        while not self.is_told_to_stop:
+            with suppress(_Restart):
+                await self.copy_as_member()
+
+    async def copy_as_member(self) -> None:
+        """Until told to stop, or a restart, which closes the consumer."""
         async with Cutting(AsyncConsumer(self.reading), self, 0.2) as consumer:
             consumer.subscribe(
                 [self.source],
@@ -366,6 +372,19 @@ class CutCopier(Copier):
                     await self.copy(consumer, producer)  # type: ignore[arg-type]
                 except OncelogError as error:
                     self.world.note(self.name, f"needs a new producer: {error!r}")
+
+    async def pass_on(self, consumer: AsyncConsumer, producer: AsyncProducer, records: list[Record]) -> bool:
+        is_committed = await super().pass_on(consumer, producer, records)
+        if self.chance.random() < 0.3:
+            if not is_committed:
+                self.session += 1
+                raise _Restart
+            await self.go_back(consumer)
+        return is_committed
+
+
+class _Restart(Exception):
+    """An application that begins anew when a transaction was aborted."""
 
 
 class _Transacting(Cutting):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from random import Random
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,12 +28,13 @@ from oncelog.sim.disk import SimulatedCrash
 from oncelog.sim.loop import NoRest, SimLoop
 
 MAX_SWITCHES_AT_ONCE = 50_000
-TRACED = ("oncelog/edge/", "oncelog/client/")
+TRACED = ("oncelog/edge/", "oncelog/client/", "tools/mutants")
 UNTRACED = ("edge/link", "edge/cluster", "edge/coordinator")
 """Code of one thread only, and much of it."""
 STALL_SECONDS = 0.02
 _END_SECONDS = 10.0
 _new_lock, _start_new_thread = threading._allocate_lock, threading._start_new_thread  # type: ignore[attr-defined]
+_LOCK = _new_lock()
 
 
 class Signal(Exception):
@@ -159,6 +160,7 @@ class Scheduler:
             (threading, "Thread", new_thread),
             (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
             (queue, "time", seconds),
+            *((module, name, new_lock()) for module, name in _locks_of_modules()),
         ]
         with ExitStack() as stack:
             for owner, name, instead in replaced:
@@ -363,6 +365,17 @@ class ThreadLoop(SimLoop):
         self._ready.clear()
         for task in self._tasks:
             task.get_coro().close()
+
+
+def _locks_of_modules() -> list[tuple[ModuleType, str]]:
+    """Return the locks that the product's modules made when they were imported."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("oncelog.")]
+    return [
+        (module, name)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type(_LOCK))
+    ]
 
 
 def _nothing() -> None:
