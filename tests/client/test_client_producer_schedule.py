@@ -69,10 +69,10 @@ def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
         if following is None:
             continue
         leader = core.metadata.leader_of(queue.tp)
-        if following[1] > now_ms:
-            assert wakeup_ms is not None and wakeup_ms <= following[1]
-        elif leader is not None:
-            assert core._in_flight_requests[leader] >= core.options.max_in_flight
+        if leader is None or core._in_flight_requests.get(leader, 0) >= core.options.max_in_flight:
+            continue  # metadata or an answer come first, and with them another turn
+        assert following[1] > now_ms
+        assert wakeup_ms is not None and wakeup_ms <= following[1]
     unsettled = [batch for queue in queues for batch in queue.batches()]
     assert core.is_idle == (not unsettled)
     if unsettled:
