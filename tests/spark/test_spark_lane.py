@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,14 @@ from helpers_spark import create_topic
 
 import oncelog
 from oncelog.edge.admin import Admin
+from oncelog.edge.producer import Producer
 from oncelog.errors import ConfigError
-from oncelog.rules.lane import RowRefused, RowSum, SinkError
-from oncelog.spark.lane import LaneReport, Sink, finish, write_lane
+from oncelog.rules.lane import BatchBegun, RowRefused, RowSum, SinkError, SinkRefused
+from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.spark.row_hash import hash_rows
 from oncelog.spark.sink_options import SINK_OPTIONS, parse_sink_options
-from oncelog.spark.sink_rows import check_columns
+from oncelog.spark.sink_rows import LaneRows, check_columns
+from oncelog.spark.sink_state import KEPT_MS, new_run_id
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}
@@ -112,44 +117,287 @@ def test_a_zombie_of_an_older_batch_writes_nothing(bootstrap: str, topic: str) -
     sink = sink_of(bootstrap, topic)
     for number in range(2):
         finish(sink, number, [write_lane(sink, number, 0, [batch(f"v{number}")])])
-    for late in (0, 1):  # its own rows, or the lane's part of a checkpoint taken back
-        with pytest.raises(SinkError, match=r"committed since|committed with 1 rows"):
-            write_lane(sink, late, 0, [batch("late")])
+    with pytest.raises(SinkError, match="batch 1 has been committed since"):
+        write_lane(sink, 0, 0, [batch("late")])
+    late = write_lane(sink, 1, 0, [batch("late")])
+    with pytest.raises(SinkError, match="committed with 1 rows in all, and now they are not the same"):
+        finish(sink, 1, [late])
     with pytest.raises(SinkError, match="batch 0 was asked for, and batch 1 has been committed since"):
         finish(sink, 0, [LaneReport(0, RowSum(), False)])
     assert committed(bootstrap, topic) == ["v0", "v1"]
 
 
 @pytest.mark.behaviour("P2")
-def test_a_lost_marker_is_an_error_and_not_a_second_write(bootstrap: str, topic: str) -> None:
+def test_a_finished_batch_is_known_without_the_markers_of_its_lanes(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)])
-    finish(sink, 1, [write_lane(sink, 1, n, [batch(f"w{n}")]) for n in range(2)])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        admin.delete_group(sink.lane_id(1))
-        with pytest.raises(SinkError, match=r"the marker of lane 1 is not there \(none\)"):
-            write_lane(sink, 1, 1, [batch("w1")])
-        with pytest.raises(SinkError, match="batch 1 was committed as 2 lanes, and now it has more"):
-            write_lane(sink, 1, 2, [batch("w2")])
-        admin.delete_group(sink.lane_id(0))
-        admin.delete_group(sink.group)
+        for group in (sink.lane_id(0), sink.lane_id(1), sink.plan_id):
+            admin.delete_group(group)
+        again = again_of(sink)
+        reports = [write_lane(again, 0, 0, [batch("v1", "v0")])]  # in other lanes, and in fewer
+        finish(again, 0, reports)
+        assert reports[0].was_there
+        with pytest.raises(SinkError, match="committed with 2 rows in all, and now there are 1"):
+            finish(again, 0, [write_lane(again, 0, 0, [batch("v0")])])
+        admin.delete_group(sink.finished_id)
     with pytest.raises(SinkError, match="set the option firstBatchId=2"):
         write_lane(sink, 2, 0, [batch("x")])
     late = sink_of(bootstrap, topic, firstBatchId="2")
     write_lane(late, 2, 0, [batch("x")])
-    assert committed(bootstrap, topic) == ["v0", "v1", "w0", "w1", "x"]
+    assert committed(bootstrap, topic) == ["v0", "v1", "x"]
 
 
-def test_fewer_lanes_than_before_are_told_by_the_driver(bootstrap: str, topic: str) -> None:
+@pytest.mark.behaviour("P6")
+def test_a_query_with_nothing_to_write_for_a_week_goes_on(bootstrap: str, topic: str) -> None:
+    """G2: what expires meanwhile is what was committed in transactions, and nothing else."""
+    sink = sink_of(bootstrap, topic)
+    finish(sink, 0, [write_lane(sink, 0, 0, [batch("a")])])
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        for group in (sink.lane_id(0), sink.plan_id):
+            admin.delete_group(group)
+    later = again_of(sink)
+    finish(later, 1, [write_lane(later, 1, 0, [batch("b")])])
+    assert committed(bootstrap, topic) == ["a", "b"]
+
+
+@pytest.mark.behaviour("P6")
+def test_a_half_written_batch_that_is_forgotten_is_refused(bootstrap: str, topic: str) -> None:
+    """C11: what the lanes committed is not known any more."""
+    sink = sink_of(bootstrap, topic)
+    write_lane(sink, 0, 0, [batch("a")])
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        for group in (sink.lane_id(0), sink.plan_id):
+            admin.delete_group(group)
+        sink.keep(admin, sink.begun_id, BatchBegun(0, sink.run_id, 0).encode())
+    with pytest.raises(SinkRefused, match=r"batch 0 was begun \d+ minutes ago.*firstBatchId=0"):
+        write_lane(again_of(sink), 0, 0, [batch("a")])
+    assert committed(bootstrap, topic) == ["a"]
+    vouched = replace(sink_of(bootstrap, topic, firstBatchId="0"), run_id=new_run_id())
+    assert not write_lane(vouched, 0, 0, [batch("a")]).was_there
+
+
+def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
+    at, quick = TopicPartition("t", 0), {"offsets.retention.check.interval.ms": 10}
+    with oncelog.Broker(config=quick) as broker, Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        create_topic(broker.bootstrap_servers, "t")
+        for group, retention_ms in (("kept", KEPT_MS), ("gone", 1)):
+            admin.alter_group_offsets(group, {at: OffsetAndMetadata(7)}, retention_ms=retention_ms)
+        while "gone" in {listed.group_id for listed in admin.list_groups()}:
+            pass
+        assert admin.group_offsets("kept")[at].offset == 7
+
+
+def again_of(sink: Sink) -> Sink:
+    """The sink as another run of its query or write has it."""
+    return replace(sink, run_id=new_run_id())
+
+
+@pytest.mark.behaviour("P6")
+def test_rows_that_moved_to_another_lane_are_not_doubled(bootstrap: str, topic: str) -> None:
+    """C10, P2: one lane was committed when the first run died."""
+    sink = sink_of(bootstrap, topic)
+    write_lane(sink, 0, 0, [batch("a", "b")])
+    second = again_of(sink)
+    moved = write_lane(second, 0, 1, [batch("b", "d")])
+    with pytest.raises(SinkError, match="committed with 2 rows in this lane, and now they are not the same"):
+        write_lane(second, 0, 0, [batch("a", "c")])
+    assert committed(bootstrap, topic) == ["a", "b"]
+    abandon(second, [moved])
+    third = again_of(sink)  # without the abort it would be the same
+    finish(third, 0, [write_lane(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
+    assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.behaviour("P6")
+@pytest.mark.parametrize("done", [1, 4])
+def test_another_number_of_lanes_is_refused_and_the_old_one_goes_on(
+    bootstrap: str, topic: str, done: int
+) -> None:
+    rows = [f"v{n:02}" for n in range(32)]
+    sink = sink_of(bootstrap, topic)
+    for lane in range(done):
+        write_lane(sink, 0, lane, [batch(*rows[lane::4])])
+    for count in (8, 2, 1):
+        other, reports = again_of(sink), []
+        for lane in range(count):
+            with suppress(SinkRefused):
+                reports.append(write_lane(other, 0, lane, [batch(*rows[lane::count])]))
+        assert len(reports) < count
+        abandon(other, reports)
+    assert committed(bootstrap, topic) == sorted(row for lane in range(done) for row in rows[lane::4])
+    same = again_of(sink)
+    finish(same, 0, [write_lane(same, 0, lane, [batch(*rows[lane::4])]) for lane in range(4)])
+    assert committed(bootstrap, topic) == rows
+
+
+@pytest.mark.behaviour("P6")
+def test_a_repeat_is_seen_only_once_every_lane_has_succeeded(bootstrap: str, topic: str) -> None:
+    sink = sink_of(bootstrap, topic)
+    write_lane(sink, 0, 1, [batch("b")])
+    again = again_of(sink)
+    reports = [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    assert [report.was_there for report in reports] == [False, True, False]
+    with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
+        ends = consumer.end_offsets([TopicPartition(topic, n) for n in range(3)])
+        pieces = (piece for at, end in ends.items() if end for piece in consumer.fetch_range(at, 0, end))
+        assert {value for piece in pieces for value in piece["value"].to_pylist()} <= {b"b"}
+    finish(again, 0, reports)
+    assert committed(bootstrap, topic) == ["a", "b", "c"]
+
+
+@pytest.mark.behaviour("P6")
+def test_a_driver_that_dies_between_two_ends_is_followed_by_one_that_finishes(
+    bootstrap: str, topic: str
+) -> None:
+    sink = sink_of(bootstrap, topic)
+    write_lane(sink, 0, 0, [batch("a")])
+    second = again_of(sink)
+    reports = [write_lane(second, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    assert reports[1].prepared is not None
+    settings = {**sink.settings.producer, "transactional.id": sink.lane_id(1)}
+    with Producer(settings) as producer:
+        producer.take_over_transaction(reports[1].prepared)
+        producer.commit_transaction()
+    third = again_of(sink)
+    again = [write_lane(third, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    assert [report.was_there for report in again] == [True, True, False]
+    with pytest.raises(SinkError, match="written by another run"):
+        finish(second, 0, reports)
+    finish(third, 0, again)
+    assert committed(bootstrap, topic) == ["a", "b", "c"]
+
+
+@pytest.mark.behaviour("P6")
+def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: str) -> None:
+    sink = sink_of(bootstrap, topic)
+    write_lane(sink, 0, 0, [batch("a")])
+    second = again_of(sink)
+    reports = [write_lane(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
+    for lane in (1, 2):  # one that the later run has prepared, and one that it does not have
+        with pytest.raises(SinkError, match="batch 0 is written by another run"):
+            write_lane(sink, 0, lane, [batch("late")])
+    finish(second, 0, reports)
+    assert committed(bootstrap, topic) == ["a", "b"]
+
+
+@pytest.mark.behaviour("P6")
+def test_a_lane_of_an_earlier_run_that_no_task_has_now_is_fenced(bootstrap: str, topic: str) -> None:
+    sink, reports = sink_of(bootstrap, topic), []
+
+    def repeat() -> None:
+        again = again_of(sink)
+        finish(again, 0, [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("ab")])
+
+    write_lane(sink, 0, 0, [batch("a")])
+    with pytest.raises(SinkError, match="another attempt took over"):
+        reports.append(write_lane(sink, 0, 2, interrupted(batch("b"), batch("x"), by=repeat)))
+    assert committed(bootstrap, topic) == ["a", "b"]
+
+
+@pytest.mark.behaviour("P6")
+def test_lanes_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: str, topic: str) -> None:
     for last, before in ((2, 3), (7, 3), (7, 0)):  # also more than a batch ever had, and the very first one
         sink = sink_of(bootstrap, topic, transactionalIdPrefix=f"{last}of{before}")
         if before:
-            finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(before)], "first run")
-        at = min(before, 1)
-        write_lane(sink, at, last, [batch(f"w{last}")])  # and the driver died
-        repeated = [write_lane(sink, at, n, [batch("w")]) for n in range(2)]
-        with pytest.raises(SinkError, match=f"had committed lane {last} as well"):
-            finish(sink, at, repeated, "second run")
+            finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(before)])
+        at, first, second = min(before, 1), again_of(sink), again_of(sink)
+        write_lane(first, at, last, [batch(f"w{last}")])  # and the driver died
+        seen = committed(bootstrap, topic)
+        repeated = [write_lane(second, at, n, [batch("w")]) for n in range(2)]
+        with pytest.raises(SinkError, match=f"committed lane {last} as well"):
+            finish(second, at, repeated)
+        assert committed(bootstrap, topic) == seen
+
+
+def write_as_0_4_1(sink: Sink, batch_id: int, lane: int, *values: str) -> None:
+    """A lane as that version wrote it; its hash was the one of today."""
+    rows = LaneRows(sink.settings.topic, 1000)
+    rows.take(batch(*values))
+    name = f"{sink.settings.prefix}-{sink.name}-{lane}"
+    note = {"oncelog": 1, "rows": rows.sum.rows, "hash": f"{rows.sum.hash:016x}"}
+    with Producer({**sink.settings.producer, "transactional.id": name}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send_table(str(sink.settings.topic), batch(*values))
+            kept = {sink.marker_at: OffsetAndMetadata(batch_id, None, json.dumps(note))}
+            producer.send_offsets_to_transaction(kept, name)
+
+
+def finish_as_0_4_1(sink: Sink, batch_id: int, lanes: int) -> None:
+    note = {"oncelog": 1, "lanes": lanes, "run": "a run"}
+    with Admin(sink.settings.admin) as admin:
+        kept = {sink.marker_at: OffsetAndMetadata(batch_id, None, json.dumps(note))}
+        admin.alter_group_offsets(f"{sink.settings.prefix}-{sink.name}", kept)
+
+
+@pytest.mark.parametrize("batch_id", [0, 3])
+def test_what_version_0_4_1_left_half_written_goes_on_exactly_once(
+    bootstrap: str, topic: str, batch_id: int
+) -> None:
+    sink = sink_of(bootstrap, topic)
+    if batch_id:
+        finish_as_0_4_1(sink, batch_id - 1, 2)
+    write_as_0_4_1(sink, batch_id, 0, "a", "b")
+    moved = again_of(sink)
+    prepared = write_lane(moved, batch_id, 1, [batch("b", "d")])
+    with pytest.raises(SinkError, match="committed with 2 rows in this lane, and now it has 1"):
+        write_lane(moved, batch_id, 0, [batch("a")])
+    abandon(moved, [prepared])
+    again = again_of(sink)
+    finish(again, batch_id, [write_lane(again, batch_id, n, [batch(*v)]) for n, v in enumerate(("ab", "cd"))])
+    write_lane(again_of(sink), batch_id + 1, 0, [batch("e")])
+    assert committed(bootstrap, topic) == ["a", "b", "c", "d", "e"]
+
+
+def test_what_version_0_4_1_finished_is_not_written_again(bootstrap: str, topic: str) -> None:
+    sink = sink_of(bootstrap, topic)
+    for lane in range(2):
+        write_as_0_4_1(sink, 0, lane, f"v{lane}")
+    finish_as_0_4_1(sink, 0, 2)
+    again = again_of(sink)
+    reports = [write_lane(again, 0, n, [batch(f"v{n}")]) for n in range(2)]
+    assert [report.was_there for report in reports] == [True, True]
+    with pytest.raises(SinkError, match="batch 0 was committed as 2 lanes, and now it has more"):
+        write_lane(again, 0, 2, [batch("w")])
+    with Admin(sink.settings.admin) as admin:
+        admin.delete_group(sink.lane_in_0_4_1(1))
+    with pytest.raises(SinkError, match=r"the marker of lane 1 is not there \(none\)"):
+        write_lane(again, 0, 1, [batch("v1")])
+    finish(again, 0, reports)
+    assert committed(bootstrap, topic) == ["v0", "v1"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("b-1", "b"), ("b", "b-1"), ("b/1", "b"), ("b", "b/1"), ("b%2F1", "b/1")]
+)
+def test_no_two_names_share_a_marker(
+    shared_broker: oncelog.Broker, topic: str, first: str, second: str
+) -> None:
+    """G5: `b` with three lanes and `b-1` were in each other's way."""
+    bootstrap, name = shared_broker.bootstrap_servers, topic.translate(str.maketrans("/%", "__"))
+    create_topic(bootstrap, name)
+    wanted = []
+    for write_id in (first, second):
+        settings = parse_sink_options(
+            {"kafka.bootstrap.servers": bootstrap, "topic": name, "transactionalIdPrefix": name}, "batch"
+        )
+        sink = Sink(write_id, settings)
+        finish(sink, 0, [write_lane(sink, 0, n, [batch(f"{write_id} {n}")]) for n in range(3)])
+        wanted += [f"{write_id} {n}" for n in range(3)]
+    assert committed(bootstrap, name) == sorted(wanted)
+
+
+def test_a_write_without_a_name_leaves_no_group(bootstrap: str, topic: str) -> None:
+    """G6: nobody can ask for it again, so its markers are of use to its own tasks only."""
+    settings = sink_of(bootstrap, topic).settings
+    for is_finished in (True, False):
+        sink = Sink("a-uuid", settings, is_named=False)
+        reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
+        assert write_lane(sink, 0, 0, [batch("v0")]).was_there  # another attempt of the task
+        finish(sink, 0, reports) if is_finished else abandon(sink, reports)
+        with Admin(settings.admin) as admin:
+            assert [each.group_id for each in admin.list_groups() if "a-uuid" in each.group_id] == []
 
 
 def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> None:
@@ -161,6 +409,29 @@ def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ([[{"key": "h", "value": b"1"}], [None]], "row 3 has null in place of a header"),
+        (
+            [[], [{"key": "h", "value": None}, {"key": None, "value": b""}]],
+            r"row 3 has a header without a name",
+        ),
+    ],
+    ids=["element", "name"],
+)
+def test_a_header_that_is_null_is_refused_with_its_row(
+    bootstrap: str, topic: str, headers: list[Any], said: str
+) -> None:
+    """G9: a TypeError, which a supervisor tried again in vain."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    good = batch("a", "b", headers=pa.array([None, []], kind))
+    bad = batch("c", "d", headers=pa.array([None, *headers], kind)[1:])
+    with pytest.raises(RowRefused, match=said):
+        write_lane(sink_of(bootstrap, topic), 0, 0, [good, bad])
+    assert committed(bootstrap, topic) == []
+
+
+@pytest.mark.parametrize(
     ("rows", "said"),
     [
         ({"value": ["a", "b"], "topic": ["t", None]}, "row 3 has a null topic"),
@@ -169,7 +440,10 @@ def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> N
             {"value": ["a", "b"], "topic": ["t"] * 2, "partition": [0, -1]},
             r"row 3.*'t' asks for partition -1",
         ),
-        ({"value": ["a", "b" * 2_000_000], "topic": ["t"] * 2}, r"row 3 for topic 't' has 2000000 bytes"),
+        (
+            {"value": ["a", "b" * 2_000_000], "topic": ["t"] * 2},
+            r"row 3 for topic 't' has 2000000 bytes, above kafka.max.request.size=1048576 less 200",
+        ),
     ],
     ids=["topic", "partition", "negative", "large"],
 )

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from helpers_spark import create_topic, fill, read, read_stream
+from pyspark import TaskContext
+from pyspark.sql.functions import expr
 
 import oncelog
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.rules.lane import Finished
 from oncelog.spark import write_atomic
+from oncelog.spark.lane import Sink
+from oncelog.spark.sink_options import parse_sink_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -59,9 +67,11 @@ def take_back(checkpoint: str, *logs: str) -> None:
 def noted(bootstrap: str, checkpoint: str, topic: str) -> Finished:
     """The sink's note of the last batch it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
+    sink = Sink(
+        query_id, parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topic}, "stream")
+    )
     with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
-        kept = admin.group_offsets(f"oncelog-{query_id}")
-    found = Finished.decode(query_id, kept[oncelog.TopicPartition(topic, 0)])
+        found = sink.finished(admin)
     assert found is not None
     return found
 
@@ -80,7 +90,7 @@ def test_a_batch_write_and_one_that_is_repeated(
         write(numbers(spark, 10), bootstrap, topic=topic, writeId=f"{topic}-w")
     assert pairs(spark, bootstrap, topic) == expected(range(1000), range(10))
     with pytest.raises(
-        Exception, match=r"SinkRefused: lane \d of batch 0, topic.*committed with 5 rows in this"
+        Exception, match=r"SinkRefused: batch 0, topic.*committed with 10 rows in all, and now there are 12"
     ):
         write(numbers(spark, 12), bootstrap, topic=topic, writeId=f"{topic}-w")
     assert len(pairs(spark, bootstrap, topic)) == 1010
@@ -135,8 +145,7 @@ def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     take_back(checkpoint, "commits")
     write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found written
     again = noted(bootstrap, checkpoint, topic)
-    assert (first.batch_id, first.lanes) == (again.batch_id, again.lanes) == (2, 1)
-    assert first.run_id and again.run_id and first.run_id != again.run_id
+    assert first == again and (again.batch_id, again.lanes) == (2, 1)
     assert pairs(spark, bootstrap, topic) == expected(range(60))
     take_back(checkpoint, "commits", "offsets")
     take_back(checkpoint, "commits")
@@ -145,6 +154,91 @@ def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     assert pairs(spark, bootstrap, topic) == expected(range(60))
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     assert "### Reading again, and processing once" in page
+
+
+def dies_in_lane_1(
+    bootstrap: str, name: str
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For mapInArrow: task 1 fails once task 0 has committed its rows."""
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            task = TaskContext.get()
+            deadline = time.monotonic() + 120
+            while task is not None and task.partitionId() == 1:
+                query_id = task.getLocalProperty("sql.streaming.queryId") or name
+                with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+                    if admin.group_offsets(f"oncelog-{query_id}/0") or time.monotonic() > deadline:
+                        raise RuntimeError("the task dies")
+
+    return work
+
+
+@pytest.mark.behaviour("P6")
+@pytest.mark.parametrize("first", ["key", "rand()"])
+def test_a_half_written_micro_batch_with_another_plan(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str, first: str
+) -> None:
+    """P2: rows were in the topic twice, and neither the new nor the old plan was accepted any more."""
+    bootstrap, topic = shared_broker.bootstrap_servers, topic.translate(str.maketrans("()", "--"))
+    create_topic(bootstrap, f"{topic}.in")
+    create_topic(bootstrap, topic)
+    fill(bootstrap, f"{topic}.in", 0, 60)
+    source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest"}
+    stream = read_stream(spark, bootstrap, **source).select("key", "value")
+    placed = stream.repartition(2, expr(first))
+    dying = placed.mapInArrow(dies_in_lane_1(bootstrap, topic), "key binary, value binary")
+    with pytest.raises(Exception, match="the task dies"):
+        write_stream(dying, bootstrap, checkpoint, topic=topic)
+    half = pairs(spark, bootstrap, topic)
+    assert 0 < len(half) < 60
+    for other in (stream.repartition(6, expr(first)), stream.repartition(1)):
+        with pytest.raises(Exception, match=r"SinkRefused: lane 0 of batch 0.*rows in this lane, and now"):
+            write_stream(other, bootstrap, checkpoint, topic=topic)
+        assert pairs(spark, bootstrap, topic) == half
+    if first == "key":
+        write_stream(placed, bootstrap, checkpoint, topic=topic)
+        assert pairs(spark, bootstrap, topic) == expected(range(60))
+    else:
+        with pytest.raises(Exception, match="write_atomic"):
+            write_stream(placed, bootstrap, checkpoint, topic=topic)
+        assert pairs(spark, bootstrap, topic) == half
+
+
+def test_modes_that_spark_refuses_are_documented(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    """G4, G10, P5: Spark's Python API decides these, so words are the cure."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    batch = numbers(spark, 1).write.format("oncelog").option("kafka.bootstrap.servers", bootstrap)
+    with pytest.raises(Exception, match="ErrorIfExists"):
+        batch.option("topic", topic).save()
+    stream = read_stream(spark, bootstrap, subscribe=topic).groupBy("value").count()
+    writer = stream.selectExpr("value").writeStream.format("oncelog").outputMode("update")
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic)
+    with pytest.raises(Exception, match="does not support Update mode"):
+        writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    failures = []
+
+    def save() -> None:
+        try:
+            write(numbers(spark, 1), bootstrap, topic=topic)
+        except Exception as error:
+            failures.append(str(error))
+
+    thread = Thread(target=save)
+    thread.start()
+    thread.join()
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    assert ["DATA_SOURCE_NOT_FOUND" in failure for failure in failures] == [True]
+    for words in (
+        '`mode("append")`',
+        '`outputMode("update")`',
+        "`DATA_SOURCE_NOT_FOUND: oncelog` has three causes",
+    ):
+        assert words in page
 
 
 @pytest.mark.behaviour("P3")

@@ -43,6 +43,8 @@ from oncelog.wire.messages import (
 PROTOCOL_TYPE = "consumer"
 NOBODY = ConsumerGroupMetadata("")
 MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
+LAST_RETENTION_VERSION = 4
+"""Of OffsetCommit: the last that says how long an offset is kept."""
 """Later versions name topics by id."""
 
 

@@ -21,6 +21,7 @@ from oncelog.client.coordination import (
     transaction_from,
 )
 from oncelog.client.group import (
+    LAST_RETENTION_VERSION,
     MAX_COMMIT_VERSION,
     MAX_FETCH_VERSION,
     commit_error,
@@ -240,13 +241,24 @@ class AsyncCoordination:
         return await self._at_coordinator(GROUP, group_id, once)
 
     async def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        retention_ms: int | None = None,
     ) -> None:
-        """Commit for a group without members. Raises UnknownMemberId while it has some."""
+        """Commit for a group without members. Raises UnknownMemberId while it has some.
+
+        `retention_ms`: how long these offsets are kept, instead of the broker's offsets.retention.minutes.
+        """
         request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
+        max_version = MAX_COMMIT_VERSION
+        if retention_ms is not None:
+            # The broker stores the time of expiry with the offset; later versions do not carry it.
+            request.retention_time_ms, max_version = retention_ms, LAST_RETENTION_VERSION
 
         async def once(cluster: ClusterConnection, node_id: int) -> None:
-            error = commit_error(await cluster.request(node_id, request, max_version=MAX_COMMIT_VERSION))
+            error = commit_error(await cluster.request(node_id, request, max_version=max_version))
             if error is not None:
                 if isinstance(error, UnknownTopicOrPartition):
                     raise error
@@ -335,7 +347,11 @@ class Coordination:
         return found
 
     def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        retention_ms: int | None = None,
     ) -> None:
-        """Commit for a group without members."""
-        self._run(self._async.alter_group_offsets(group_id, offsets))
+        """Commit for a group without members; `retention_ms` replaces offsets.retention.minutes."""
+        self._run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))

@@ -76,6 +76,21 @@ class TransactionalCalls:
         """
         self._thread.run(_required(self._transactions).join(share))
 
+    def hand_over_transaction(self, timeout: float | None = None) -> TransactionShare:
+        """Send the rest, and leave the open transaction to another producer: `take_over_transaction` there.
+
+        Closing this producer then ends nothing. Raises what `commit_transaction` raises.
+        """
+        share: TransactionShare = self._thread.run(_required(self._transactions).hand_over(timeout))
+        return share
+
+    def take_over_transaction(self, share: TransactionShare) -> None:
+        """Instead of `init_transactions`: take a transaction that was handed over, to commit or abort it.
+
+        Fences nobody; once another producer has called `init_transactions`, its end is refused.
+        """
+        self._thread.run(_required(self._transactions).take_over(share))
+
     def commit_transaction(self, timeout: float | None = None) -> None:
         """Send the rest and make everything visible at once.
 

@@ -111,6 +111,22 @@ class Transactions:
             self.session.enter(State.READY)
             self.core.begin(raises_epoch=share.raises_epoch)
 
+    async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
+        """Send the rest, and leave the open transaction to another producer, which ends it."""
+        await self._flushed(self._deadline_ms(timeout_s))
+        identity = self.core.identity
+        assert identity is not None
+        share = TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
+        with self._driver.state:
+            self.core.on_ended(None)
+        return share
+
+    async def take_over(self, share: TransactionShare) -> None:
+        """Take a transaction that was handed over, in order to end it."""
+        await self.join(share)
+        self._is_joined = False  # it has no other owner any more
+        self.core.has_offsets = True  # so that the coordinator is told of its end
+
     async def send_offsets(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
@@ -140,17 +156,21 @@ class Transactions:
 
     async def commit(self, timeout_s: float | None = None) -> None:
         """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
-        self.session.check(Call.COMMIT)
         deadline_ms = self._deadline_ms(timeout_s)
+        await self._flushed(deadline_ms)
+        identity = await self._end(True, deadline_ms) if self.core.has_begun else None
+        self._may_be_committed = False
+        with self._driver.state:
+            self.core.on_ended(identity)
+
+    async def _flushed(self, deadline_ms: float) -> None:
+        """Send everything. Raises the first failure of a record."""
+        self.session.check(Call.COMMIT)
         with self._driver.state:
             self.session.enter(State.COMMITTING)
             self.core.flush()
         await self._settled(deadline_ms)
         self.session.check(Call.COMMIT)
-        identity = await self._end(True, deadline_ms) if self.core.has_begun else None
-        self._may_be_committed = False
-        with self._driver.state:
-            self.core.on_ended(identity)
 
     async def abort(self, timeout_s: float | None = None) -> None:
         """Nothing of the transaction will be seen. Raises TimedOut: call it again."""

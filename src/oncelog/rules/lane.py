@@ -1,21 +1,28 @@
-"""The exactly-once sink's decisions: may this lane write this batch, or was it written before?
+"""The exactly-once sink's decisions: may this task write its part of a batch, or was it written before?
 
-A lane is the part of a batch that one task writes, in one transaction together with the lane's marker. Who
-comes again (a retry, a zombie, a restarted driver) finds the marker of the last batch that was committed.
-The driver notes each batch once all its lanes are committed (`Finished`).
+A lane is the part of a batch that one task writes, in one transaction together with the lane's marker. A
+task that is tried again, a zombie and a restarted driver find the marker of the last committed batch.
 
-    lane's marker        noted                     verdict
-    of a later batch     any                       Refuse REWOUND
-    of this batch        any                       Compare
-    older or none        a later batch             Refuse REWOUND
-    older or none        this batch, fewer lanes   Refuse LANES
-    older or none        this batch                Refuse LOST
-    older or none        an earlier batch          Write
-    older                nothing                   Refuse LOST
-    none                 nothing, first batch      Write
-    none                 nothing, a later batch    Refuse UNKNOWN
+Before any task of a batch writes, one of them notes which run writes it (`PlanNote`): a transactional id of
+its own fences all other writers of the note, so it is read and replaced as one step. A batch that another
+run began is a *repeat*. Tasks of a repeat prepare their transactions and the driver ends them (see
+spark/lane.py), so none of its rows is visible unless every committed lane had the same rows.
 
-Source: rows P2, P4.
+The driver notes each batch once all its lanes are committed, with the sum of all rows (`Finished`):
+
+    noted                     lane's marker      verdict
+    this batch, with its sum  any                Already (the driver compares the sums)
+    any                       of a later batch   Refuse REWOUND
+    any                       of this batch      Compare
+    a later batch             older or none      Refuse REWOUND
+    this batch, fewer lanes   older or none      Refuse LANES   (noted by 0.4.1, which kept no sum)
+    this batch                older or none      Refuse LOST    (the same)
+    an earlier batch          older or none      Write
+    nothing                   older              Refuse LOST
+    nothing, first batch      none               Write
+    nothing, a later batch    none               Refuse UNKNOWN
+
+Source: rows P2, P4, P6.
 """
 
 from __future__ import annotations
@@ -30,6 +37,8 @@ from oncelog.errors import OncelogError
 from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
+_MAX_EARLIER_RUNS = 100
+"""With 13 characters each they fit into offset.metadata.max.bytes (4096)."""
 
 
 class RowSum(NamedTuple):
@@ -66,23 +75,71 @@ class LaneMarker(NamedTuple):
 class Finished(NamedTuple):
     """The last batch of which the driver saw all lanes committed, and how many they were.
 
-    `run_id`: the start of the query that did; None if it has no name.
+    `sum`: of all its rows; None if version 0.4.1 or older noted it.
     """
 
     batch_id: int
     lanes: int
-    run_id: str | None = None
+    sum: RowSum | None = None
 
     def encode(self) -> OffsetAndMetadata:
         """As the sink's own consumer group keeps it."""
-        note = {"oncelog": _FORMAT, "lanes": self.lanes, "run": self.run_id}
+        note: dict[str, Any] = {"oncelog": _FORMAT, "lanes": self.lanes}
+        if self.sum is not None:
+            note |= {"rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Finished | None:
         """None for nothing noted. Raises SinkError when the group holds something else."""
         note = _note(group, kept, ("lanes",))
-        return None if kept is None or note is None else cls(kept.offset, note["lanes"], note.get("run"))
+        if kept is None or note is None:
+            return None
+        total = RowSum(note["rows"], int(note["hash"], 16)) if "hash" in note else None
+        return cls(kept.offset, note["lanes"], total)
+
+
+class PlanNote(NamedTuple):
+    """The run that writes a batch. `earlier`: runs that began to write it before, the newest last."""
+
+    batch_id: int
+    run_id: str
+    earlier: tuple[str, ...] = ()
+
+    @property
+    def is_repeat(self) -> bool:
+        """True when another run may have committed a part of the batch."""
+        return bool(self.earlier)
+
+    def encode(self) -> OffsetAndMetadata:
+        """As the plan's consumer group keeps it."""
+        note = {"oncelog": _FORMAT, "run": self.run_id, "earlier": list(self.earlier)}
+        return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
+
+    @classmethod
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> PlanNote | None:
+        """None for none. Raises SinkError when the group holds something else."""
+        note = _note(group, kept, ("run", "earlier"))
+        return None if kept is None or note is None else cls(kept.offset, note["run"], tuple(note["earlier"]))
+
+
+class BatchBegun(NamedTuple):
+    """The newest batch that a run began to write. Kept for years, so that no batch is forgotten silently."""
+
+    batch_id: int
+    run_id: str
+    begun_ms: int
+
+    def encode(self) -> OffsetAndMetadata:
+        """As a consumer group keeps it."""
+        note = {"oncelog": _FORMAT, "run": self.run_id, "begun_ms": self.begun_ms}
+        return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
+
+    @classmethod
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchBegun | None:
+        """None for none. Raises SinkError when the group holds something else."""
+        note = _note(group, kept, ("run", "begun_ms"))
+        return None if kept is None or note is None else cls(kept.offset, note["run"], note["begun_ms"])
 
 
 def _note(group: str, kept: OffsetAndMetadata | None, names: Sequence[str]) -> Mapping[str, Any] | None:
@@ -105,9 +162,13 @@ class Reason(Enum):
     """Why a batch cannot be written; the value is what to tell, with {batch}, {lane} and {found}."""
 
     REWOUND = (
-        "batch {batch} was asked for, and {found} has been committed since: the checkpoint was taken back to "
-        "an older state, or a second query runs on a copy of it. Writing could double rows. Restore the "
-        "newest checkpoint; or begin with a new one, whose rows are written as new ones"
+        "batch {batch} was asked for, and {found} since: the checkpoint was taken back to an older state, or "
+        "a second query runs on a copy of it. Writing could double rows. Restore the newest checkpoint; or "
+        "begin with a new one, whose rows are written as new ones"
+    )
+    OVERTAKEN = (
+        "batch {batch} is written by another run of this query or write since ({found}): this attempt must "
+        "not write any more. A restart goes on where the other ended; if two run on purpose, stop one"
     )
     LANES = (
         "batch {batch} was committed as {found}, and now it has more: the plan has changed since. Restart "
@@ -120,21 +181,38 @@ class Reason(Enum):
         "double rows. Read the topic to see whether the batch is there, and begin with a new checkpoint "
         "behind it"
     )
+    EXPIRED = (
+        "batch {batch} was begun {found} ago and never finished, and what it committed is forgotten by now "
+        "(offsets.retention.minutes). Writing could double rows. Read the topic: if nothing of the batch is "
+        "there, set the option firstBatchId={batch} (of a batch write: another writeId); else begin with a "
+        "new checkpoint behind it"
+    )
     UNKNOWN = (
-        "this sink knows nothing of the batches before {batch}: their markers expired "
-        "(offsets.retention.minutes) or were deleted, or the query wrote elsewhere before. If batch {batch} "
-        "was never written by this sink, set the option firstBatchId={batch}; else begin with a new "
-        "checkpoint"
+        "this sink knows nothing of the batches before {batch}: what it noted was deleted (also with its "
+        "marker topic), version 0.4.1 or older noted it and it expired, or the query wrote elsewhere before. "
+        "If batch {batch} was never written by this sink, set the option firstBatchId={batch}; else begin "
+        "with a new checkpoint"
     )
     CHANGED = (
         "batch {batch} was committed with {found}: the rows of a batch that is repeated must be the same in "
-        "the same partition. Make the plan deterministic (no rand(), now() or unordered limits; "
-        "repartition(n, key) instead of repartition(n); a source that can be read again), or use "
-        "oncelog.spark.write_atomic, which needs none of that"
+        "the same partition. If the number of partitions changed, restart with the one it had. Make the plan "
+        "deterministic (no rand(), now() or unordered limits; repartition(n, key) instead of repartition(n); "
+        "a source that can be read again), or use oncelog.spark.write_atomic, which needs none of that"
     )
     FEWER = (
-        "an earlier run of batch {batch} had committed {found} as well, and this run has fewer lanes: their "
-        "rows may be in the topic twice. The number of partitions must not change while a batch is repeated"
+        "an earlier run of batch {batch} had more partitions and committed {found} as well, so this run must "
+        "not finish it. Restart with the number of partitions it had (spark.sql.shuffle.partitions, "
+        "minPartitions, repartition(n, key))"
+    )
+    OTHER_ROWS = (
+        "batch {batch} is committed for this name and topic, with {found}: give each write of one "
+        "micro-batch its own name, as in write_atomic(df, batch_id, options, name='rejected'). Nothing was "
+        "written"
+    )
+    WRITTEN_TWICE = (
+        "write_atomic was called for batch {batch} a second time in this run with the name {found} and the "
+        "same topic: give each write of one micro-batch its own name, as in write_atomic(df, batch_id, "
+        "options, name='rejected'). Nothing was written by the second call"
     )
 
 
@@ -163,15 +241,57 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class Already:
+    """The whole batch was finished before: the driver compares the sum of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Neither is safe. `found` fills the reason's text."""
 
     reason: Reason
     found: str = ""
 
-    def error(self, batch_id: int, lane: int | None = None) -> SinkRefused:
+    def error(self, batch_id: int, lane: int | None = None) -> SinkError:
         """To be raised."""
-        return SinkRefused(self.reason.value.format(batch=batch_id, lane=lane, found=self.found))
+        # A zombie that had not noted its run before can overtake the run of now: the next start succeeds.
+        kind = SinkError if self.reason is Reason.OVERTAKEN else SinkRefused
+        return kind(self.reason.value.format(batch=batch_id, lane=lane, found=self.found))
+
+
+def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote | Refuse:
+    """Return the note that must be in force before `run_id` writes the batch: `note` itself, or a new one."""
+    if note is None or note.batch_id < batch_id:
+        return PlanNote(batch_id, run_id)
+    if note.batch_id > batch_id:
+        return Refuse(Reason.REWOUND, f"batch {note.batch_id} has been begun")
+    if note.run_id == run_id:
+        return note
+    if run_id in note.earlier:
+        return Refuse(Reason.OVERTAKEN, f"run {note.run_id}")
+    return PlanNote(batch_id, run_id, (*note.earlier, note.run_id)[-_MAX_EARLIER_RUNS:])
+
+
+def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
+    """Refuse a task or driver of a run that is no longer the one that writes the batch."""
+    if now == plan:
+        return None
+    return Refuse(Reason.OVERTAKEN, "its note is gone" if now is None else f"run {now.run_id}")
+
+
+def decide_begun(
+    batch_id: int, run_id: str, begun: BatchBegun | None, now_ms: int, retention_ms: int
+) -> Refuse | None:
+    """Refuse a repeat of a batch that was begun so long ago that its markers may have expired."""
+    if begun is None or begun.batch_id < batch_id or begun.run_id == run_id:
+        return None
+    if begun.batch_id > batch_id:
+        return Refuse(Reason.REWOUND, f"batch {begun.batch_id} has been begun")
+    age_ms = now_ms - begun.begun_ms
+    # A tenth less: clocks of the driver's machines and of brokers differ.
+    if age_ms * 10 < retention_ms * 9:
+        return None
+    return Refuse(Reason.EXPIRED, f"{age_ms // 60_000} minutes")
 
 
 def decide_lane(
@@ -181,18 +301,20 @@ def decide_lane(
     finished: Finished | None,
     *,
     first_batch_id: int = 0,
-) -> Write | Compare | Refuse:
+) -> Write | Compare | Already | Refuse:
     """What a lane that has rows may do, by the table above. `first_batch_id`: the sink's first one."""
+    if finished is not None and finished.batch_id == batch_id and finished.sum is not None:
+        return Already()
     if marker is not None and marker.batch_id >= batch_id:
         if marker.batch_id > batch_id:
-            return Refuse(Reason.REWOUND, f"batch {marker.batch_id}")
+            return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
         return Compare(marker.sum)
     if finished is None:
         if marker is not None:
             return Refuse(Reason.LOST, f"the lane's is of batch {marker.batch_id}, the sink's own is gone")
         return Write() if batch_id <= first_batch_id else Refuse(Reason.UNKNOWN)
     if finished.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {finished.batch_id}")
+        return Refuse(Reason.REWOUND, f"batch {finished.batch_id} has been committed")
     if finished.batch_id < batch_id:
         return Write()
     if lane >= finished.lanes:
@@ -207,8 +329,15 @@ def decide_atomic(
     if marker is None:
         return Write() if batch_id <= first_batch_id else Refuse(Reason.UNKNOWN)
     if marker.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {marker.batch_id}")
+        return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
     return Compare(marker.sum) if marker.batch_id == batch_id else Write()
+
+
+def decide_same_content(expected: RowSum, now: RowSum) -> Refuse | None:
+    """Refuse a second write_atomic for one batch whose rows differ. A hash of 0 was not kept (0.4.1)."""
+    if expected.rows == now.rows and expected.hash in (0, now.hash):
+        return None
+    return Refuse(Reason.OTHER_ROWS, f"{expected.rows} rows that are not the {now.rows} of this call")
 
 
 class Claim(NamedTuple):
@@ -258,29 +387,34 @@ def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:
     return Refuse(Reason.CHANGED, f"{expected.rows} rows in this lane, and now they are not the same")
 
 
-def may_be_repeated(finished: Finished | None, run_id: str | None) -> bool:
-    """Whether a run may finish a batch that an earlier one began: its first batch only."""
-    return finished is None or run_id is None or finished.run_id != run_id
-
-
 def decide_finish(
     batch_id: int,
     lanes: Sequence[int],
     finished: Finished | None,
     beyond: Mapping[int, LaneMarker | None],
-    run_id: str | None = None,
+    total: RowSum,
 ) -> Finished | Refuse:
     """What the driver notes once every lane's task has succeeded.
 
-    `beyond`: markers of lanes above these, if the batch may be repeated.
+    `beyond`: markers of lanes above these, of a repeat. `total`: of all rows.
     """
     if sorted(lanes) != list(range(len(lanes))):
         raise SinkError(
             f"batch {batch_id}: Spark reported lanes {sorted(lanes)}, expected one report of each"
         )
     if finished is not None and finished.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {finished.batch_id}")
+        return Refuse(Reason.REWOUND, f"batch {finished.batch_id} has been committed")
+    if finished is not None and finished.batch_id == batch_id and finished.sum is not None:
+        if finished.sum == total:
+            return finished
+        return Refuse(
+            Reason.CHANGED, f"{finished.sum.rows} rows in all, and now {_difference(finished.sum, total)}"
+        )
     also = [lane for lane, marker in beyond.items() if marker is not None and marker.batch_id == batch_id]
     if also:
         return Refuse(Reason.FEWER, f"lane {', '.join(map(str, sorted(also)))}")
-    return Finished(batch_id, len(lanes), run_id)
+    return Finished(batch_id, len(lanes), total)
+
+
+def _difference(expected: RowSum, now: RowSum) -> str:
+    return "they are not the same" if expected.rows == now.rows else f"there are {now.rows}"

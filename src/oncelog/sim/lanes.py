@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 DEATH_CHANCE = 0.15
 """Of a task at any moment, and of the driver between two steps of a batch."""
+MOVE_CHANCE = 0.3
+"""Of a run to begin with its rows in other lanes than the run before."""
 MAX_FAILURES = 4
 """As spark.task.maxFailures."""
 _LOOK_SECONDS = 0.2
@@ -111,9 +114,11 @@ class Driver(Application):
             for batch in range(chance.randint(2, 4))
         ]
         """batch -> lane -> rows: the checkpoint's log of offsets, and a source that can be read again."""
+        self.placements = [[lanes] for lanes in self.planned]
+        """batch -> the ways in which its rows were in lanes so far: a deploy may change the plan."""
         self.committed_count = 0
         """The log of commits."""
-        self.attempt_count = 0
+        self.attempt_count = self.run_count = 0
         options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
             "kafka.client.id": name,
             "kafka.max.block.ms": "8000",
@@ -130,16 +135,33 @@ class Driver(Application):
         while self.committed_count < len(self.planned):
             batch_id = self.committed_count
             try:
-                reports = await self._run_batch(batch_id)
-                await self._may_die()
-                await in_thread(finish, self.sink, batch_id, reports, f"run-{self.session}")
+                await self._write_batch(batch_id)
             except SinkRefused as error:
-                self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
-                raise
+                if len(self.placements[batch_id]) == 1:
+                    self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
+                    raise
+                self.world.note(self.name, f"batch {batch_id} is tried again with another plan: {error}")
+                await asyncio.sleep(1.0)
+                continue
             await self._may_die()
             self.committed_count += 1
             self.world.note(self.name, f"batch {batch_id} is committed")
             await self.rest(8.0)
+
+    async def _write_batch(self, batch_id: int) -> None:
+        """One run's attempt, with the rows in the lanes of an earlier one, or moved."""
+        placements = self.placements[batch_id]
+        if self.chance.random() < MOVE_CHANCE:
+            rows = [row for lane in self.planned[batch_id] for row in lane]
+            lanes: list[list[bytes]] = [[] for _ in range(self.chance.randint(1, 3))]
+            for row in rows:
+                self.chance.choice(lanes).append(row)
+            placements.append(lanes)
+        self.run_count += 1
+        self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
+        reports = await self._run_batch(batch_id, self.chance.choice(placements))
+        await self._may_die()
+        await in_thread(finish, self.sink, batch_id, reports)
 
     async def _may_die(self) -> None:
         if self.chance.random() < DEATH_CHANCE:
@@ -147,11 +169,17 @@ class Driver(Application):
             self.kill()
             await asyncio.sleep(0)  # and here it ends
 
-    async def _run_batch(self, batch_id: int) -> list[LaneReport]:
-        lanes = range(len(self.planned[batch_id]))
-        return list(await asyncio.gather(*(self._run_lane(batch_id, lane) for lane in lanes)))
+    async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[LaneReport]:
+        tasks = [
+            asyncio.ensure_future(self._run_lane(batch_id, lane, rows)) for lane, rows in enumerate(placement)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()  # what its executors have begun goes on
 
-    async def _run_lane(self, batch_id: int, lane: int) -> LaneReport:
+    async def _run_lane(self, batch_id: int, lane: int, rows: list[bytes]) -> LaneReport:
         """The first report of any of its attempts."""
         running: list[tuple[Attempt, Executor]] = []
         failures_left, patience = MAX_FAILURES, 0.0
@@ -169,14 +197,14 @@ class Driver(Application):
                     patience = 0.0
             patience -= _LOOK_SECONDS
             if patience <= 0 and (free := [each for each in self.executors if each.is_free]):
-                running.append((self._begin(batch_id, lane, free[0]), free[0]))
+                running.append((self._begin(batch_id, lane, rows, free[0]), free[0]))
                 patience = self.chance.choice((1.0, 5.0, 30.0))
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _begin(self, batch_id: int, lane: int, executor: Executor) -> Attempt:
+    def _begin(self, batch_id: int, lane: int, rows: list[bytes], executor: Executor) -> Attempt:
         self.attempt_count += 1
         chance = self.world.chance(f"attempt {self.attempt_count} of {self.name}")
-        attempt = Attempt(self.sink, batch_id, lane, self.planned[batch_id][lane], chance)
+        attempt = Attempt(self.sink, batch_id, lane, rows, chance)
         executor.run_task(attempt)
         return attempt
 
@@ -197,7 +225,7 @@ class Lanes(Act):
 
     topic: ClassVar[str] = "lanes"
     clients: ClassVar[tuple[str, ...]] = ("driver", "executor-0", "executor-1", "executor-2")
-    unguarded_groups: ClassVar[tuple[str, ...]] = ("oncelog-query",)
+    unguarded_groups: ClassVar[tuple[str, ...]] = ("oncelog-query/finished", "oncelog-query/begun")
     """What the driver notes; whoever looks at it looks at the lanes' markers first."""
 
     def __init__(self, world: World, plan: Plan) -> None:

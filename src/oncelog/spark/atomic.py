@@ -20,14 +20,18 @@ from oncelog.edge.producer import Producer
 from oncelog.errors import ConfigError, OncelogError
 from oncelog.rules.lane import (
     Compare,
+    Finished,
     LaneMarker,
+    Reason,
     Refuse,
     RowSum,
     SinkError,
     Write,
     decide_atomic,
+    decide_same_content,
 )
-from oncelog.spark.atomic_task import REPORT_SCHEMA, place_rows, write_share
+from oncelog.spark.atomic_task import REPORT_SCHEMA, SUM_SCHEMA, place_rows, sum_rows, write_share
+from oncelog.spark.batch_plan import note_begun
 from oncelog.spark.lane import LaneReport, Sink
 from oncelog.spark.metrics import SinkMetrics, publish
 from oncelog.spark.remedies import failure_text
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+"""All jobs of a query's run are in the group of its run id."""
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
 
@@ -65,17 +71,25 @@ def write_atomic(
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
     `options`: those of writing with format("oncelog"). `name`: whose batch ids these are; default: the
-    streaming query's id. Raises SinkError, ConfigError, and what Spark raises.
+    streaming query's id. Two calls for one micro-batch and topic need different names. Raises SinkError,
+    ConfigError, and what Spark raises; after an exception the same call may be made again.
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     check_columns([(field.name, field.dataType.simpleString()) for field in df.schema.fields], settings.topic)
-    name = name or df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    context = df.sparkSession.sparkContext
+    query_id = context.getLocalProperty(_QUERY_ID)
+    name = name or query_id
     if name is None:
         raise ConfigError("write_atomic outside of foreachBatch needs a name: whose batch ids are these?")
-    sink = Sink(f"{name}-atomic", settings)
+    sink = Sink(name, settings, part="atomic")
+    run_id = context.getLocalProperty(_RUN_ID) if query_id is not None else None
+    call = _Call(run_id, sink.group, sink.marker_at.topic, batch_id)
+    if run_id is not None and call in _returned:
+        raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(batch_id)
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            written = _write_once(df, batch_id, sink)
+            written = _write_once(df, batch_id, sink, is_in_stream=query_id is not None)
+            _remember(call)
             publish(_metrics(name, written))
             return written
         except OncelogError as error:
@@ -90,7 +104,26 @@ def write_atomic(
     raise AssertionError("unreachable")
 
 
-def _write_once(df: DataFrame, batch_id: int, sink: Sink) -> AtomicWrite:
+class _Call(NamedTuple):
+    """What may succeed once in a run of a query: another call with it has other rows."""
+
+    run_id: str | None
+    group: str
+    marker_topic: str
+    batch_id: int
+
+
+_returned: set[_Call] = set()
+"""The calls of this process that have returned, of each run and name those of its newest batch."""
+
+
+def _remember(call: _Call) -> None:
+    if call.run_id is not None:
+        _returned.difference_update({each for each in _returned if each[:3] == call[:3]})
+        _returned.add(call)
+
+
+def _write_once(df: DataFrame, batch_id: int, sink: Sink, *, is_in_stream: bool) -> AtomicWrite:
     settings = sink.settings
     with (
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
@@ -98,21 +131,56 @@ def _write_once(df: DataFrame, batch_id: int, sink: Sink) -> AtomicWrite:
     ):
         # From here on nothing of an earlier attempt can be written or committed any more.
         producer.init_transactions()
-        marker = sink.marker(admin)
+        marker = _marker(sink, admin)
         match decide_atomic(batch_id, marker, first_batch_id=settings.first_batch_id):
             case Refuse() as refusal:
                 raise refusal.error(batch_id)
             case Compare(there):
+                _compare(df, batch_id, sink, there, is_in_stream)
                 return AtomicWrite(batch_id, there.rows, was_there=True)
             case Write():
+                note_begun(sink, admin, batch_id)
                 counts = _partition_counts(admin, settings.topic)
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
-                    rows, size_bytes = check_reports(reports)
+                    total, size_bytes = check_reports(reports)
                     written_at = time.monotonic()
-                    kept = {sink.marker_at: LaneMarker(batch_id, RowSum(rows)).encode()}
+                    kept = {sink.marker_at: LaneMarker(batch_id, total).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
-                return AtomicWrite(batch_id, rows, False, size_bytes, time.monotonic() - written_at)
+                seconds = time.monotonic() - written_at
+                sink.keep(admin, sink.finished_id, Finished(batch_id, 1, total).encode())
+                return AtomicWrite(batch_id, total.rows, False, size_bytes, seconds)
+
+
+def _marker(sink: Sink, admin: Admin) -> LaneMarker | None:
+    """Return the newest batch that was committed: by its marker, or once that has expired by our own note."""
+    finished = sink.finished(admin)
+    noted = None if finished is None or finished.sum is None else LaneMarker(finished.batch_id, finished.sum)
+    marker = sink.marker(admin)
+    if marker is None and noted is None:
+        name = sink.id_in_0_4_1
+        if sink.is_transactional_id(admin, name):
+            with Producer({**sink.settings.producer, "transactional.id": name}) as producer:
+                producer.init_transactions()
+        return sink.marker_in_0_4_1(admin, name)
+    return max(filter(None, (marker, noted)), key=lambda each: each.batch_id)
+
+
+def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
+    """Refuse other rows for a batch that is there, outside of a streaming query.
+
+    Within one, a repeated batch may have other rows (`rand()`), and those that were committed stay.
+    """
+    if is_in_stream:
+        return
+    columns = [name for name in KINDS if name in df.columns]
+    sums = df.select(*columns).mapInArrow(partial(sum_rows, settings=sink.settings), SUM_SCHEMA).collect()
+    now = RowSum()
+    for row in sums:
+        now = now.plus(row["rows"], int(row["hash"]))
+    refusal = decide_same_content(there, now)
+    if refusal is not None:
+        raise refusal.error(batch_id)
 
 
 def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:
@@ -129,8 +197,8 @@ def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
 
 def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
-) -> list[tuple[str, int, int, int]]:
-    """(topic, partition, rows, bytes) as tasks report them."""
+) -> list[tuple[str, int, int, int, str]]:
+    """(topic, partition, rows, bytes, hash) as tasks report them."""
     columns = [name for name in KINDS if name in df.columns]
     placed_schema = ", ".join(
         f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
@@ -152,11 +220,14 @@ def _ddl(df: DataFrame, name: str) -> str:
     return kind
 
 
-def check_reports(reports: Iterable[tuple[str, int, int, int]]) -> tuple[int, int]:
-    """The number of rows and of their bytes. Raises SinkError when a partition had two writers."""
+def check_reports(reports: Iterable[tuple[str, int, int, int, str]]) -> tuple[RowSum, int]:
+    """The sum of all rows and of their bytes. Raises SinkError when a partition had two writers."""
     found = list(reports)
     twice = [at for at, count in Counter((topic, part) for topic, part, *_ in found).items() if count > 1]
     if twice:
         topic, part = twice[0]
         raise SinkError(f"{topic}-{part} was written by two tasks; nothing of this batch was committed")
-    return sum(report[2] for report in found), sum(report[3] for report in found)
+    total = RowSum()
+    for report in found:
+        total = total.plus(report[2], int(report[4]))
+    return total, sum(report[3] for report in found)

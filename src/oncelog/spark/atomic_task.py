@@ -16,17 +16,27 @@ from oncelog.config import PRODUCER
 from oncelog.edge.admin import Admin
 from oncelog.edge.producer import Delivery, Producer
 from oncelog.errors import OncelogError, TimedOut
-from oncelog.rules.lane import Claim, RowRefused, SinkError, may_claim
+from oncelog.rules.lane import Claim, RowRefused, RowSum, SinkError, may_claim
 from oncelog.spark.lane import Sink, send_part
 from oncelog.spark.remedies import failure_text
+from oncelog.spark.row_hash import hash_rows
 from oncelog.spark.sink_options import SinkSettings
-from oncelog.spark.sink_rows import SinkRows, row_sizes
+from oncelog.spark.sink_rows import Part, SinkRows, row_sizes
 from oncelog.types import TransactionShare
 
-REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint"
+REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string"
 _REPORT = pa.schema(
-    [("topic", pa.string()), ("partition", pa.int32()), ("rows", pa.int64()), ("size_bytes", pa.int64())]
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("hash", pa.string()),
+    ]
 )
+SUM_SCHEMA = "rows bigint, hash string"
+_SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
+"""A hash has 64 bits without a sign, which Spark has no type for."""
 _CAUSE_CHARS = 600
 
 
@@ -92,17 +102,38 @@ def write_share(
         claim.give_cause(text)
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(text) from error
-    columns = zip(*((*at, *sums) for at, sums in written.items()), strict=True)
+    columns = zip(
+        *((*at, sums.rows, size, str(sums.hash)) for at, (sums, size) in written.items()), strict=True
+    )
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
     )
 
 
+def hash_part(part: Part) -> int:
+    """Return the sum of the rows' hashes: key, value, headers and topic, wherever they are written."""
+    rows = part.rows
+    names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
+    topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
+    return hash_rows(*(rows.column(name) for name in names), topics)
+
+
+def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> Iterator[pa.RecordBatch]:
+    """Count and hash rows as `write_share` does, without writing them."""
+    rows, total = SinkRows(settings.topic, settings.max_row_bytes), RowSum()
+    for batch in batches:
+        for part in rows.parts(rows.take(batch)):
+            total = total.plus(part.rows.num_rows, hash_part(part))
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([total.rows], pa.int64()), pa.array([str(total.hash)], pa.string())], schema=_SUM
+    )
+
+
 def _write(
     sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
-) -> dict[tuple[str, int], list[int]]:
-    """Topic and partition -> rows and bytes."""
-    written: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+) -> dict[tuple[str, int], tuple[RowSum, int]]:
+    """Topic and partition -> sum of the rows, and bytes."""
+    written: dict[tuple[str, int], tuple[RowSum, int]] = defaultdict(lambda: (RowSum(), 0))
     deliveries: list[Delivery] = []
     producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
     try:
@@ -111,9 +142,9 @@ def _write(
             for part in rows.parts(rows.take(batch)):
                 assert part.partition is not None
                 deliveries.append(send_part(producer, part))
-                sums = written[part.topic, part.partition]
-                sums[0] += part.rows.num_rows
-                sums[1] += int(row_sizes(part.rows).sum())
+                sums, size = written[part.topic, part.partition]
+                sums = sums.plus(part.rows.num_rows, hash_part(part))
+                written[part.topic, part.partition] = sums, size + int(row_sizes(part.rows).sum())
         producer.flush()
         for delivery in deliveries:
             delivery.result()

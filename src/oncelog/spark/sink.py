@@ -23,28 +23,26 @@ from pyspark.sql.types import StructType
 
 from oncelog.errors import ConfigError
 from oncelog.rules.lane import SinkError
-from oncelog.spark.lane import LaneReport, Sink, finish, write_lane
+from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.spark.metrics import SinkMetrics, publish
 from oncelog.spark.sink_options import SinkSettings, parse_sink_options
 from oncelog.spark.sink_rows import check_columns
+from oncelog.spark.sink_state import new_run_id
 from oncelog.spark.source import OncelogSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-_RUN_ID = "spark.jobGroup.id"
-"""All jobs of a query's run are in the group of its run id."""
 _ONLY_BATCH = 0
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):  # type: ignore[misc]
-    """A task's message to the driver. `query_id` and `run_id` None in a batch."""
+    """A task's message to the driver. `query_id` None in a batch."""
 
     report: LaneReport
     query_id: str | None = None
-    run_id: str | None = None
 
 
 class OncelogFormat(OncelogSource):
@@ -73,45 +71,52 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def __init__(self, settings: SinkSettings) -> None:
         # Made on the driver and pickled to the tasks, so all of them and their retries have the same name.
-        self._sink = Sink(settings.write_id or str(uuid.uuid4()), settings)
+        name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
+        self._sink = Sink(name, settings, is_named=is_named)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return Written(write_lane(self._sink, _ONLY_BATCH, _task().partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         reports = [_of(message).report for message in messages]
-        if self._sink.settings.write_id is not None:  # nobody asks for another name again
-            finish(self._sink, _ONLY_BATCH, reports)
+        finish(self._sink, _ONLY_BATCH, reports)
         publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
 
     def abort(self, messages: Sequence[Written | None]) -> None:
         """Lanes that are committed stay so, and a repetition with the same writeId finds them."""
+        abandon(self._sink, [message.report for message in messages if message is not None])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of a streaming query, known by the query id in its checkpoint."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        self._settings = settings
+        # Spark makes a writer on the driver for each attempt at a micro-batch, and pickles it to the tasks.
+        self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = _task()
         query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
-        sink = Sink(query_id, self._settings)
+        sink = Sink(query_id, self._settings, run_id=self._run_id)
         report = write_lane(sink, int(batch_id), task.partitionId(), iterator)
-        return Written(report, query_id, task.getLocalProperty(_RUN_ID))
+        return Written(report, query_id)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
         written = [_of(message) for message in messages]
         if written and written[0].query_id is not None:
-            sink, reports = Sink(written[0].query_id, self._settings), [each.report for each in written]
-            finish(sink, batchId, reports, written[0].run_id)
+            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            reports = [message.report for message in written]
+            finish(sink, batchId, reports)
             publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
-        """Nothing to do: no transaction outlives its task."""
+        """Abort what tasks of a repeat prepared; no other transaction outlives its task."""
+        written = [message for message in messages if message is not None]
+        if written and written[0].query_id is not None:
+            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            abandon(sink, [message.report for message in written])
 
 
 def _task() -> TaskContext:

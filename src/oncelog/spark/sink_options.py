@@ -18,7 +18,7 @@ from oncelog.spark.option_rows import Option, client_settings, refuse_unknown
 SINK_OPTIONS = (
     Option("kafka.bootstrap.servers", None, "both", "HOST:PORT of one or more brokers. Required."),
     Option("topic", None, "both", "The topic of all rows; goes before the column topic."),
-    Option("writeId", None, "batch", "A name for this write: repeated with the same name, a finished or half-finished write adds nothing twice."),
+    Option("writeId", None, "batch", "A name for this write: repeated with the same name and rows, a finished or half-finished write adds nothing twice."),
     Option("markerTopic", None, "both", "An existing topic under whose name the markers are kept (nothing is written to it). Default: topic; required without it."),
     Option("transactionalIdPrefix", "oncelog", "both", "Transactional ids and consumer groups of the sink begin with this and a hyphen."),
     Option("firstBatchId", "0", "stream", "The first batch that this sink writes, for a query that wrote elsewhere before."),
@@ -31,6 +31,8 @@ SINK_OPTIONS = (
 
 _NAMES = {option.name.lower(): option for option in SINK_OPTIONS}
 _TRANSACTION_TIMEOUT_MS = 300_000
+REQUEST_OVERHEAD_BYTES = 200
+"""What a request with one row has besides key and value, at most."""
 _INSTEAD_OF = {
     "transactional.id": "each task has one of its own; use transactionalIdPrefix",
     "enable.idempotence": "the sink writes in transactions, which imply it",
@@ -51,6 +53,8 @@ class SinkSettings:
     max_row_bytes: int
     producer: dict[str, object] = field(repr=False)
     admin: dict[str, object] = field(repr=False)
+    vouched_batch_id: int | None = None
+    """firstBatchId as the user set it: nothing of this batch was written before."""
 
 
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:
@@ -76,9 +80,10 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
         write_id=options.get("writeid") or None,
         prefix=options.get("transactionalidprefix") or "oncelog",
         first_batch_id=_whole(options.get("firstbatchid", "0")),
-        max_row_bytes=int(PRODUCER.parse(producer)["max.request.size"]) - 200,
+        max_row_bytes=int(PRODUCER.parse(producer)["max.request.size"]) - REQUEST_OVERHEAD_BYTES,
         producer=producer,
         admin={key: value for key, value in producer.items() if ADMIN.get(key)},
+        vouched_batch_id=_whole(options["firstbatchid"]) if "firstbatchid" in options else None,
     )
 
 

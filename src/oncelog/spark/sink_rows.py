@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from oncelog.errors import ConfigError
 from oncelog.rules.lane import RowRefused, RowSum
 from oncelog.spark.row_hash import hash_rows
+from oncelog.spark.sink_options import REQUEST_OVERHEAD_BYTES
 
 KINDS = {
     "value": ("string", "binary"),
@@ -67,6 +68,7 @@ class SinkRows:
         rows = pa.RecordBatch.from_arrays([_plain(batch.column(name)) for name in names], names=names)
         if self._topic is None:
             self._refuse_null_topics(rows.column("topic"), first)
+        self._refuse_null_headers(rows, first)
         self._refuse_large(rows, first)
         self.count += rows.num_rows
         return rows
@@ -88,6 +90,23 @@ class SinkRows:
             row = first + pc.index(pc.is_null(topics), True).as_py()
             raise RowRefused(f"row {row} has a null topic: fill the column topic, or set the option topic")
 
+    def _refuse_null_headers(self, rows: pa.RecordBatch, first: int) -> None:
+        if "headers" not in rows.schema.names:
+            return
+        lists = rows.column("headers")
+        structs = lists.flatten()
+        # A struct that is null has no name either.
+        names = structs.field("key") if structs.null_count == 0 else pc.struct_field(structs, "key")
+        if not structs.null_count and not names.null_count:
+            return
+        parents = pc.list_parent_indices(lists)
+        at = parents[pc.index(pc.is_null(names), True).as_py()].as_py()
+        what = "null in place of a header" if structs.null_count else "a header without a name (key)"
+        raise RowRefused(
+            f"row {first + at} has {what}: a header is a name (never null) and a value; leave it out with "
+            "filter(headers, h -> h.key IS NOT NULL)"
+        )
+
     def _refuse_large(self, rows: pa.RecordBatch, first: int) -> None:
         if not rows.num_rows:
             return
@@ -100,7 +119,8 @@ class SinkRows:
             topic = self._topic or rows.column("topic")[at].as_py()
             raise RowRefused(
                 f"row {first + at} for topic {topic!r} has {size} bytes, above "
-                f"kafka.max.request.size={self._max_row_bytes}: set that higher (and the topic's "
+                f"kafka.max.request.size={self._max_row_bytes + REQUEST_OVERHEAD_BYTES} less "
+                f"{REQUEST_OVERHEAD_BYTES} for the rest of the request: set that higher (and the topic's "
                 "max.message.bytes), or make the row smaller"
             )
 

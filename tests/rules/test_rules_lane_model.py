@@ -1,0 +1,322 @@
+"""A model of the sink: runs of one batch whose tasks, zombies and drivers take steps in any order.
+
+The cluster of the model knows transactional ids, epochs and offsets. What may be done is decided by
+rules/lane.py; what came of it is judged by counting rows against the source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncelog.rules.lane import (
+    Already,
+    Compare,
+    Finished,
+    LaneMarker,
+    PlanNote,
+    Refuse,
+    RowSum,
+    Write,
+    decide_finish,
+    decide_lane,
+    decide_plan,
+    decide_repeated,
+    decide_still_mine,
+)
+
+SOURCE = frozenset(range(6))
+Rows = frozenset[int]
+Steps = Generator[None, None, None]
+
+
+class Refused(Exception):
+    """The rules said no, or an epoch was fenced."""
+
+
+def sum_of(rows: Rows) -> RowSum:
+    return RowSum(len(rows), sum(1 << 7 * row for row in rows))
+
+
+@dataclass
+class Transaction:
+    """What a transactional id holds. `rows` None: no transaction is open."""
+
+    epoch: int = 0
+    rows: Rows | None = None
+
+
+@dataclass
+class Cluster:
+    """Offsets and transactions; every method is one step that nothing interrupts."""
+
+    plan: PlanNote | None = None
+    finished: Finished | None = None
+    markers: dict[int, LaneMarker] = field(default_factory=dict)
+    transactions: dict[int | str, Transaction] = field(default_factory=dict)
+    committed: Counter[int] = field(default_factory=Counter)
+    last_writer: Run | None = None
+
+    def init(self, name: int | str) -> int:
+        """Fence earlier users of a transactional id, and abort what they left."""
+        transaction = self.transactions.setdefault(name, Transaction())
+        transaction.epoch, transaction.rows = transaction.epoch + 1, None
+        return transaction.epoch
+
+    def write(self, lane: int | str, epoch: int, rows: Rows) -> None:
+        transaction = self.transactions[lane]
+        if transaction.epoch != epoch:
+            raise Refused("fenced")
+        transaction.rows = rows
+
+    def commit(self, lane: int, epoch: int, run: Run) -> None:
+        transaction = self.transactions[lane]
+        if transaction.epoch != epoch or transaction.rows is None:
+            raise Refused("fenced")
+        self.committed.update(transaction.rows)
+        self.markers[lane] = LaneMarker(0, sum_of(transaction.rows))
+        transaction.rows, self.last_writer = None, run
+
+    def note_plan(self, epoch: int, plan: PlanNote) -> bool:
+        if self.transactions["plan"].epoch != epoch:
+            return False
+        self.plan = plan
+        return True
+
+
+@dataclass
+class Report:
+    sum: RowSum
+    plan: PlanNote | None = None
+    epoch: int | None = None
+    """Of a prepared transaction."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One attempt of a driver to write the batch. `placement`: the rows of each lane."""
+
+    name: str
+    placement: list[Rows]
+    reports: dict[int, Report] = field(default_factory=dict)
+    is_done: bool = False
+
+    def task(self, cluster: Cluster, lane: int) -> Steps:
+        rows = self.placement[lane]
+        finished = cluster.finished
+        yield
+        verdict = decide_lane(0, lane, None, finished)
+        if isinstance(verdict, Already):
+            self.reports.setdefault(lane, Report(sum_of(rows)))
+            return
+        plan = yield from self._agree(cluster)
+        if not rows and not plan.is_repeat:
+            yield from self._without_rows(cluster, lane)
+            return
+        epoch = cluster.init(lane)
+        yield
+        if decide_still_mine(plan, cluster.plan):
+            raise Refused("overtaken")
+        yield
+        marker = cluster.markers.get(lane)
+        yield
+        if not rows and marker is None:
+            self.reports.setdefault(lane, Report(RowSum(), plan))
+            return
+        match decide_lane(0, lane, marker, finished):
+            case Compare(expected):
+                if decide_repeated(expected, sum_of(rows)):
+                    raise Refused("changed")
+                self.reports.setdefault(lane, Report(sum_of(rows), plan if plan.is_repeat else None))
+            case Write():
+                cluster.write(lane, epoch, rows)
+                yield
+                if plan.is_repeat:
+                    self.reports.setdefault(lane, Report(sum_of(rows), plan, epoch))
+                else:
+                    cluster.commit(lane, epoch, self)
+                    yield
+                    self.reports.setdefault(lane, Report(sum_of(rows)))
+            case refused:
+                raise Refused(str(refused))
+
+    def _agree(self, cluster: Cluster) -> Generator[None, None, PlanNote]:
+        while True:
+            for is_fenced in (False, True):
+                epoch = cluster.init("plan") if is_fenced else 0
+                yield
+                found = cluster.plan
+                plan = decide_plan(0, self.name, found)
+                if isinstance(plan, Refuse):
+                    raise Refused("overtaken")
+                if plan == found:
+                    return plan
+            yield
+            if cluster.note_plan(epoch, plan):
+                return plan
+
+    def _without_rows(self, cluster: Cluster, lane: int) -> Steps:
+        yield
+        marker = cluster.markers.get(lane)
+        if marker is not None and decide_repeated(marker.sum, RowSum()):
+            raise Refused("changed")
+        self.reports.setdefault(lane, Report(RowSum()))
+
+    def finish(self, cluster: Cluster) -> Steps:
+        before, total, beyond = cluster.finished, RowSum(), {}
+        yield
+        for report in self.reports.values():
+            total = total.plus(*report.sum)
+        plan = next((report.plan for report in self.reports.values() if report.plan), None)
+        if plan is not None:
+            if decide_still_mine(plan, cluster.plan):
+                raise Refused("overtaken")
+            for lane in [name for name in cluster.transactions if isinstance(name, int)]:
+                if lane >= len(self.placement):
+                    cluster.init(lane)
+                    yield
+                    beyond[lane] = cluster.markers.get(lane)
+        decided = decide_finish(0, list(self.reports), before, beyond, total)
+        if isinstance(decided, Refuse):
+            raise Refused(decided.reason.name)
+        if decided != before:
+            failures = 0
+            for lane, report in self.reports.items():
+                if report.epoch is not None:
+                    yield
+                    try:
+                        cluster.commit(lane, report.epoch, self)
+                    except Refused:
+                        failures += 1
+            if failures:
+                raise Refused("fenced")
+            yield
+            cluster.finished = decided
+        self.is_done = True
+
+
+def placed(chance: Random) -> list[Rows]:
+    """The source's rows in one to four lanes."""
+    count = chance.randint(1, 4)
+    lanes: list[set[int]] = [set() for _ in range(count)]
+    for row in SOURCE:
+        lanes[chance.randrange(count)].add(row)
+    return [frozenset(lane) for lane in lanes]
+
+
+class Live:
+    """Processes that take steps; some are slow, so that others overtake them."""
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self._weights: dict[Steps, float] = {}
+
+    def add(self, process: Steps) -> None:
+        self._weights[process] = self._chance.choice((1.0, 0.1, 0.001))
+
+    def kill_some(self) -> None:
+        for process in list(self._weights):
+            if self._chance.random() < 0.5:
+                del self._weights[process]
+
+    def step(self) -> bool:
+        """Let one of them take a step; False when there is none."""
+        if not self._weights:
+            return False
+        (process,) = self._chance.choices(list(self._weights), list(self._weights.values()))
+        if self._chance.random() < 0.1:
+            self.add(process)  # it stops for a while, or wakes
+        try:
+            next(process)
+        except (StopIteration, Refused):
+            del self._weights[process]
+        return True
+
+
+def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
+    """Up to six runs, some at the same time; tasks are tried again, and go on as zombies."""
+    cluster, live = Cluster(), Live(chance)
+    first = placed(chance)
+    for number in range(chance.randint(1, 6)):
+        moved = moves_rows and chance.random() < 0.7
+        run = Run(f"run-{number}", placed(chance) if moved else first)
+        for lane in range(len(run.placement)):
+            for _ in range(chance.choice((1, 1, 2))):
+                live.add(run.task(cluster, lane))
+        has_driver = False
+        for _ in range(chance.choice((10, 20, 40, 80, 160))):
+            if not has_driver and len(run.reports) == len(run.placement):
+                live.add(run.finish(cluster))
+                has_driver = True
+            if not live.step():
+                break
+        if chance.random() < 0.3:
+            live.kill_some()
+    while live.step() and chance.random() < 0.995:
+        pass
+    return cluster
+
+
+def run_alone(cluster: Cluster, name: str, placement: list[Rows]) -> Run:
+    run = Run(name, placement)
+    for lane in range(len(placement)):
+        for _ in run.task(cluster, lane):
+            pass
+    for _ in run.finish(cluster):
+        pass
+    return run
+
+
+@pytest.mark.behaviour("P6")
+@settings(max_examples=2000, deadline=None)
+@given(st.integers(0, 2**64))
+def test_no_row_is_doubled_whatever_runs_and_wherever_rows_move(seed: int) -> None:
+    chance = Random(seed)
+    cluster = play(chance)
+    assert max(cluster.committed.values(), default=0) <= 1
+    # The plan that last committed something goes on, and then each row is there once.
+    writer = cluster.last_writer
+    placement = writer.placement if writer else placed(chance)
+    assert run_alone(cluster, "last", placement).is_done
+    assert cluster.committed == Counter(SOURCE)
+    # A finished batch is known wherever its rows are now.
+    assert run_alone(cluster, "again", placed(chance)).is_done
+    assert cluster.committed == Counter(SOURCE)
+
+
+@pytest.mark.behaviour("P6")
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**64))
+def test_a_plan_that_gives_the_same_rows_is_never_stuck(seed: int) -> None:
+    cluster = play(Random(seed), moves_rows=False)
+    writer = cluster.last_writer
+    assert run_alone(cluster, "last", writer.placement if writer else [SOURCE]).is_done
+    assert cluster.committed == Counter(SOURCE)
+
+
+@pytest.mark.behaviour("P6")
+@pytest.mark.parametrize("head_start", range(12))
+def test_a_task_that_pauses_anywhere_commits_nothing_of_another_plan(head_start: int) -> None:
+    """Rare in random runs: a zombie wakes between two steps, when a later run has prepared its lane."""
+    cluster = Cluster()
+    first = Run("first", [frozenset({0, 1, 2}), frozenset({3, 4, 5})])
+    zombie = first.task(cluster, 0)
+    for _ in range(head_start):
+        next(zombie, None)
+    later = Run("later", [frozenset({1, 2, 3}), frozenset({4, 5, 0})])
+    for lane in range(2):
+        with suppress(Refused):
+            deque(later.task(cluster, lane), 0)
+    with suppress(Refused):
+        deque(zombie, 0)
+    if len(later.reports) == 2:
+        with suppress(Refused):
+            deque(later.finish(cluster), 0)
+    assert max(cluster.committed.values(), default=0) <= 1
