@@ -123,7 +123,11 @@ def test_directories_instead_of_topics(audited: dict[str, Any]) -> None:
     assert "topics" not in audited
     assert run("--files", "/data", "--key-expr", "key", "--against", "/copy").exit_code == 0
     assert (audited["key_check"], audited["against"]) == ("key", ("/copy",))
-    assert run("a", "--compacted", "a").exit_code == 2
+
+
+def test_a_topic_that_was_compacted_once(audited: dict[str, Any]) -> None:
+    assert run("a", "--compacted", "a").exit_code == 0
+    assert (audited["topics"], audited["compacted_topics"]) == (("a",), ("a",))
 
 
 def test_a_comparison_is_told_and_exits_with_3(audited: dict[str, Any]) -> None:

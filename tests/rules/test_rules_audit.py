@@ -77,6 +77,7 @@ def test_row(log: str, batches: str, expected: str) -> None:
     audit = PartitionAudit(
         log_start_offset=start,
         is_compacted=what == "compacted",
+        is_internal=what == "internal",
         last_stable_offset=int(number) if what == "stable" else None,
     )
     for batch in parse_batches(batches, start):

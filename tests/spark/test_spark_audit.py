@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from helpers_spark import START_MS, create_topic, fill, records, store
-from helpers_spark_txn import write_transactions
+from helpers_spark_txn import create_compacted, write_transactions
 
 import oncelog
-from oncelog.edge.admin import Admin
+from oncelog.edge.admin import Admin, ConfigResource
 from oncelog.errors import MisuseError
 from oncelog.faults import Proxy, Rule
 from oncelog.spark.audit import audit_topic
@@ -221,6 +221,19 @@ def test_bytes_that_are_no_batch_are_found_where_they_begin(
         file.write(data)
     (finding,) = audit_topic(spark, shared_broker.bootstrap_servers, topic).findings
     assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
+    # The reader of keys stops there; what was found is told all the same.
+    result = audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True)
+    assert (result.findings, result.keys) == ((finding,), None)
+    assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
+
+
+def test_a_topic_that_was_compacted_once(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_compacted(bootstrap, topic, "ccc")
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.alter_configs({ConfigResource("topic", topic): {"cleanup.policy": "delete"}})
+    result = audit_topic(spark, bootstrap, topic, compacted_topics=[topic])
+    assert (result.verdict, result.findings, result.notes) == ("clean", (), ())
 
 
 def test_findings_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:

@@ -428,6 +428,25 @@ def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
     assert [f.kind for f in seen.findings] == ["visible_though_aborted"] * 2
 
 
+def test_offsets_of_groups_that_were_committed_in_transactions(spark: Any, tmp_path: Path) -> None:
+    with oncelog.Broker(tmp_path) as broker:
+        create_topic(broker.bootstrap_servers, "in")
+        settings = {"bootstrap.servers": broker.bootstrap_servers}
+        with (
+            oncelog.Producer({**settings, "transactional.id": "t"}) as producer,
+            oncelog.Consumer({**settings, "group.id": "g", "enable.auto.commit": False}) as consumer,
+        ):
+            producer.init_transactions()
+            for _ in range(2):
+                producer.begin_transaction()
+                producer.send_offsets_to_transaction({TopicPartition("in", 0): 0}, consumer.group_metadata())
+                producer.commit_transaction()
+    (log,) = [path for path in tmp_path.glob("__consumer_offsets-*/*.log") if path.stat().st_size]
+    result = audit_files(spark, str(log.parent))
+    assert (result.verdict, result.findings, result.notes) == ("clean", (), ())
+    assert result.totals.committed == 2
+
+
 def test_a_topic_and_the_files_of_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str) -> None:
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, topic)

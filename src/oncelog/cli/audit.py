@@ -29,7 +29,12 @@ _WIDE = (
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC|DIR...")
 @bootstrap_options
 @click.option("--files", is_flag=True, help="Audit directories of segment files instead, without a broker.")
-@click.option("--compacted", multiple=True, metavar="TOPIC", help="With --files: this topic is compacted.")
+@click.option(
+    "--compacted",
+    multiple=True,
+    metavar="TOPIC",
+    help="This topic is or was compacted: gaps in it prove nothing.",
+)
 @click.option("--keys", is_flag=True, help="Check too that each record key occurs once per topic.")
 @click.option(
     "--key-expr",
@@ -77,8 +82,6 @@ def command(
     check_spark()
     from oncelog.spark.audit import audit_files, audit_topic
 
-    if compacted and not files:
-        raise click.UsageError("--compacted goes with --files; of a topic the brokers tell it")
     config = only_settings_of(CONSUMER, client_config)
     bootstrap = str(config.pop("bootstrap.servers"))
     CONSUMER.parse(config)
@@ -88,7 +91,13 @@ def command(
             result = audit_files(spark, names, key_check=key, against=against, compacted_topics=compacted)
         else:
             result = audit_topic(
-                spark, bootstrap, names, key_check=key, against=against, client_config=config
+                spark,
+                bootstrap,
+                names,
+                key_check=key,
+                against=against,
+                compacted_topics=compacted,
+                client_config=config,
             )
     _show(result, ", ".join(names), output, html)
     if result.finding_count:
@@ -126,6 +135,8 @@ def _summary(result: AuditResult) -> list[str]:
         )
     if result.keys:
         lines.append(f"{result.keys.keys} different keys, {result.keys.repeated} of them more than once")
+    if result.keys_problem:
+        lines.append(result.keys_problem)
     if difference := result.difference:
         lines.append(
             f"{difference.found} records with a key, {difference.expected} expected; keys lost "

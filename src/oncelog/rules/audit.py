@@ -19,6 +19,7 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     more records than offsets, or fewer in a log not compacted    record_count
     its records do not fit its header (where they are read)       bad_records
     a producer id without an epoch or a first sequence            half_numbered
+        (coordinators number nothing in their own topics)         -
     the log ends within it                                        torn_tail (no violation)
 
 What becomes of transactions: rules/audit_transactions.py. In a compacted log the cleaner removes batches, so
@@ -49,6 +50,7 @@ class PartitionAudit:
     `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly.
     `last_stable_offset`: what a read_committed reader may see ends here; None: unknown. `indexed_to`: the
     list of aborted transactions may lack those whose marker is here or behind; None: it lacks none.
+    `is_internal`: coordinators wrote the log, whose transactional batches have no sequence numbers.
     At most `max_findings` are kept; all violations are counted.
     """
 
@@ -59,9 +61,10 @@ class PartitionAudit:
         is_compacted: bool = False,
         last_stable_offset: int | None = None,
         indexed_to: int | None = None,
+        is_internal: bool = False,
         max_findings: int = 1000,
     ) -> None:
-        self._is_compacted = is_compacted
+        self._is_compacted, self._is_internal = is_compacted, is_internal
         self._next_offset: int | None = None if log_start_offset > 0 else 0
         self._findings = Findings(max_findings)
         self._sequences = SequenceAudit(
@@ -90,8 +93,7 @@ class PartitionAudit:
         else:
             self._check_records(batch)
         self._count(batch)
-        is_half = batch.producer_epoch is None or (batch.base_sequence is None and not batch.is_control)
-        if batch.producer_id is not None and is_half:
+        if batch.producer_id is not None and self._is_half_numbered(batch):
             text = "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
             self._findings.report(FindingKind.HALF_NUMBERED, batch, text)
             return
@@ -119,6 +121,12 @@ class PartitionAudit:
             findings=self._findings.violations,
         )
         return found, totals
+
+    def _is_half_numbered(self, batch: StoredBatch) -> bool:
+        if batch.producer_epoch is None:
+            return True
+        is_without_by_right = batch.is_control or (self._is_internal and batch.is_transactional)
+        return batch.base_sequence is None and not is_without_by_right
 
     def _count(self, batch: StoredBatch) -> None:
         counts = self._counts

@@ -36,6 +36,17 @@ __all__ = ["AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_file
 MAX_FINDINGS = 1000
 """Findings kept per partition, and repeated keys kept in all; the counts go on."""
 OFFSETS_PER_TASK = 5_000_000
+_DAMAGE = {
+    kind.value
+    for kind in (
+        FindingKind.CRC_DAMAGE,
+        FindingKind.UNREADABLE,
+        FindingKind.RECORD_COUNT,
+        FindingKind.BAD_RECORDS,
+    )
+}
+_OFFSETS_TOPIC = "__consumer_offsets"
+"""Groups' coordinators write it: their batches in transactions carry an epoch, and no sequence numbers."""
 
 
 def audit_topic(
@@ -45,6 +56,7 @@ def audit_topic(
     *,
     key_check: bool | str | Column | None = None,
     against: str | Sequence[str] | None = None,
+    compacted_topics: Collection[str] = (),
     client_config: Mapping[str, object] | None = None,
     offsets_per_task: int = OFFSETS_PER_TASK,
     max_findings: int = MAX_FINDINGS,
@@ -55,6 +67,7 @@ def audit_topic(
     the source's columns names another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
     `against`: topics of the same cluster that should hold the same keys, each as often; `key_check` then
     names the key to compare, and repetitions are judged by the comparison alone.
+    `compacted_topics`: topics that were compacted once and are not any more; those that are need no name.
     `client_config`: more consumer settings. Raises ConfigError, UnknownTopicOrPartition, and what Spark
     raises when a task fails.
     """
@@ -68,7 +81,7 @@ def audit_topic(
     def options(of: Sequence[str]) -> dict[str, str]:
         return _options(bootstrap_servers, of, client_config or {}, offsets_per_task)
 
-    bounds = _look_up(options(names))
+    bounds = _look_up(options(names), compacted_topics)
     spark.dataSource.register(BatchHeadersSource)
     headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
@@ -110,6 +123,7 @@ def audit_files(
             log_start_offset=p.segments[0].base_offset,
             is_compacted=p.is_compacted or p.tp.topic in compacted_topics,
             indexed_to=p.indexed_to,
+            is_internal=p.tp.topic == _OFFSETS_TOPIC,
         )
         for p in partitions
     }
@@ -134,16 +148,26 @@ def _with_keys(
     max_findings: int,
 ) -> AuditResult:
     """The result, with the keys compared with those of `other`, or checked if that is asked for."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     is_asked = key_check is not None and key_check is not False
     key = key_check if is_asked else True
     found: list[AuditFinding] = []
-    keys = difference = None
-    if other is not None:
-        found, difference = compare_keys(records(), other, key, max_findings)
-    elif is_asked:
-        found, keys = check_keys(records(), key, max_findings)
+    keys = difference = problem = None
+    try:
+        if other is not None:
+            found, difference = compare_keys(records(), other, key, max_findings)
+        elif is_asked:
+            found, keys = check_keys(records(), key, max_findings)
+    except (PySparkException, Py4JError):
+        # A reader of a topic stops at a damage; the findings, which tell where it is, are worth more.
+        damage = next((each for each in judged.findings if each.kind in _DAMAGE), None)
+        if damage is None:
+            raise
+        problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
     findings = (*judged.findings, *found)
-    return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference)
+    return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference, problem)
 
 
 def _options(
@@ -160,12 +184,16 @@ def _options(
     }
 
 
-def _look_up(options: Mapping[str, str]) -> dict[TopicPartition, Bounds]:
+def _look_up(options: Mapping[str, str], compacted_topics: Collection[str]) -> dict[TopicPartition, Bounds]:
     """What the brokers say of each partition, before its batches are read."""
     with Lookup(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
         now = lookup.available()
         compacted = lookup.is_compacted({tp.topic for tp in now.earliest})
-    return {tp: Bounds(at, compacted[tp.topic], now.latest[tp]) for tp, at in now.earliest.items()}
+    compacted |= dict.fromkeys(compacted_topics, True)
+    return {
+        tp: Bounds(at, compacted[tp.topic], now.latest[tp], is_internal=tp.topic == _OFFSETS_TOPIC)
+        for tp, at in now.earliest.items()
+    }
 
 
 def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: Judged) -> None:

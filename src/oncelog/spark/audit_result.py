@@ -74,7 +74,8 @@ class AuditResult:
     """What was found. `findings` may be cut at MAX_FINDINGS per partition, `finding_count` is not.
 
     `notes` are findings that are no violations: open transactions, torn tails. `keys` is None when keys
-    were not checked, `difference` when nothing was compared.
+    were not checked, `difference` when nothing was compared. `keys_problem`: why neither was done, though it
+    was asked for.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -82,6 +83,7 @@ class AuditResult:
     keys: KeyTotals | None
     notes: tuple[AuditFinding, ...] = ()
     difference: Difference | None = None
+    keys_problem: str | None = None
 
     @property
     def totals(self) -> PartitionTotals:

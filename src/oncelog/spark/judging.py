@@ -43,6 +43,7 @@ class Bounds:
     is_compacted: bool = False
     last_stable_offset: int | None = None
     indexed_to: int | None = None
+    is_internal: bool = False
 
 
 @dataclass(slots=True)
