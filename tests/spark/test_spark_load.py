@@ -29,7 +29,10 @@ from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import ProducerFenced
 from oncelog.faults import Proxy, Rule, WireEvent
+from oncelog.load.loader import Load, check_load, commit_steps, file_steps, taking_over
 from oncelog.load.marks import read_marks
+from oncelog.load.on_spark import _how, _load
+from oncelog.load.parsing import Options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 FILES, ROWS, KILLS = 4, 600, 4
@@ -177,6 +180,22 @@ def test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back(
         with pytest.raises(ProducerFenced):
             zombie.commit_transaction()
     assert sorted_content(servers, topic) == sorted_expected(ROWS)
+
+
+def test_a_new_transactional_id_does_not_vouch_for_a_file_that_was_begun(
+    shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Its epochs begin anew when they are used up, and ids are forgotten: another task may have read on."""
+    config = {"bootstrap.servers": shared_broker.bootstrap_servers}
+    files = [write_csv(tmp_path / "a.csv", 0, ROWS)]
+    asked = Load(files, topic, topic, Options(key="k"), max_records=100)
+    (layout,) = check_load(asked, config)
+    with taking_over(asked, config) as producer:
+        _, topic_id = read_marks(config, asked.load_id, topic)
+        steps = file_steps(asked, 0, layout, _how(asked, layout), topic_id, None)
+        first, *_ = [group[-1].mark for group in commit_steps(asked, producer, steps)]
+    assert (first.records, _load(0, first, asked, config)) == (100, 0)
+    assert content(shared_broker.bootstrap_servers, topic) == expected(ROWS)
 
 
 def sorted_content(servers: str, topic: str) -> dict[int, list[Any]]:

@@ -3,8 +3,9 @@
 The driver takes over the load's id and stores a first mark for every new file, all in one transaction. A task
 takes over its file's own transactional id, which fences and ends every earlier attempt at this file, of this
 run or an older one, and only then takes the file's mark: it says what all of them have committed. Where the
-id is new (epoch 0) there were none since the driver read the marks, so its mark of the file holds. Any other
-task reads the marks again. All tasks did once, which took time with the square of the number of files.
+id is new (epoch 0, and nothing of the file was read) there were none since the driver read the marks, so its
+mark of the file holds. Any other task reads the marks again: epochs begin anew when they are used up. All
+tasks did once, which took time with the square of the number of files.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
     """Load one file, of which the driver read `mark`; return the number of transactions it took."""
     layout = check_load(load, config)[index]
     with taking_over(load, config, index) as producer:
-        if producer.idempotence().producer_epoch == 0 and _is_first_attempt():
+        is_new = producer.idempotence().producer_epoch == 0 and not mark.position
+        if is_new and _is_first_attempt():
             topic_id = topic_id_of(config, load.topic)
         else:
             marks, topic_id = read_marks(config, load.load_id, load.topic)
