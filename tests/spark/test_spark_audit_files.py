@@ -26,6 +26,7 @@ from oncelog.spark.audit import AuditResult, Difference, KeyTotals, audit_files,
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker
+from oncelog.wire.records import NewRecord
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeout(600)]
 
@@ -63,6 +64,14 @@ def damaged(batch: bytearray) -> bytearray:
 def cut(batch: bytearray, by: int = 20) -> bytearray:
     del batch[-by:]
     return batch
+
+
+def holder(sequence: int) -> bytearray:
+    """A batch whose only record has a whole batch as its value, of offset 500."""
+    value = build_batch(records(0, 3))
+    stamp(value, 0, 500, partition_leader_epoch=0)
+    record = NewRecord(START_MS, b"k", b"z" * 40 + value + b"z" * 40)
+    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence)
 
 
 def counts(batch: bytearray, records_count: int) -> bytearray:
@@ -210,6 +219,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
     write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])
     write_partition(root / "middle-0", [[plain(7, 0, 0, 3), cut(plain(7, 0, 3, 2))], [plain(7, 0, 5, 1)]])
+    write_partition(root / "torn-holder-0", [[plain(7, 0, 0, 3), cut(holder(3))]])
+    held = [plain(7, 0, 0, 3), claims_more(holder(3)), plain(7, 0, 4, 1), plain(7, 0, 5, 2)]
+    write_partition(root / "holder-0", [held])
     bad = {"claims": claims_more, "no-magic": no_magic}
     for name, change in bad.items():
         changed = [plain(7, 0, 0, 3), change(plain(7, 0, 3, 2)), plain(7, 0, 5, 1), plain(7, 0, 6, 2)]
@@ -235,7 +247,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [path.name.rsplit("-", 1) for path in root.glob("*-[0-9]")]
     flushed = {TopicPartition(topic, int(number)): 10**6 for topic, number in names}
     # A tail that was synced is not torn by a stop.
-    flushed |= {TopicPartition("torn", 0): 5, TopicPartition("zeros", 0): 3, TopicPartition("synced", 0): 4}
+    flushed |= {
+        TopicPartition("torn", 0): 5,
+        TopicPartition("torn-holder", 0): 3,
+        TopicPartition("zeros", 0): 3,
+        TopicPartition("synced", 0): 4,
+    }
     (root / RECOVERY_POINTS).write_bytes(encode_offsets(flushed))
     (root / CLEANED_OFFSETS).write_bytes(encode_offsets({TopicPartition("compacted", 0): 7}))
     return root
@@ -281,6 +298,14 @@ def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditR
     """One flipped bit of a length makes a batch end behind the file; that is no torn tail."""
     assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
     assert audited.partitions[TopicPartition(name, 0)].batches == 3
+
+
+def test_a_batch_that_is_the_value_of_a_record_is_not_taken_for_one_of_the_log(audited: AuditResult) -> None:
+    """Not where the batch around it is cut short, nor where its length is wrong."""
+    assert found_in(audited, "torn-holder") == [("torn_tail", 3, 3, None)]
+    assert found_in(audited, "holder") == [("unreadable", 3, 3, None), ("sequence_gap", 4, 4, None)]
+    seen = [audited.partitions[TopicPartition(name, 0)].batches for name in ("torn-holder", "holder")]
+    assert seen == [1, 3]
 
 
 def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) -> None:

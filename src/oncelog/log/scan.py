@@ -119,13 +119,13 @@ def find_behind(file: Readable, position: int, end: int, offset: int) -> int | N
         found = next(scan(file, claimed_end, end, verify=True), None)
         if isinstance(found, FoundBatch) and found.header.base_offset > offset:
             return claimed_end
-    return _find_batch(file, position + 1, end, offset + 1)
+    return find_batch(file, position + 1, end, offset + 1)
 
 
-def _find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
+def find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
     """Where, from a position on, a batch begins that is whole; None without one.
 
-    Only to find the way behind a damage: it looks at every byte.
+    It may be the value of a record. Only to find the way behind a damage: it looks at every byte.
     """
     while position + HEADER_BYTES <= end:
         chunk = file.pread(min(CHUNK_BYTES, end - position), position)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord
 from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
-from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_behind, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_batch, find_behind, scan
 from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
 from oncelog.rules.audit import StoredBatch
 from oncelog.rules.visibility import Verdict, VisibilityFilter
@@ -35,7 +35,7 @@ from oncelog.spark.headers import (
     to_arrow,
 )
 from oncelog.types import Isolation, TopicPartition
-from oncelog.wire.batch import HEADER_BYTES, read_header
+from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 
 BYTES_PER_TASK = 256 << 20
 """Segments are put together to tasks of up to so much."""
@@ -277,12 +277,47 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
             yield found
         if bad is None:
             return
-        behind = find_behind(file, bad.position, size_bytes, due)
+        behind = _find_behind(file, bad.position, size_bytes, due)
         position = next_offset = None
         if behind is not None and behind < size_bytes:
             position = behind
             next_offset = BASE_AND_LENGTH.unpack(file.pread(BASE_AND_LENGTH.size, behind))[0]
         yield Damage(bad.position, due, bad.reason, position, next_offset)
+
+
+def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
+    """As `find_behind`, but no batch that is the value of a record in the damaged one.
+
+    Where only the length does not fit, the header tells the offset behind it. A batch with another offset is
+    believed (in a compacted log it is right) when the log goes on from there to its end, or to a torn batch.
+    """
+    behind = find_behind(file, position, end, due)
+    header = _header_at(file, position)
+    if header is None or header.base_offset < due or position + header.size_bytes <= end:
+        return behind
+    while behind is not None and behind < end:
+        if BASE_AND_LENGTH.unpack(file.pread(BASE_AND_LENGTH.size, behind))[0] == header.last_offset + 1:
+            return behind
+        stop, last_offset = None, due
+        for found in scan(file, behind, end):
+            if isinstance(found, BadBatch):
+                stop = found.position
+            else:
+                last_offset = found.header.last_offset
+        if stop is None:
+            return behind
+        cut_short = _header_at(file, stop)
+        if cut_short is not None and cut_short.base_offset > last_offset:
+            return behind
+        behind = find_batch(file, stop, end, due + 1)
+    return behind
+
+
+def _header_at(file: _ArrowFile, position: int) -> BatchHeader | None:
+    try:
+        return read_header(file.pread(HEADER_BYTES, position))
+    except (CorruptMessage, InvalidRecord):
+        return None
 
 
 def _read_segment(files: PartitionFiles, index: int, *, check_records: bool) -> Iterator[HeaderRow]:
