@@ -316,3 +316,29 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(servers: str) -> No
         pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist"),
     ):
         consumer.commit({TopicPartition(missing, 0): 1})
+
+
+@pytest.mark.behaviour("P6")
+def test_what_could_not_be_handed_over_in_time_is_not_committed(servers: str, proxy: Proxy) -> None:
+    """R76: close() committed rows of the Spark sink that its driver had not decided."""
+    topic = new_topic(servers)
+    with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        proxy.add(Rule(action="fail", api="Produce", error="NOT_ENOUGH_REPLICAS"))
+        producer.send(topic, b"not decided")
+        with pytest.raises(TimedOut):
+            producer.hand_over_transaction(timeout=0.3)
+        proxy.clear()
+    assert values(servers, topic) == []
+    with producer_of(servers, transactional_id=name()) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"decided")
+        share = producer.hand_over_transaction()
+        with pytest.raises(MisuseError):
+            producer.hand_over_transaction()
+    with producer_of(servers, transactional_id=share.transactional_id) as other:
+        other.take_over_transaction(share)
+        other.commit_transaction()
+    assert values(servers, topic) == [b"decided"]

@@ -112,8 +112,17 @@ class Transactions:
             self.core.begin(raises_epoch=share.raises_epoch)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
-        """Send the rest, and leave the open transaction to another producer, which ends it."""
-        await self._flushed(self._deadline_ms(timeout_s))
+        """Send the rest, and leave the open transaction to another producer, which ends it.
+
+        The session stays IN_TRANSACTION until then: should this fail, close() aborts. In COMMITTING, which a
+        commit enters, close() would commit what the other producer has not decided.
+        """
+        self.session.check(Call.SEND)
+        self.session.check(Call.COMMIT)
+        with self._driver.state:
+            self.core.flush()
+        await self._settled(self._deadline_ms(timeout_s))
+        self.session.check(Call.COMMIT)
         identity = self.core.identity
         assert identity is not None
         share = TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
@@ -251,7 +260,7 @@ class Transactions:
                 with self._driver.state:
                     self.core.drop_unsent()
                 self._driver.notify()
-            elif self.session.state is not State.COMMITTING:
+            elif self.session.state not in (State.COMMITTING, State.IN_TRANSACTION):
                 return
             if self._driver.now_ms() > deadline_ms:
                 raise TimedOut("records of the transaction are still under way; call the same again")
