@@ -388,16 +388,17 @@ def test_no_two_names_share_a_marker(
     assert committed(bootstrap, name) == sorted(wanted)
 
 
-def test_a_write_without_a_name_leaves_no_group(bootstrap: str, topic: str) -> None:
+def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: str) -> None:
     """G6: nobody can ask for it again, so its markers are of use to its own tasks only."""
     settings = sink_of(bootstrap, topic).settings
     for is_finished in (True, False):
-        sink = Sink("a-uuid", settings, is_named=False)
+        sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
         reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
         assert write_lane(sink, 0, 0, [batch("v0")]).was_there  # another attempt of the task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
-            assert [each.group_id for each in admin.list_groups() if "a-uuid" in each.group_id] == []
+            groups = [each.group_id for each in admin.list_groups()]
+            assert [each for each in groups if each.startswith(sink.group)] == [sink.finished_id]
 
 
 def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> None:
@@ -604,3 +605,17 @@ def test_every_option_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     told = {option.name: f"| `{option.name}` |" in page and option.meaning in page for option in SINK_OPTIONS}
     assert all(told.values()), told
+
+
+@pytest.mark.behaviour("P2")
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
+    bootstrap: str, topic: str, is_finished: bool
+) -> None:
+    """R77: a speculated copy, or a task of a lost executor, found the lane's marker deleted."""
+    sink = Sink(f"late-{topic}", sink_of(bootstrap, topic).settings, is_named=False)
+    reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
+    finish(sink, 0, reports) if is_finished else abandon(sink, reports)
+    with pytest.raises(SinkError, match="lane 1 of batch 0.*has ended"):
+        write_lane(sink, 0, 1, [batch("v1")])
+    assert committed(bootstrap, topic) == ["v0", "v1"]

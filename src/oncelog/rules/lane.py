@@ -170,6 +170,10 @@ class Reason(Enum):
         "batch {batch} is written by another run of this query or write since ({found}): this attempt must "
         "not write any more. A restart goes on where the other ended; if two run on purpose, stop one"
     )
+    ENDED = (
+        "the write has ended, and this attempt of a task began too late: its rows are written by another "
+        "attempt, or the write has failed. Nothing was written by this one"
+    )
     LANES = (
         "batch {batch} was committed as {found}, and now it has more: the plan has changed since. Restart "
         "with the number of partitions it had (spark.sql.shuffle.partitions, minPartitions, repartition(n, "

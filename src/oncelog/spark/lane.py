@@ -139,7 +139,12 @@ class _LaneTask:
     def _marker(self, admin: Admin, finished: Finished | None) -> LaneMarker | None:
         sink = self._sink
         found = sink.lane_marker(admin, self._lane)
-        if found is not None or not sink.is_named or (finished is not None and finished.sum is not None):
+        if not sink.is_named:
+            # The note of the end is made before markers are deleted, so it is read after them.
+            if found is None and sink.has_ended(admin):
+                raise Refuse(Reason.ENDED).error(self._batch_id, self._lane)
+            return found
+        if found is not None or (finished is not None and finished.sum is not None):
             return found
         name = sink.lane_in_0_4_1(self._lane)
         if sink.is_transactional_id(admin, name):

@@ -26,6 +26,8 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 
 KEPT_MS = 50 * 365 * 24 * 3_600_000
 """How long `begun` and `finished` are kept: 50 years."""
+_ENDED_KEPT_MS = 24 * 3_600_000
+"""How long a write without a name is known to have ended: longer than its last task can go on alone."""
 
 
 def new_run_id() -> str:
@@ -102,6 +104,10 @@ class Sink:
         except SinkError:
             return None  # of a sink called "x", lane 1 was called as a sink "x-1" is
 
+    def has_ended(self, admin: Admin) -> bool:
+        """Return True for a write without a name that is over, so that none of its tasks may write."""
+        return Finished.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
+
     def marker(self, admin: Admin) -> LaneMarker | None:
         """Return the last batch that was committed as one transaction (`write_atomic`)."""
         return LaneMarker.decode(self.group, self._kept(admin, self.group))
@@ -116,9 +122,11 @@ class Sink:
         names |= {each.transactional_id for each in admin.list_transactions()}
         return sorted(_numbers(names, f"{self.group}/"))
 
-    def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata) -> None:
+    def keep(
+        self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS
+    ) -> None:
         """Note it for years, in one of the groups that are not written in transactions."""
-        admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=KEPT_MS)
+        admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
 
     def _kept(self, admin: Admin, group: str, *, is_stable: bool = False) -> OffsetAndMetadata | None:
         stable = [self.marker_at] if is_stable else None
@@ -159,8 +167,17 @@ class Sink:
 
 
 def forget_markers(sink: Sink, admin: Admin, lanes: Iterable[int]) -> None:
-    """Delete the markers of a write that nobody can ask for again, as far as the user may."""
-    for lane in lanes:
+    """Delete the markers of a write that nobody can ask for again, as far as the user may.
+
+    Copies of its tasks may still begin, or go on. So it is noted first that the write has ended: who finds no
+    marker looks for that note.
+    """
+    known = list(lanes)
+    try:
+        sink.keep(admin, sink.finished_id, Finished(0, len(known)).encode(), retention_ms=_ENDED_KEPT_MS)
+    except OncelogError:
+        return  # the markers stay, and expire; what was written is written
+    for lane in known:
         try:
             sink._kept(admin, sink.lane_id(lane), is_stable=True)  # once its transaction is complete
             admin.delete_group(sink.lane_id(lane))
