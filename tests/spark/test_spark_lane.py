@@ -15,6 +15,7 @@ from helpers_producer import wait_for_markers
 from helpers_spark import create_topic
 
 import oncelog
+from oncelog.broker import node
 from oncelog.edge.admin import Admin
 from oncelog.edge.producer import Producer
 from oncelog.errors import ConfigError
@@ -616,6 +617,31 @@ def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
     sink = Sink(f"late-{topic}", sink_of(bootstrap, topic).settings, is_named=False)
     reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
     finish(sink, 0, reports) if is_finished else abandon(sink, reports)
-    with pytest.raises(SinkError, match="lane 1 of batch 0.*has ended"):
+    with pytest.raises(SinkError, match=r"lane 1 of batch 0.*has ended"):
         write_lane(sink, 0, 1, [batch("v1")])
     assert committed(bootstrap, topic) == ["v0", "v1"]
+
+
+def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R78: they neither describe nor list transactional ids, which the first batch and a repeat asked for."""
+    known = {number: api for number, api in node.OFFERED.items() if api.name not in _SINCE_3_0}
+    assert len(known) == len(node.OFFERED) - len(_SINCE_3_0)
+    monkeypatch.setattr(node, "OFFERED", known)
+    with oncelog.Broker() as broker:
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "old", partitions=2)
+        sink = sink_of(bootstrap, "old")
+        finish(sink, 0, [write_lane(sink, 0, n, [batch(value)]) for n, value in enumerate("abc")])
+        late = interrupted(batch("f"), batch("x"), by=lambda: repeat_batch_1(sink))
+        write_lane(sink, 1, 0, [batch("d")])
+        with pytest.raises(SinkError, match="another attempt took over"):
+            write_lane(sink, 1, 2, late)
+        assert committed(bootstrap, "old") == ["a", "b", "c", "d", "f"]
+
+
+_SINCE_3_0 = ("DescribeTransactions", "ListTransactions")
+
+
+def repeat_batch_1(sink: Sink) -> None:
+    again = again_of(sink)
+    finish(again, 1, [write_lane(again, 1, n, [batch(value)]) for n, value in enumerate("df")])

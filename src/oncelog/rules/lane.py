@@ -172,7 +172,7 @@ class Reason(Enum):
     )
     ENDED = (
         "the write has ended, and this attempt of a task began too late: its rows are written by another "
-        "attempt, or the write has failed. Nothing was written by this one"
+        "attempt, or the write has failed and must be repeated whole. Nothing was written by this one"
     )
     LANES = (
         "batch {batch} was committed as {found}, and now it has more: the plan has changed since. Restart "

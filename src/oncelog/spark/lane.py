@@ -259,7 +259,7 @@ def _fence_beyond(
     if refusal is not None:
         raise refusal.error(plan.batch_id)
     markers = {}
-    for lane in sink.lanes(admin):
+    for lane in sink.lanes(admin, finished):
         if lane >= len(reports):
             with Producer({**sink.settings.producer, "transactional.id": sink.lane_id(lane)}) as producer:
                 producer.init_transactions()

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from oncelog.edge.admin import Admin
-from oncelog.errors import OncelogError, TransactionalIdNotFound
+from oncelog.errors import OncelogError, TransactionalIdNotFound, UnsupportedVersion
 from oncelog.rules.lane import BatchBegun, Finished, LaneMarker, PlanNote, SinkError
 from oncelog.spark.sink_options import SinkSettings
 from oncelog.types import OffsetAndMetadata, TopicPartition
@@ -116,15 +117,19 @@ class Sink:
         """Return the last batch the lane committed."""
         return LaneMarker.decode(self.lane_id(lane), self._kept(admin, self.lane_id(lane)))
 
-    def lanes(self, admin: Admin) -> list[int]:
-        """Return all lanes that ever began a transaction and are not forgotten; asks every broker."""
+    def lanes(self, admin: Admin, finished: Finished | None) -> list[int]:
+        """Return all lanes that ever began a transaction and are not forgotten; asks every broker.
+
+        Brokers before Kafka 3.0 list no transactional ids: there, lanes with a marker and of `finished`.
+        """
         names = {each.group_id for each in admin.list_groups()}
-        names |= {each.transactional_id for each in admin.list_transactions()}
+        try:
+            names |= {each.transactional_id for each in admin.list_transactions()}
+        except UnsupportedVersion:
+            names |= {self.lane_id(lane) for lane in range(finished.lanes if finished else 0)}
         return sorted(_numbers(names, f"{self.group}/"))
 
-    def keep(
-        self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS
-    ) -> None:
+    def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
         """Note it for years, in one of the groups that are not written in transactions."""
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
 
@@ -158,11 +163,12 @@ class Sink:
             return None
 
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
-        """Return True when a coordinator knows the transactional id."""
-        try:
-            admin.describe_transactions([name])
-        except TransactionalIdNotFound:
-            return False
+        """Return True when a coordinator knows the transactional id, or cannot say (before Kafka 3.0)."""
+        with suppress(UnsupportedVersion):
+            try:
+                admin.describe_transactions([name])
+            except TransactionalIdNotFound:
+                return False
         return True
 
 
