@@ -71,7 +71,7 @@ def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol
         never = asyncio.get_running_loop().create_future()
 
         async def silent() -> int:
-            return int(await never)
+            return int(await asyncio.shield(never))
 
         coordinator.commit_answer = silent
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})

@@ -62,7 +62,9 @@ def test_a_signal_at_any_moment_loses_no_record(ours: str, group: str, how: str,
     assert said["given"] == {"0": [*range(count // 2)], "1": [*range(count // 2)]}
     assert said["interrupts"] > 20, "the test is about these"
     if protocol != "assign":
-        assert said["committed"] == [count // 2, count // 2]
+        # The last interrupt may have come before the loop asked for what follows the last record.
+        least = count - 1 if how == "iterate" else count
+        assert sum(said["committed"]) in (least, count)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm, SystemExit])
@@ -216,7 +218,7 @@ def test_a_cancelled_callback_is_called_again(ours: str, group: str, protocol: s
     asyncio.run(run())
 
 
-def test_a_broken_off_loop_skips_nothing_and_commits_what_it_was_given(servers: str, group: str) -> None:
+def test_a_broken_off_loop_skips_nothing_and_commits_what_it_processed(servers: str, group: str) -> None:
     topic = new_topic(servers)
     at = TopicPartition(topic, 0)
     fill(servers, topic, 0, 10, 1)
@@ -235,12 +237,12 @@ def test_a_broken_off_loop_skips_nothing_and_commits_what_it_was_given(servers: 
                 if record.offset == 4:
                     raise Alarm
     with member(servers, group, consumer_timeout_ms=3_000) as consumer:
-        assert [each and each.offset for each in consumer.committed([at]).values()] == [5]
+        assert [each and each.offset for each in consumer.committed([at]).values()] == [4]
         consumer.subscribe([topic])
-        assert [record.offset for record in consumer] == [5, 6, 7, 8, 9]
+        assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_broken_off_async_loop_skips_nothing_and_commits_what_it_was_given(
+def test_a_broken_off_async_loop_skips_nothing_and_commits_what_it_processed(
     servers: str, group: str
 ) -> None:
     topic = new_topic(servers)
@@ -256,9 +258,9 @@ def test_a_broken_off_async_loop_skips_nothing_and_commits_what_it_was_given(
                     break
             assert await consumer.position(at) == 4
         async with AsyncConsumer(config, consumer_timeout_ms=3_000) as consumer:
-            assert [each and each.offset for each in (await consumer.committed([at])).values()] == [4]
+            assert [each and each.offset for each in (await consumer.committed([at])).values()] == [3]
             consumer.subscribe([topic])
-            assert [record.offset async for record in consumer] == [4, 5, 6, 7, 8, 9]
+            assert [record.offset async for record in consumer] == [3, 4, 5, 6, 7, 8, 9]
 
     asyncio.run(run())
 

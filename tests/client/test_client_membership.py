@@ -90,7 +90,7 @@ def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None
             return len(second.assignment()) == 2
 
         wait_for(has_it)
-    assert first.events == [("assigned", 2)]
+    assert first.events == [("assigned", 2), ("revoked", 2)], "revoked as it closed"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

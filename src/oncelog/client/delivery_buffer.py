@@ -44,6 +44,8 @@ class DeliveryBuffer:
         self._paused: set[TopicPartition] = set()
         # The run that `next_row` reads from; None after anything else has changed.
         self._current: Run | None = None
+        # The run whose record before `next_index` the application works on: its loop's body has not ended.
+        self._unfinished: Run | None = None
 
     # Filling
 
@@ -126,10 +128,34 @@ class DeliveryBuffer:
         if run is None or run.next_index >= len(run.rows):
             self._current = run = self._next_run()
             if run is None:
+                self._unfinished = None
                 return None
         row = run.rows[run.next_index]
+        self._unfinished = run
         run.next_index += 1
         return row
+
+    def finish(self) -> None:
+        """Take the last record of `next_row` for processed: the application asks for more, or commits it."""
+        self._unfinished = None
+
+    def unfinished(self) -> Record | None:
+        """Return the record of `next_row` that is being processed; None without one."""
+        run = self._unfinished
+        if run is None or not any(held is run for held in self._runs.values()):
+            return None
+        return run.rows[run.next_index - 1]
+
+    def return_unfinished(self) -> None:
+        """Count the record that is being processed as undelivered again, before the member leaves its group.
+
+        An exception may have ended the loop at this record, and its processing.
+        See test_a_record_at_which_a_loop_ended_is_not_committed_by_close.
+        """
+        row, run = self.unfinished(), self._unfinished
+        self._current = self._unfinished = None
+        if row is not None and run is not None:
+            run.next_index -= 1
 
     def _next_run(self) -> Run | None:
         """Return the first run with undelivered records of a partition that is not paused."""

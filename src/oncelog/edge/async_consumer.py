@@ -100,10 +100,21 @@ class AsyncConsumer(AsyncSubscribing):
     async def close(self) -> None:
         """Commit what was handed out if that is automatic, leave the group, end all work and connections.
 
-        Safe to call twice.
+        Not committed is a record at which a loop ended, by `break` or an exception. Calls `on_revoked` (or
+        `on_lost`) with the partitions that are given up. Safe to call twice.
         """
         check_running_loop(self._loop, "consumer")
         self._untold = None
+        try:
+            if not self._closed:
+                await self.tell_of_leaving()
+        except Exception:
+            await self._end()
+            raise
+        await self._end()
+
+    async def _end(self) -> None:
+        """Leave the group, end all work and connections."""
         if self._group is not None and not self._closed:
             await self._group.close()
         self._closed = True
@@ -222,6 +233,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     def begin_poll(self, timeout: float) -> float:
         """Return the deadline of a poll. Raises MisuseError when there is nothing to poll."""
+        self._core.delivery.finish()
         if not self._subscription and not self._core.assignment() and not self._closed:
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         return self._now_ms() + timeout * 1000
@@ -271,7 +283,10 @@ class AsyncConsumer(AsyncSubscribing):
         return await self.advance(deadline_ms)
 
     async def unsubscribe(self) -> None:
-        """Leave the group, committing first if that is automatic, and read nothing."""
+        """Leave the group, committing first if that is automatic, and read nothing.
+
+        Calls `on_revoked` (or `on_lost`) with the partitions that are given up.
+        """
         self._untold = None
         await super().unsubscribe()
 
@@ -294,6 +309,7 @@ class AsyncConsumer(AsyncSubscribing):
 
         Each record counts as handed out when the loop gets it. A loop that is left, by `break` or an
         exception, skips nothing: the next loop or poll goes on behind the last record that was handed out.
+        Automatic commits leave out the record at which a loop was left, until the application asks for more.
         """
         return self._iterate()
 

@@ -66,13 +66,25 @@ class Consumer:
     def close(self) -> None:
         """Commit what was handed out if that is automatic, leave the group, end all work and connections.
 
-        Safe to call twice.
+        Not committed is a record at which a loop ended, by `break` or an exception. Calls `on_revoked` (or
+        `on_lost`) with the partitions that are given up. Safe to call twice.
         """
-        if self._thread.is_running:
+        if not self._thread.is_running:
+            return
+        try:
+            self._tell_of_leaving()
+        finally:
             try:
-                self._thread.run(self._async.close(), _CLOSE_SECONDS)
+                if self._thread.is_running:  # else the callback has closed this consumer
+                    self._thread.run(self._async.close(), _CLOSE_SECONDS)
             finally:
                 self._thread.stop()
+
+    def _tell_of_leaving(self) -> None:
+        """Commit if that is automatic, and call the application's callback, in this thread."""
+        rebalance = self._thread.run(self._async.give_up(), _CLOSE_SECONDS)
+        if rebalance is not None:
+            self._listeners.tell(rebalance)
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +115,16 @@ class Consumer:
         self._listeners = Listeners(on_assigned, on_revoked, on_lost)
 
     def unsubscribe(self) -> None:
-        """Leave the group, committing first if that is automatic, and read nothing."""
-        self._run(self._async.unsubscribe())
-        self._listeners = Listeners()
+        """Leave the group, committing first if that is automatic, and read nothing.
+
+        Calls `on_revoked` (or `on_lost`) with the partitions that are given up.
+        """
+        try:
+            self._tell_of_leaving()
+        finally:
+            if self._thread.is_running:  # else the callback has closed this consumer
+                self._run(self._async.unsubscribe())
+            self._listeners = Listeners()
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return who this consumer is in its group, for `Producer.send_offsets_to_transaction`.
@@ -202,6 +221,7 @@ class Consumer:
 
         Each record counts as handed out when the loop gets it. A loop that is left, by `break` or an
         exception, skips nothing: the next loop or poll goes on behind the last record that was handed out.
+        Automatic commits leave out the record at which a loop was left, until the application asks for more.
         """
         timeout, limit = self._async.iteration_timeout, self._async.poll_limit()
 

@@ -169,6 +169,7 @@ class GroupSession(GroupRequests, ABC):
         self._leaving = partitions
         if self._commits_by_itself and not self._is_lost:
             if self._final_commit is None:
+                self._cancel_commits()  # an older commit that is repeated must not be stored after this one
                 limit_ms = min(self._settings["request.timeout.ms"], self._settings["max.poll.interval.ms"])
                 self._final_commit = self._spawn_commit(self._positions(), limit_ms)
             timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
@@ -207,18 +208,40 @@ class GroupSession(GroupRequests, ABC):
             self._beating.cancel()
             self._beating = None
 
-    async def close(self) -> None:
-        """Commit if that is automatic, leave; within seconds, also when the coordinator is silent."""
+    @property
+    def _is_member(self) -> bool:
+        return bool(self.is_subscribed and self.member.member_id)
+
+    async def give_up(self) -> Rebalance | None:
+        """Commit if that is automatic, and return what to tell before the member leaves; None the next time.
+
+        Source: Kafka's ConsumerCoordinator.onLeavePrepare.
+        """
+        self._core.delivery.return_unfinished()
         self._cancel_commits()
-        is_member = bool(self.is_subscribed and self.member.member_id)
-        if is_member and self._owned and not self._is_lost and self._commits_by_itself:
+        if self._is_member and self._owned and not self._is_lost and self._commits_by_itself:
             limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
             with suppress(OncelogError):
                 await self._commit_all(self._positions(), limit_ms)
+        owned, self._owned, self._leaving = self._owned, [], []
+        if not owned:
+            return None
+        # As in Java, amid a rebalance too: whether the next generation knows this member is not known.
+        is_lost = self._is_lost or self._is_rebalancing or self.member.generation_id < 0
+        return Rebalance(Change.LOST if is_lost else Change.REVOKED, owned)
+
+    def stop(self) -> None:
+        """End all work in the background; the group is not told."""
+        self._cancel_commits()
         self._stop_beating()
         if self._looking is not None:
             self._looking.cancel()
-        if is_member:
+
+    async def close(self) -> None:
+        """Commit if that is automatic, leave; within seconds, also when the coordinator is silent."""
+        await self.give_up()
+        self.stop()
+        if self._is_member:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_LEAVE_S):
                     await self._leave()

@@ -259,11 +259,11 @@ class ClassicSession(GroupSession):
             self._joining = None
         super()._end(error)
 
-    async def close(self) -> None:
-        """Commit if that is automatic, leave."""
+    def stop(self) -> None:
+        """End all work in the background; the group is not told."""
         if self._joining is not None:
             self._joining.cancel()
-        await super().close()
+        super().stop()
 
     async def _leave(self) -> None:
         if self._settings["group.instance.id"] is not None:

@@ -217,10 +217,10 @@ class ConsumerProtocolSession(GroupSession):
             self._finding.cancel()
             self._finding = None
 
-    async def close(self) -> None:
-        """Commit if that is automatic, leave."""
+    def stop(self) -> None:
+        """End all work in the background; the group is not told."""
         self._stop_finding()
-        await super().close()
+        super().stop()
 
     async def _leave(self) -> None:
         with suppress(OncelogError):

@@ -116,12 +116,30 @@ class AsyncSubscribing:
             self._group.subscribe(*self._subscription)
 
     async def unsubscribe(self) -> None:
-        """Leave the group, committing first if that is automatic, and read nothing."""
-        self._subscription = Subscription()
-        if self._group is not None:
-            group, self._group = self._group, None
-            await group.close()
-        self._core.assign([])
+        """Leave the group, committing first if that is automatic, and read nothing.
+
+        Calls `on_revoked` (or `on_lost`) with the partitions that it gives up.
+        """
+        try:
+            await self.tell_of_leaving()
+            if self._group is not None:
+                await self._group.close()
+        finally:
+            # Also when this is cancelled: heartbeats of a member that nobody polls would keep its partitions.
+            if self._group is not None:
+                self._group.stop()
+            self._group, self._subscription = None, Subscription()
+            self._core.assign([])
+
+    async def give_up(self) -> Rebalance | None:
+        """Commit if that is automatic; see GroupSession.give_up."""
+        return await self._group.give_up() if self._group is not None else None
+
+    async def tell_of_leaving(self) -> None:
+        """Commit if that is automatic, and call the application's callback before the member leaves."""
+        rebalance = await self.give_up()
+        if rebalance is not None:
+            await self.listeners.tell_async(rebalance)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return who this consumer is in its group, for `Producer.send_offsets_to_transaction`.
@@ -145,7 +163,20 @@ class AsyncSubscribing:
         Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress when the group went on without this
         member: its partitions are others' by now, and what they hold is read again from the last commit.
         """
-        await (await self._session()).commit(None if offsets is None else offsets_of(offsets))
+        chosen = None if offsets is None else offsets_of(offsets)
+        await (await self._session()).commit(chosen)
+        self._finish_committed(chosen)
+
+    def _finish_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
+        """Let no later automatic commit go back behind the record that is being processed."""
+        row = self._core.delivery.unfinished()
+        if row is None:
+            return
+        if offsets is not None:
+            committed = offsets.get(TopicPartition(row.topic, row.partition))
+            if committed is None or committed.offset <= row.offset:
+                return
+        self._core.delivery.finish()
 
     async def committed(
         self, partitions: Collection[TopicPartition] | TopicPartition

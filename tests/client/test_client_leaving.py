@@ -1,0 +1,214 @@
+"""What a consumer commits and tells when it leaves its group: by close, unsubscribe or an exception."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from helpers_group_session import PROTOCOLS, Coordinator, Member
+from helpers_groups import fill, member, take, wait_for
+from helpers_producer import new_topic
+
+from oncelog import Consumer, TopicPartition
+from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.edge.group import Change
+from oncelog.wire.messages import OffsetCommitRequest
+
+
+class Broken(Exception):
+    """The application's own."""
+
+
+def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
+    committed = consumer.committed(tp)[tp]
+    return None if committed is None else committed.offset
+
+
+def test_a_record_at_which_a_loop_ended_is_not_committed_by_close(servers: str, group: str) -> None:
+    """Its processing may have failed; a successor gets it again. An explicit commit includes it."""
+    topic = new_topic(servers)
+    tp = TopicPartition(topic, 0)
+    fill(servers, topic, 0, 10, 1)
+    with suppress(Broken), member(servers, group) as consumer:
+        consumer.subscribe(topic, on_revoked=lambda _: consumer.commit())
+        for record in consumer:
+            if record.offset == 4:
+                raise Broken
+    with member(servers, group) as consumer:
+        assert stored(consumer, tp) == 4
+        consumer.subscribe(topic)
+        for record in consumer:
+            if record.offset == 6:
+                consumer.commit()
+                break
+    with member(servers, group) as consumer:
+        assert stored(consumer, tp) == 7, "close does not go back behind an explicit commit"
+        consumer.subscribe(topic)
+        for record in consumer:
+            assert record.offset == 7
+            break
+        assert consumer.position(tp) == 8
+        assert [record.offset for record in consumer.poll(10, max_records=1)] == [8], (
+            "not twice in one process"
+        )
+    with member(servers, group) as consumer:
+        assert stored(consumer, tp) == 9
+        consumer.subscribe(topic)
+        assert next(iter(consumer)).offset == 9
+        consumer.commit({tp: 9})
+    with member(servers, group, consumer_timeout_ms=3_000) as consumer:
+        assert stored(consumer, tp) == 9
+        consumer.subscribe(topic)
+        assert [record.offset for record in consumer] == [9]
+    with member(servers, group) as consumer:
+        assert stored(consumer, tp) == 10, "a loop that came to its end has processed everything"
+
+
+def test_an_asyncio_loop_that_fails_does_not_commit_its_record(servers: str, group: str) -> None:
+    topic = new_topic(servers)
+    tp = TopicPartition(topic, 0)
+    fill(servers, topic, 0, 6, 1)
+    config: dict[str, Any] = {
+        "bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"
+    }  # fmt: skip
+
+    async def run() -> None:
+        with suppress(Broken):
+            async with AsyncConsumer(config) as consumer:
+                consumer.subscribe(topic)
+                async for record in consumer:
+                    if record.offset == 3:
+                        raise Broken
+        async with AsyncConsumer(config) as consumer:
+            committed = (await consumer.committed(tp))[tp]
+            assert committed is not None
+            assert committed.offset == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe"])
+def test_leaving_tells_of_the_partitions_after_the_automatic_commit(
+    servers: str, group: str, how: str
+) -> None:
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 4, 2)
+    told: list[tuple[str, int, int | None]] = []
+    with member(servers, group) as consumer:
+        tp = TopicPartition(topic, 0)
+        consumer.subscribe(
+            topic,
+            on_revoked=lambda share: told.append(("revoked", len(share), stored(consumer, tp))),
+            on_lost=lambda share: told.append(("lost", len(share), None)),
+        )
+        take(consumer, 4)
+        if how == "unsubscribe":
+            consumer.unsubscribe()
+            assert told == [("revoked", 2, 2)]
+            assert consumer.assignment() == []
+    assert told == [("revoked", 2, 2)], "once"
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe"])
+def test_a_callback_that_raises_does_not_keep_the_member_in_the_group(
+    servers: str, group: str, how: str
+) -> None:
+    topic = new_topic(servers)
+    fill(servers, topic, 0, 1, 1)
+
+    def fail(_: list[TopicPartition]) -> None:
+        raise Broken
+
+    consumer = member(servers, group, session_timeout_ms=60_000, max_poll_interval_ms=60_000)
+    consumer.subscribe(topic, on_revoked=fail)
+    take(consumer, 1)
+    with pytest.raises(Broken):
+        getattr(consumer, how)()
+    with member(servers, group) as successor:
+        counts: list[int] = []
+        successor.subscribe(topic, on_assigned=lambda share: counts.append(len(share)))
+        wait_for(lambda: successor.poll(0.1) == [] and counts == [1])
+    consumer.close()
+
+
+def test_an_asyncio_consumer_tells_when_it_leaves(servers: str, group: str) -> None:
+    topic = new_topic(servers)
+    fill(servers, topic, 0, 1, 1)
+    told: list[int] = []
+
+    async def revoked(share: list[TopicPartition]) -> None:
+        await asyncio.sleep(0)
+        told.append(len(share))
+
+    async def run() -> None:
+        config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer(config) as consumer:
+            consumer.subscribe(topic, on_revoked=revoked)
+            assert len(await consumer.poll(30)) == 1
+            await consumer.unsubscribe()
+            assert told == [1]
+            consumer.subscribe(topic, on_revoked=revoked)
+            while not consumer.assignment():
+                await consumer.poll(1)
+        assert told == [1, 1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_an_unsubscribe_that_is_cancelled_leaves_no_heartbeats_behind(
+    ours: str, group: str, protocol: str
+) -> None:
+    """A member that nobody polls would keep its partitions from the others, and from this consumer too."""
+    topic = new_topic(ours)
+    fill(ours, topic, 0, 1, 1)
+
+    async def run() -> None:
+        config = {
+            "bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest",
+            "group.protocol": protocol,
+        }  # fmt: skip
+        async with AsyncConsumer(config) as consumer:
+            consumer.subscribe(topic)
+            assert len(await consumer.poll(30)) == 1
+            session: Any = consumer._group
+            leaving = asyncio.create_task(consumer.unsubscribe())
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert leaving.cancelled()
+            assert session._beating is None
+            assert consumer.assignment() == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocation(protocol: str) -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
+        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: it is sent again after the pause
+
+        async def answer() -> int:
+            if codes:
+                return codes.pop()
+            await asyncio.sleep(0.6)
+            return 0
+
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
+        await member.until(lambda: len(member.told) == 1)
+        coordinator.commit_answer = answer
+        member.hand_out(5)
+        await member.step()
+        await member.until(lambda: not codes)
+        member.hand_out(7)
+        coordinator.rebalance([])
+        await member.until(lambda: any(change is Change.REVOKED for change, *_ in member.told))
+        sent = [each for each in coordinator.asked if isinstance(each, OffsetCommitRequest)]
+        assert [row.committed_offset for row in sent[-1].topics[0].partitions] == [7] * 4
+        await member.session.close()
+
+    asyncio.run(work())
