@@ -28,6 +28,7 @@ LAST_CLASSIC_PRODUCE_VERSION = 11
 
 class TransactionalCore(ProducerCore):
     """`wanted`: partitions to be added to the transaction. `has_offsets`: it commits offsets as well.
+    `may_have_begun`: the coordinator was asked to add something, and may not have answered.
 
     `raises_epoch`: the broker does so with every end. `is_epoch_spent`: sequences cannot go on under this
     epoch, so that the next transaction needs another one.
@@ -42,6 +43,7 @@ class TransactionalCore(ProducerCore):
         self.added: set[TopicPartition] = set()
         self.wanted: set[TopicPartition] = set()
         self.has_offsets = False
+        self.may_have_begun = False
 
     # The transaction
 
@@ -54,7 +56,10 @@ class TransactionalCore(ProducerCore):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the coordinator may know of the transaction, so that it must be told its end."""
+        """Whether the coordinator knows of the transaction, so that it must be told its end.
+
+        Where it adds partitions itself: whether it may know, for then it takes any abort.
+        """
         return bool(self.added or self.has_offsets)
 
     def on_added(self, partitions: set[TopicPartition]) -> None:
@@ -68,6 +73,7 @@ class TransactionalCore(ProducerCore):
 
     def drop_unsent(self) -> None:
         """The transaction is being aborted: what is not on the wire will not be sent (again)."""
+        self.wanted.clear()
         error = TransactionAborted("the transaction was aborted before this record was stored")
         self._fail_all(lambda batch: not batch.is_on_wire, error)
 
@@ -82,7 +88,7 @@ class TransactionalCore(ProducerCore):
         """The coordinator confirmed the end: there is nothing left that it could be told to end."""
         self.added.clear()
         self.wanted.clear()
-        self.has_offsets = False
+        self.has_offsets = self.may_have_begun = False
 
     def renew(self, identity: Identity) -> None:
         """Sequences start again under another epoch or id. Nothing may be under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -51,6 +52,17 @@ def _parse_server(server: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class _LookUp:
+    """Those who look for leaders of one topic; one of them asks for all, `count` times so far.
+
+    Topics do not wait for each other: one may be missing for long.
+    """
+
+    def __init__(self) -> None:
+        self.asking = asyncio.Lock()
+        self.count = 0
+
+
 class ClusterConnection:
     """Links to the brokers of one cluster and what is known of it. Not thread safe: use it on its loop.
 
@@ -74,7 +86,7 @@ class ClusterConnection:
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
         self._topics_in_use = topics_in_use
         self._topics: dict[str, None] = {}
-        self._refreshing = asyncio.Lock()
+        self._look_ups: weakref.WeakValueDictionary[str, _LookUp] = weakref.WeakValueDictionary()
         self._refresher: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -304,15 +316,21 @@ class ClusterConnection:
         topic_of(tp.topic)
         started_ms = self.now_ms()
         attempt = 0
+        look_up = self._look_ups.setdefault(tp.topic, _LookUp())
         while (node_id := self.metadata.leader_of(tp)) is None:
-            version = self.metadata.version
-            async with self._refreshing:
-                if self.metadata.version == version:
+            count = look_up.count
+            async with look_up.asking:
+                if is_asked_by_another := look_up.count != count:
+                    error = self._why_no_leader(tp)
+                else:
                     error = await self._refresh_for(tp, allow_auto_topic_creation)
-                    if error is not None:
-                        limit_ms = self._limit_ms(error, unknown_topic_patience_ms)
-                        await self._pause_or_raise(error, attempt, started_ms + limit_ms)
-            attempt += 1
+                    look_up.count += 1
+                if error is not None:
+                    limit_ms = self._limit_ms(error, unknown_topic_patience_ms)
+                    pause_ms = self._pause_ms_or_raise(error, attempt, started_ms + limit_ms)
+                    if not is_asked_by_another:
+                        await asyncio.sleep(pause_ms / 1000)
+                        attempt += 1
         return node_id
 
     async def _refresh_for(self, tp: TopicPartition, create: bool) -> OncelogError | None:
@@ -321,7 +339,7 @@ class ClusterConnection:
             await self.refresh_metadata([tp.topic], allow_auto_topic_creation=create)
         except (DisconnectedError, TimedOut) as unreachable:
             return unreachable if self.metadata.leader_of(tp) is None else None
-        return self._why_no_leader(tp) if self.metadata.leader_of(tp) is None else None
+        return self._why_no_leader(tp)
 
     def _limit_ms(self, error: OncelogError, unknown_topic_patience_ms: float | None) -> float:
         limit_ms: float = self._settings["request.timeout.ms"]
@@ -331,15 +349,18 @@ class ClusterConnection:
             return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms)
         return unknown_topic_patience_ms
 
-    async def _pause_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> None:
-        """Wait for the next try; raise the error when it is final or the time is over."""
+    def _pause_ms_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> float:
+        """Return how long to wait for the next try; raise the error when it is final or the time is over."""
         is_final = isinstance(error, BrokerError) and not error.retriable
         pause_ms = self.retry_pause_ms(attempt)
         if is_final or self.now_ms() + pause_ms > deadline_ms:
             raise error
-        await asyncio.sleep(pause_ms / 1000)
+        return pause_ms
 
-    def _why_no_leader(self, tp: TopicPartition) -> OncelogError:
+    def _why_no_leader(self, tp: TopicPartition) -> OncelogError | None:
+        """Return why the leader is unknown, or None if it is not."""
+        if self.metadata.leader_of(tp) is not None:
+            return None
         servers = ", ".join(self._settings["bootstrap.servers"])
         error = self.metadata.topic_error(tp.topic)
         if isinstance(error, UnknownTopicOrPartition):

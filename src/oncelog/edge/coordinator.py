@@ -9,11 +9,15 @@ from oncelog.wire.messages import FindCoordinatorRequest
 GROUP, TRANSACTION = 0, 1
 
 
-async def find_coordinator(cluster: ClusterConnection, kind: int, name: str) -> int:
-    """Node id of the coordinator. Raises CoordinatorNotAvailable and the like, which pass by themselves."""
-    answer = await cluster.request(
-        None, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
-    )
+async def find_coordinator(
+    cluster: ClusterConnection, kind: int, name: str, timeout_ms: float | None = None
+) -> int:
+    """Node id of the coordinator. Raises CoordinatorNotAvailable and the like, which pass by themselves.
+
+    `timeout_ms`: for each broker that is asked; None: request.timeout.ms.
+    """
+    request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+    answer = await cluster.request(None, request, timeout_ms=timeout_ms)
     found = answer.coordinators[0] if answer.coordinators else answer
     raise_for_code(found.error_code, found.error_message or "")
     if found.node_id not in cluster.metadata.brokers:

@@ -33,8 +33,8 @@ from oncelog.rules.txn_session import (
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
     END,
+    END_IF_BEGUN,
     INIT,
-    OPEN,
     Asked,
     Call,
     OffsetsCall,
@@ -154,13 +154,16 @@ class Transactions:
         deadline_ms = self._deadline_ms(timeout_s)
         call = OffsetsCall.of(who, given)
         self.session.begin_offsets(call)
+        number = self.session.number
         if not self.core.raises_epoch:
-            await self._ask(ADD_OFFSETS, self._add_offsets_request(who.group_id), None, deadline_ms)
-            if self.session.state not in OPEN:
-                raise TransactionAborted("the transaction ended while its offsets were sent")
+            adding = self._add_offsets_request(who.group_id)
+            self.core.may_have_begun = True
+            await self._ask(ADD_OFFSETS, adding, None, deadline_ms, number)
+            self._check_going_on(number)
         self.core.has_offsets = True
         request = self._offsets_request(given, who)
-        await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms)
+        await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms, number)
+        self._check_going_on(number)
         self.session.confirm_offsets(call)
 
     async def commit(self, timeout_s: float | None = None) -> None:
@@ -192,25 +195,13 @@ class Transactions:
         await self._settled(deadline_ms)
         self.session.check(Call.ABORT)
         if self.session.unconfirmed and not self.core.raises_epoch:
-            await self._confirm_group(deadline_ms)
-        identity = await self._aborted(deadline_ms) if self.core.has_begun else None
+            self.core.is_epoch_spent = True  # another epoch keeps late offsets out of the next transaction
+        identity = await self._aborted(deadline_ms)
         self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
         if identity is None and self.core.is_epoch_spent:
             identity = await self._new_epoch(self.core.identity, deadline_ms)
         with self._driver.state:
             self.core.on_ended(identity)
-
-    async def _confirm_group(self, deadline_ms: float) -> None:
-        """Prepare the abort of a transaction of which offsets may still arrive, where its epoch stays.
-
-        Another epoch keeps late offsets out of the next transaction. A transaction that consists of a group
-        which the coordinator may not know of cannot be ended: it is told of the group again first.
-        """
-        self.core.is_epoch_spent = True
-        if not self.core.has_begun:
-            group_id = min(call.group.group_id for call in self.session.unconfirmed)
-            await self._ask(ADD_OFFSETS, self._add_offsets_request(group_id), None, deadline_ms)
-            self.core.has_offsets = True
 
     async def end_open(self, timeout_s: float | None = None) -> None:
         """End what is open before the producer closes; without it readers wait for transaction.timeout.ms.
@@ -237,12 +228,20 @@ class Transactions:
             )
 
     async def _aborted(self, deadline_ms: float) -> Identity | None:
+        """End the transaction where the coordinator may know of it; another epoch alone would not.
+
+        InitProducerId fences a producer whose own transaction is open.
+        """
+        if not self.core.has_begun and not self.core.may_have_begun:
+            return None
+        asked = END if self.core.has_begun else END_IF_BEGUN
         try:
-            return await self._end(False, deadline_ms)
+            return await self._end(False, deadline_ms, asked)
         except BrokerError as error:
-            if reaction_to(END, error) is not Reaction.ABORT:
+            if reaction_to(asked, error) is not Reaction.ABORT:
                 raise
-            self.core.is_epoch_spent = True  # the coordinator does not know us any more: begin anew
+            # The coordinator does not know us any more, or never heard of it: begin anew.
+            self.core.is_epoch_spent = True
             return None
 
     async def _settled(self, deadline_ms: float) -> None:
@@ -277,7 +276,7 @@ class Transactions:
         answer = await self._ask(INIT, request, None, deadline_ms)
         return Identity(answer.producer_id, answer.producer_epoch)
 
-    async def _end(self, is_commit: bool, deadline_ms: float) -> Identity | None:
+    async def _end(self, is_commit: bool, deadline_ms: float, asked: Asked = END) -> Identity | None:
         """The identity that the next transaction goes on with; None: the same."""
         identity = self.core.identity
         assert identity is not None
@@ -287,7 +286,7 @@ class Transactions:
             producer_epoch=identity.producer_epoch,
             committed=is_commit,
         )
-        answer = await self._ask(END, request, None, deadline_ms)
+        answer = await self._ask(asked, request, None, deadline_ms)
         if not self.core.raises_epoch:
             return None
         return Identity(answer.producer_id, answer.producer_epoch)
@@ -352,8 +351,10 @@ class Transactions:
                 for topic, partitions in topics.items()
             ],
         )
+        self.core.may_have_begun = True
         try:
-            await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None))
+            number = self.session.number
+            await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
             with self._driver.state:
                 self.core.on_added(wanted)
         except OncelogError as error:
@@ -365,15 +366,26 @@ class Transactions:
             self._is_adding = False
             self._driver.wake()
 
-    async def _ask(self, asked: Asked, request: Any, group_id: str | None, deadline_ms: float) -> Any:
-        """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked."""
+    async def _ask(
+        self,
+        asked: Asked,
+        request: Any,
+        group_id: str | None,
+        deadline_ms: float,
+        number: int | None = None,
+    ) -> Any:
+        """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked.
+
+        `number`: of the transaction that it is a part of. Once that has ended, an error means nothing for the
+        next one: TransactionAborted.
+        """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, asked is END and request.committed
         started_ms = self._driver.now_ms()
         while True:
             may_be_committed = self._may_be_committed
             try:
-                node_id = await self._coordinator(key)
+                node_id = await self._coordinator(key, deadline_ms)
                 # This call may be cancelled while the request is under way; the next one must know.
                 self._may_be_committed = may_be_committed or is_commit
                 answer = await self._request(asked, node_id, request, deadline_ms)
@@ -384,8 +396,7 @@ class Transactions:
             except OncelogError as raised:
                 error = raised
             self._may_be_committed = may_be_committed or (is_commit and may_be_done(error))
-            if asked is COMMIT_OFFSETS and self.session.state not in OPEN:
-                raise TransactionAborted("the transaction ended while its offsets were sent") from error
+            self._check_going_on(number, error)
             reaction = reaction_to(asked, error, self._driver.now_ms() - started_ms)
             if reaction is Reaction.ABORT and is_commit and may_be_committed:
                 reaction = Reaction.DIE
@@ -400,7 +411,12 @@ class Transactions:
                     f"{asked.name} was not answered in time; the last that was heard: {error}"
                 ) from error
             await asyncio.sleep(pause_s)
+            self._check_going_on(number, error)
             attempt += 1
+
+    def _check_going_on(self, number: int | None, error: OncelogError | None = None) -> None:
+        if number is not None and not self.session.is_going_on(number):
+            raise TransactionAborted("the transaction ended while parts of it were sent") from error
 
     async def _request(self, asked: Asked, node_id: int, request: Any, deadline_ms: float) -> Any:
         min_version, max_version = self._versions(asked)
@@ -436,9 +452,10 @@ class Transactions:
             return first_epoch_version, None
         return None, first_epoch_version - 1
 
-    async def _coordinator(self, key: tuple[int, str]) -> int:
+    async def _coordinator(self, key: tuple[int, str], deadline_ms: float) -> int:
         if key not in self._coordinators:
-            self._coordinators[key] = await find_coordinator(self._cluster, *key)
+            patience_ms = self._patience_ms(deadline_ms)
+            self._coordinators[key] = await find_coordinator(self._cluster, *key, timeout_ms=patience_ms)
         return self._coordinators[key]
 
     def _raises_epoch(self) -> bool:

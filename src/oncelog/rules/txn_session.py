@@ -103,13 +103,14 @@ class Session:
     """One session's state.
 
     `error`: why it must abort or cannot continue, in these two states. `unconfirmed`: calls for offsets that
-    have not returned, or that ended without an answer.
+    have not returned, or that ended without an answer. `number`: how many transactions have begun.
     """
 
-    __slots__ = ("error", "state", "unconfirmed")
+    __slots__ = ("error", "number", "state", "unconfirmed")
 
     def __init__(self) -> None:
         self.state = State.UNINITIALIZED
+        self.number = 0
         self.error: OncelogError | None = None
         self.unconfirmed: set[OffsetsCall] = set()
 
@@ -146,6 +147,13 @@ class Session:
         self.state, self.error = state, None
         if state is State.READY:
             self.unconfirmed.clear()
+        elif state is State.IN_TRANSACTION:
+            self.number += 1
+
+    def is_going_on(self, number: int) -> bool:
+        """Whether the transaction of this number has neither ended nor is being aborted."""
+        is_open = self.state in (State.IN_TRANSACTION, State.MUST_ABORT, State.COMMITTING)
+        return is_open and number == self.number
 
     def begin_offsets(self, call: OffsetsCall) -> None:
         """Note that offsets are about to be sent. Raises as `check`."""
@@ -216,9 +224,8 @@ ADD_PARTITIONS = Asked("AddPartitionsToTxn", {})
 ADD_OFFSETS = Asked("AddOffsetsToTxn", {})
 COMMIT_OFFSETS = Asked("TxnOffsetCommit", {})
 END = Asked("EndTxn", {3: Reaction.DIE})
-
-OPEN = (State.IN_TRANSACTION, State.MUST_ABORT)
-"""A transaction that abort_transaction() can still end."""
+END_IF_BEGUN = Asked("EndTxn", {3: Reaction.DIE, 48: Reaction.ABORT})
+"""The abort of a transaction that the coordinator may not know of: INVALID_TXN_STATE says so."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """How long a topic whose offsets are committed may be unknown: one just created spreads in this time.
