@@ -160,3 +160,14 @@ def count_looks(partitions: int) -> int:
 
 def test_a_send_looks_at_no_partition_that_has_nothing_to_send() -> None:
     assert count_looks(3000) == count_looks(2) <= 6
+
+
+def test_a_batch_behind_sealed_ones_neither_moves_its_partition_nor_wakes_the_loop() -> None:
+    """What may be sent is the same, so a full queue costs a batch no more than its own making."""
+    core = core_of(1, **{"linger.ms": 0, "batch.size": 100})
+    wakes = [core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2] for _ in range(50)]
+    assert wakes == [True, True] + [False] * 48
+    core.room_waiter_count = 1
+    assert core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2]
+    assert core.drain(1.0)
+    check_against_a_walk(core, 1.0)

@@ -167,10 +167,12 @@ class ProducerCore:
         batch = queue.open
         wake = False
         if batch is None or batch.size_bytes + size > self.options.batch_bytes:
-            wake = True
+            is_behind = len(queue.waiting) > 1  # behind a sealed one, so that what may be sent is the same
             batch = self._begin_batch(queue, now_ms)
             queue.open = batch
-            self._place(queue, now_ms)
+            if not is_behind:
+                self._place(queue, now_ms)
+            wake = not is_behind or self._is_urgent
         index = len(batch.rows)
         batch.rows.append(row)
         batch.size_bytes += size

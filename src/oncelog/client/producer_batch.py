@@ -77,18 +77,21 @@ class Outcome:
             for raised in self._call_listeners():
                 raise raised
 
-    def notify(self) -> Iterator[Exception]:
-        """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on."""
+    def notify(self) -> Iterator[BaseException]:
+        """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on.
+
+        SystemExit and a cancellation, too, are an application's mistake that ends nothing here.
+        """
         callbacks, self.callbacks = self.callbacks, []
         for index, callback in callbacks:
             try:
                 error = self.error if self.pieces is None else self.error_of(index)
                 callback(None if error else self.metadata(index), error)
-            except Exception as raised:
+            except BaseException as raised:
                 yield raised
         yield from self._call_listeners()
 
-    def _call_listeners(self) -> Iterator[Exception]:
+    def _call_listeners(self) -> Iterator[BaseException]:
         while self._listeners:
             try:
                 listener = self._listeners.pop(0)
@@ -96,7 +99,7 @@ class Outcome:
                 return
             try:
                 listener()
-            except Exception as raised:
+            except BaseException as raised:
                 yield raised
 
     def split(self, starts: list[int], outcomes: list[Outcome]) -> None:

@@ -26,10 +26,8 @@ def _wait(outcome: Outcome, timeout: float | None) -> None:
         raise TimedOut(f"no outcome within {timeout:g} s; the record is still under way")
 
 
-_STATE = frozenset(("_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"))
+_STATE = frozenset(vars(Future()))
 """What concurrent.futures keeps in every future, and this one only when it is asked for."""
-_making = threading.Lock()
-"""Held while a future gets these, by whatever thread; never while other code is called."""
 
 
 class RecordFuture(Future[RecordMetadata]):
@@ -47,15 +45,22 @@ class RecordFuture(Future[RecordMetadata]):
     def __getattr__(self, name: str) -> Any:
         if name not in _STATE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with _making:  # two threads that wait for one future need the same condition and lists
-            is_first = name not in self.__dict__
-            if is_first:
-                super().__init__()
-        if is_first:
-            self._outcome.listen(self._complete)
+        # Before the first part is there: a thread that is interrupted here leaves no future that never ends.
+        self._outcome.listen(self._complete)
+        self._make_state()
         return self.__dict__[name]
 
+    def _make_state(self) -> None:
+        """Make what concurrent.futures keeps, or what is missing of it; all threads get the same.
+
+        Without a lock of its own: a fork, a signal or another thread may come at any moment.
+        """
+        mine = self.__dict__
+        for name, part in mine.setdefault("_made", vars(Future())).items():
+            mine.setdefault(name, part)
+
     def _complete(self) -> None:
+        self._make_state()
         if super().done():
             return
         error = self._outcome.error_of(self._index)
@@ -102,7 +107,7 @@ class RecordFuture(Future[RecordMetadata]):
         def call() -> None:
             try:
                 fn(self)
-            except Exception:
+            except Exception:  # `notify` logs what else is raised; at once, it is the caller's
                 _LOG.exception("a done callback raised")
 
         self._outcome.listen(call)

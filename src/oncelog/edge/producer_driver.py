@@ -149,9 +149,12 @@ class ProducerDriver:
                 self.state.changed.notify_all()  # senders who wait for room need not wait for callbacks
         if not outcomes:
             return
+        interrupt: BaseException | None = None
         for outcome in outcomes:
             for error in outcome.notify():
                 _LOG.error("a delivery callback raised", exc_info=error)
+                if isinstance(error, KeyboardInterrupt):
+                    interrupt = error
         with self.state:
             self.state.told_count += len(outcomes)
             self.state.changed.notify_all()
@@ -159,6 +162,8 @@ class ProducerDriver:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if interrupt is not None and threading.current_thread() is threading.main_thread():
+            raise interrupt  # of a signal, which is meant for the program; only the main thread gets one
 
     async def flush(self) -> None:
         """Send what was taken so far and wait until its callbacks have returned."""

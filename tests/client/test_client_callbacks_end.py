@@ -1,0 +1,137 @@
+"""Whatever a callback raises, the producer goes on; futures that are waited for share no lock."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers_producer import new_topic, producer_of, values
+
+from oncelog import Broker
+from oncelog.aio import Producer as AsyncProducer
+from oncelog.client.producer_batch import Outcome
+from oncelog.edge.delivery import RecordFuture
+from oncelog.types import TopicPartition
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("how", ["on_delivery", "add_done_callback"])
+def test_a_callback_that_would_end_its_thread_does_not_end_the_producer(
+    servers: str, error: type[BaseException], how: str
+) -> None:
+    topic = new_topic(servers)
+
+    def stop(*_: object) -> None:
+        raise error("stop")
+
+    with producer_of(servers, linger_ms=100) as producer:
+        if how == "on_delivery":
+            producer.send(topic, b"first", on_delivery=stop)
+        else:
+            producer.send(topic, b"first").add_done_callback(stop)
+        told: list[object] = []
+        producer.send(topic, b"second", on_delivery=lambda *_: told.append("second"))
+        producer.flush(WAIT_S)
+        assert told == ["second"]
+        producer.send(topic, b"third").result(WAIT_S)
+    assert values(servers, topic) == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_such_a_callback_does_not_end_an_asyncio_producer(servers: str, error: type[BaseException]) -> None:
+    topic = new_topic(servers)
+
+    def stop(*_: object) -> None:
+        raise error("stop")
+
+    async def work() -> None:
+        async with AsyncProducer({"bootstrap.servers": servers}) as producer:
+            await producer.send(topic, b"first", on_delivery=stop)
+            await asyncio.wait_for(producer.flush(), WAIT_S)
+            await asyncio.wait_for(await producer.send(topic, b"second"), WAIT_S)
+
+    asyncio.run(work())
+    assert values(servers, topic) == [b"first", b"second"]
+
+
+def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_told(servers: str) -> None:
+    topic = new_topic(servers)
+    told: list[object] = []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def work() -> None:
+        producer = AsyncProducer({"bootstrap.servers": servers}, linger_ms=100)
+        await producer.send(topic, b"first", on_delivery=interrupt)
+        await producer.send(topic, b"second", on_delivery=lambda *_: told.append("second"))
+        await producer.flush()
+        await asyncio.sleep(WAIT_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert told == ["second"]
+
+
+def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
+    """So a child process, too, can wait for futures when it was forked in that moment."""
+    outcome, other = Outcome(TopicPartition("t", 0)), Outcome(TopicPartition("t", 0))
+    other.settle(7, None, None)
+    amid, go_on = threading.Event(), threading.Event()
+    real = concurrent.futures.Future.__init__
+
+    def slow(self: Any) -> None:
+        if threading.current_thread() is thread:
+            amid.set()
+            go_on.wait(WAIT_S)
+        real(self)
+
+    def wait_for(which: Outcome) -> None:
+        concurrent.futures.wait([RecordFuture(which, 0)], WAIT_S)
+
+    thread = threading.Thread(target=wait_for, args=(outcome,), daemon=True)
+    second = threading.Thread(target=wait_for, args=(other,), daemon=True)
+    with patch.object(concurrent.futures.Future, "__init__", slow):
+        thread.start()
+        assert amid.wait(WAIT_S)
+        second.start()
+        second.join(5)
+        is_held_up = second.is_alive()
+        outcome.settle(5, None, None)
+        assert not list(outcome.notify())
+        go_on.set()
+        thread.join(WAIT_S)
+    assert not is_held_up and not thread.is_alive()
+
+
+def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_interrupted() -> None:
+    """The exception of a signal's handler comes after any step of what makes a future's state."""
+
+    class Interrupted(RecordFuture):
+        def _make_state(self) -> None:
+            if not self.__dict__.get("was_here"):
+                self.__dict__["was_here"] = True
+                raise KeyboardInterrupt
+            super()._make_state()
+
+    outcome = Outcome(TopicPartition("t", 0))
+    future = Interrupted(outcome, 0)
+    with pytest.raises(KeyboardInterrupt):
+        concurrent.futures.wait([future], 0)
+    outcome.settle(9, None, None)
+    assert list(outcome.notify()) == []
+    done, _ = concurrent.futures.wait([future], WAIT_S)
+    assert done == {future} and future.result(0).offset == 9
