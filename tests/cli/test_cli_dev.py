@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,32 @@ def test_a_killed_node_is_started_again_and_ports_stay(directory: Path) -> None:
     standing.stop(directory)
     anew = standing.start_kafka(directory, nodes=2, properties={})
     assert [node.port for node in anew] == [node.port for node in started]
+
+
+def test_killed_nodes_are_all_launched_before_one_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four: one of them and the living one are no majority, without which no node serves."""
+    steps: list[str] = []
+
+    class Node:
+        def __init__(self, name: int, *_: object, **__: object) -> None:
+            self.pid = os.getpid()  # whose command line does not name the configuration
+
+        def launch(self) -> None:
+            steps.append("launch")
+
+        def wait_until_ready(self) -> None:
+            steps.append("wait")
+
+    home = str(tmp_path / "node-{}" / "server.properties")
+    rows = [(name, 9000 + name, os.getpid(), home.format(name), "") for name in range(1, 5)]
+    (tmp_path / standing.FILE_NAME).write_text(json.dumps({"nodes": rows}))
+    monkeypatch.setattr(standing, "kafka_node", Node)
+    monkeypatch.setattr(standing, "_command_line", lambda _: home.format(4))
+    again = standing.start_kafka(tmp_path, nodes=4, properties={})
+    assert steps == ["launch"] * 3 + ["wait"] * 3
+    assert again == standing.find(tmp_path)
 
 
 def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:

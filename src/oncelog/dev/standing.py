@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oncelog.dev.apache_kafka import ApacheKafka, kafka_node
+from oncelog.dev.apache_kafka import ApacheKafka, KafkaNode, kafka_node
 from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import MisuseError, OncelogError
@@ -94,20 +94,24 @@ def _start_rest(
             "nodes that start again keep the settings they had; leave -X out, or stop the cluster first: "
             "oncelog dev kafka stop"
         )
-    again: list[StandingNode] = []
-    for node in known:
-        if not node.is_running:
-            home = Path(node.properties).parent
-            process = kafka_node(int(node.name), node.port, home, outlive_parent=outlive_parent)
-            try:
+    again = list(known)
+    launched: list[KafkaNode] = []
+    try:
+        # All of them before any is waited for: a node serves only when most of them run.
+        for index, node in enumerate(known):
+            if not node.is_running:
+                home = Path(node.properties).parent
+                process = kafka_node(int(node.name), node.port, home, outlive_parent=outlive_parent)
                 process.launch()
-                process.wait_until_ready()
-            except BaseException:  # Ctrl-C too: nothing stays behind
-                process.kill()
-                raise
-            node = replace(node, pid=process.pid)
-        again.append(node)
-        _write(directory, [*again, *known[len(again) :]])
+                launched.append(process)
+                again[index] = replace(node, pid=process.pid)
+        for process in launched:
+            process.wait_until_ready()
+    except BaseException:  # Ctrl-C too: nothing stays behind
+        for process in launched:
+            process.kill()
+        raise
+    _write(directory, again)
     return again
 
 
