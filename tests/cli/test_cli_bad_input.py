@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,3 +136,14 @@ def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
                 assert yaml.safe_load(got.out) == rows and got.out.endswith("\n")
             else:
                 assert "\x1b" not in got.out and "\u202e" not in got.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--config", "retention.ms=1"], ["--delete-config", "retention.ms"], ["--config", "no=1"]]
+)
+def test_an_error_says_its_code_once(arguments: list[str], servers: str) -> None:
+    got = oncelog("topics", "alter", "nobodys", *arguments, servers=servers)
+    assert got.code == 1
+    assert re.findall(r"[A-Z]+_[A-Z_]+ \(\d+\)", got.err) in (
+        [["UNKNOWN_TOPIC_OR_PARTITION (3)"], ["INVALID_CONFIG (40)"]]
+    )

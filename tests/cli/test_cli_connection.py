@@ -37,6 +37,15 @@ WAYS = {
     "-X before the file": (["-X", "bootstrap.servers={}"], {}, f"bootstrap.servers={DEAD}"),
     "the environment before the file": (
         [], {"ONCELOG_BOOTSTRAP_SERVERS": "{}"}, f"bootstrap.servers={DEAD}"),
+    "-X with underscores": (["-X", "bootstrap_servers={}"], {}, ""),
+    "-X with underscores before the file": (
+        ["-X", "bootstrap_servers={}"], {}, f"bootstrap.servers={DEAD}"),
+    "-X before a file with underscores": (
+        ["-X", "bootstrap.servers={}"], {}, f"bootstrap_servers={DEAD}"),
+    "the environment before a file with underscores": (
+        [], {"ONCELOG_BOOTSTRAP_SERVERS": "{}"}, f"bootstrap_servers={DEAD}"),
+    "a file with underscores": ([], {}, "bootstrap_servers={}\n"),
+    "the same with a comma at its end": (["-b", "{}", "-X", "bootstrap.servers={},"], {}, ""),
     "all of them, where they agree": (
         ["-b", "{}", "-X", "bootstrap.servers={}"],
         {"ONCELOG_BOOTSTRAP_SERVER": "{}"}, "bootstrap.servers={}"),
@@ -85,6 +94,7 @@ def test_the_default_is_taken_when_nothing_names_a_cluster() -> None:
     [
         (["-b", "a:1", "-X", "bootstrap.servers=b:2"], {}, ["-b a:1", "-X bootstrap.servers=b:2"]),
         (["-b", "a:1", "-b", "b:2"], {}, ["-b a:1", "-b b:2"]),
+        (["-b", "a:1", "-X", "bootstrap_servers=b:2"], {}, ["-b a:1", "-X bootstrap_servers=b:2"]),
         (
             ["-X", "bootstrap.servers=a:1", "-X", "bootstrap.servers=b:2"],
             {},

@@ -15,7 +15,11 @@ from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
+from oncelog.client.admin_types import PartitionProducers
 from oncelog.dev.apache_kafka import ApacheKafka, run_tool
+from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.edge.partition_ends import partition_ends
+from oncelog.errors import TopicAuthorizationFailed
 
 _numbers = itertools.count()
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -235,3 +239,32 @@ def test_kafkas_own_tool(ours: str, kafka_class_path: str) -> None:
     assert rows("describe", group, servers=ours) == []
     run_tool(TOOL, *server, "--delete", "--group", group)
     assert all(row["group"] != group for row in rows("list", servers=ours))
+
+
+def test_one_topic_that_may_not_be_seen_hides_no_other_holder(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, hidden = new_topic(ours), new_topic(ours)
+    describe = AsyncAdmin.describe_producers
+
+    async def refuse_one(
+        self: AsyncAdmin, tps: list[TopicPartition], *, raise_errors: bool = True
+    ) -> dict[TopicPartition, PartitionProducers]:
+        found = await describe(self, tps, raise_errors=raise_errors)
+        error = TopicAuthorizationFailed(hidden)
+        found |= {tp: PartitionProducers(tp, error=error) for tp in found if tp.topic == hidden}
+        if raise_errors and any(producers.error for producers in found.values()):
+            raise error
+        return found
+
+    monkeypatch.setattr(AsyncAdmin, "describe_producers", refuse_one)
+    with producer_of(ours, transactional_id=f"holder-{os.getpid()}") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for topic in (seen, hidden):
+            producer.send(topic, b"a").result(60)
+        with Admin({"bootstrap.servers": ours}) as admin:
+            ends = partition_ends(admin, [TopicPartition(topic, 0) for topic in (seen, hidden)])
+        told = {tp.topic: str(end.held_by) for tp, end in ends.items()}
+    assert told[seen].startswith(f"holder-{os.getpid()} (producer id ")
+    assert told[hidden] == "an open transaction"

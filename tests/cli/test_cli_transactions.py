@@ -111,7 +111,8 @@ def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
     (row,) = rows(*arguments, servers=servers, code=3)
     assert row["hanging"].startswith(f"yes: no coordinator knows producer id {producer_id} among")
     assert (row["first_offset"], row["epoch"]) == (1, 0) and row["since"].startswith("2023-11-14")
-    assert row["what_to_do"] == f"oncelog transactions abort {topic}:0 --producer-id {producer_id}"
+    abort_text = f"oncelog transactions abort {topic}:0 --producer-id {producer_id} --start-offset 1"
+    assert row["what_to_do"] == abort_text
     much_later = str(10**9)
     (young,) = rows(*arguments, "--older-than-s", much_later, servers=servers)
     assert young["hanging"].startswith("perhaps: no coordinator")

@@ -162,7 +162,7 @@ def test_the_java_client(
 
 
 def _properties(path: Path) -> dict[str, str]:
-    from oncelog.cli.common import read_properties
+    from oncelog.cli.properties import read_properties
 
     return read_properties(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from helpers_browser import chromium
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 
@@ -51,12 +52,20 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture
 def address(broker: Broker) -> Iterator[str]:
     """The pages' address, without the slash at its end."""
-    command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", broker.bootstrap_servers]
-    command += ["--listen", "127.0.0.1:0", "-X", "request.timeout.ms=2000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        yield child.stdout.readline().split()[-1].rstrip("/")
-        child.terminate()
+    with serve(broker.bootstrap_servers, "127.0.0.1:0", "-X", "request.timeout.ms=2000") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serve(servers: str, listen: str, *arguments: str) -> Iterator[str]:
+    """Run `oncelog web` for these servers; give its address, without the slash at its end."""
+    command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", servers, "--listen", listen]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield child.stdout.readline().split()[-1].rstrip("/")
+        finally:
+            child.kill()
 
 
 def refresh(page: Page) -> None:
@@ -127,6 +136,60 @@ def test_an_agreement_to_abort_stays_with_its_transaction(broker: Broker, addres
     expect(page.get_by_text("id 800, epoch")).to_have_count(0)
     in_thread(append, servers, TopicPartition(first, 0), batch_of(b"behind"))
     assert values(servers, first) == [b"behind"]
+
+
+def test_pages_of_another_server_begin_afresh(broker: Broker, browser: Browser, page: Page) -> None:
+    """Two clusters may have a transaction of the same name and numbers: an agreement is for one of them."""
+
+    with Broker(config={"transaction.partition.verification.enable": False}) as other:
+        for servers in (broker.bootstrap_servers, other.bootstrap_servers):
+            in_thread(_create_and_hang, servers)
+        with serve(broker.bootstrap_servers, "127.0.0.1:0") as address:
+            page.goto(f"{address}/")
+            page.get_by_role("checkbox").check()
+        with serve(other.bootstrap_servers, address.removeprefix("http://")):
+            page.clock.run_for(2_100)
+            expect(page.locator("nav span")).to_have_text(other.bootstrap_servers)
+            expect(page.get_by_role("checkbox")).not_to_be_checked()
+
+
+def _create_and_hang(servers: str) -> None:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topics([NewTopic("same")])
+    lost = batch_of(b"x", producer_id=803, producer_epoch=0, base_sequence=0, is_transactional=True)
+    append(servers, TopicPartition("same", 0), lost, transactional_id="gone-803")
+
+
+def test_an_answer_that_comes_after_pause_changes_nothing(broker: Broker, address: str, page: Page) -> None:
+    page.goto(f"{address}/topics")
+    held: list[Route] = []
+    page.route("**/topics", lambda route: held.append(route))
+    page.clock.run_for(2_100)
+    while not held:
+        page.wait_for_timeout(10)
+    page.get_by_role("button", name="Pause updates").click()
+    create(broker, "late")
+    with page.expect_response("**/topics"):
+        held[0].continue_()
+    page.evaluate("new Promise(done => queueMicrotask(done))")
+    page.clock.run_for(10_000)
+    expect(page.locator("main")).not_to_contain_text("late")
+
+
+@pytest.mark.parametrize("way", ["reload", "back"])
+def test_no_browser_ticks_a_box_of_an_earlier_page(
+    way: str, broker: Broker, address: str, page: Page
+) -> None:
+    in_thread(_create_and_hang, broker.bootstrap_servers)
+    page.goto(f"{address}/")
+    page.get_by_role("checkbox").check()
+    if way == "reload":
+        page.reload()
+    else:
+        page.get_by_role("link", name="Groups").click()
+        expect(page.locator("h1")).to_have_text("Groups")
+        page.go_back()
+    expect(page.get_by_role("checkbox")).not_to_be_checked()
 
 
 def test_a_broker_that_is_gone_is_told_with_the_age_of_what_is_shown(

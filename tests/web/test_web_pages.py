@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -12,12 +13,16 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from helpers_cli import oncelog
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
 from starlette.testclient import TestClient
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
+from oncelog.client.coordination import TransactionDescription
 from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.errors import TransactionalIdNotFound
 from oncelog.web.app import make_app
 
 _numbers = itertools.count()
@@ -87,11 +92,14 @@ def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
         assert f"yes: no coordinator knows producer id {producer_id}" in page and form[1]
         token = re.findall(r'name="token" value="([^"]+)"', form[0])[-1]
         fields = {"topic": topic, "partition": "0", "producer_id": str(producer_id), "token": token}
+        fields |= {"producer_epoch": "0", "first_offset": "0"}
         for wrong, status in [
             ({"token": "x"}, 403),
             ({"token": "é"}, 403),
             ({"partition": "x"}, 400),
             ({"producer_id": "1"}, 404),
+            ({"producer_epoch": "1"}, 404),
+            ({"first_offset": "1"}, 404),
         ]:
             assert pages.post("/abort", data={**fields, **wrong}).status_code == status
         assert values(ours, topic) == []
@@ -99,6 +107,62 @@ def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
         assert (done.status_code, done.headers["location"]) == (303, "/")
         assert values(ours, topic) == [b"behind"]
         assert f"producer id {producer_id}" not in pages.get("/").text
+
+
+def test_an_agreement_never_ends_on_the_producers_next_transaction(ours: str) -> None:
+    topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
+
+    def begin(epoch: int) -> None:
+        batch = batch_of(
+            b"x", producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True
+        )
+        append(ours, TopicPartition(topic, 0), batch, transactional_id="gone")
+
+    begin(0)
+    with Admin({"bootstrap.servers": ours}) as admin:
+        pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours), follow_redirects=False)
+        (form,) = re.findall(rf'<form(?:(?!</form>).)*"{topic}".*?</form>', pages.get("/").text, re.DOTALL)
+        agreed = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', form))
+        (opened,) = admin.open_transactions([topic])
+        admin.abort_transaction(opened)
+        begin(1)
+        answer = pages.post("/abort", data=agreed)
+        assert answer.status_code == 404 and "nothing was aborted" in answer.text
+        (opened,) = admin.open_transactions([topic])
+        assert (opened.producer_epoch, opened.first_offset) == (1, 2)
+        got = oncelog(
+            *("transactions", "abort", f"{topic}:0", "--producer-id", str(producer_id), "--yes"),
+            *("--start-offset", "0"),
+            servers=ours,
+        )
+        assert got.code == 1 and "another one from offset 2 on" in got.err
+        assert admin.open_transactions([topic]) == [opened]
+
+
+@pytest.mark.behaviour("T14")
+def test_an_id_that_expires_while_it_is_looked_at_hides_nothing(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, names = new_topic(ours), [f"expiring-{os.getpid()}-{next(_numbers)}" for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        admin = stack.enter_context(Admin({"bootstrap.servers": ours}))
+        for name in names:
+            producer = stack.enter_context(producer_of(ours, transactional_id=name))
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, b"a").result(60)
+        describe = AsyncAdmin._describe_transaction
+
+        async def expired(self: AsyncAdmin, transactional_id: str) -> TransactionDescription:
+            if transactional_id == names[0]:
+                raise TransactionalIdNotFound(transactional_id)
+            return await describe(self, transactional_id)
+
+        monkeypatch.setattr(AsyncAdmin, "_describe_transaction", expired)
+        found = admin.find_hanging([topic])
+        assert [held_back.hanging.value for held_back in found] == ["perhaps", "no"]
+        pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours), follow_redirects=False)
+        assert topic in text(pages, "/")
 
 
 def test_groups(pages: TestClient, servers: str) -> None:

@@ -78,7 +78,9 @@ def alter(
             refusals.append(None)
     failures = {} if validate_only else plan.store()
     return [
-        (refusal.code, str(refusal)) if refusal is not None else failures.get(asked.resource_type, (0, None))
+        (refusal.code, refusal.message)
+        if refusal is not None
+        else failures.get(asked.resource_type, (0, None))
         for (asked, _), refusal in zip(changes, refusals, strict=True)
     ]
 

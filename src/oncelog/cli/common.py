@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from oncelog.errors import ConfigError
+from oncelog.cli.properties import read_properties
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
@@ -32,25 +32,6 @@ def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
         if not separator or not key:
             raise click.BadParameter(f"{pair!r}: expected key=value")
         properties[key.strip()] = value
-    return properties
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """A Java .properties file: `key=value` or `key: value`, # and ! comments, \\ continues. ConfigError."""
-    properties: dict[str, str] = {}
-    pending = ""
-    for number, raw in enumerate(path.read_text().splitlines(), 1):
-        line = pending + raw.strip() if pending else raw.strip()
-        pending = ""
-        if not line or line[0] in "#!":
-            continue
-        if line.endswith("\\"):
-            pending = line[:-1]
-            continue
-        cut = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
-        if cut <= 0:
-            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
-        properties[line[:cut].strip()] = line[cut + 1 :].strip()
     return properties
 
 
@@ -106,9 +87,10 @@ def make_client_config(
     Each of them is taken before the next one. Raises click.UsageError if one of them names two clusters:
     a command that deletes must not guess which of them is meant.
     """
-    of_command_line = parse_properties(properties)
+    of_command_line = _canonical(parse_properties(properties))
+    of_file = _canonical(of_file)
     # Every one of the pairs, not only the last, which `of_command_line` keeps.
-    pairs = [(pair, parse_properties([pair]).get(_SERVERS)) for pair in properties]
+    pairs = [(pair, _canonical(parse_properties([pair])).get(_SERVERS)) for pair in properties]
     named = _only_cluster(
         [(f"-b {value}", value) for value in servers]
         + [(f"-X {pair}", value) for pair, value in pairs if value is not None]
@@ -118,6 +100,15 @@ def make_client_config(
     if named is None:
         named = of_file.get(_SERVERS, DEFAULT_SERVERS)
     return {**of_file, **_environment_properties(), **of_command_line, _SERVERS: named}
+
+
+def _canonical(given: Mapping[str, str]) -> dict[str, str]:
+    """Return settings under the names with dots: clients take underscores, too.
+
+    Merged under both names, the wrong one of two values would win, or one would not be seen at all.
+    """
+    known = {key.replace(".", "_"): key for key in _known_keys()}
+    return {known.get(key, key): value for key, value in given.items()}
 
 
 def environment_servers() -> str | None:
@@ -137,7 +128,7 @@ def _only_cluster(named: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _servers_of(value: str) -> frozenset[str]:
-    return frozenset(part.strip() for part in value.split(","))
+    return frozenset(part.strip().lower() for part in value.split(",") if part.strip())
 
 
 def cluster_text(client_config: Mapping[str, Any]) -> str:
@@ -150,14 +141,14 @@ def say_target(client_config: Mapping[str, Any]) -> None:
     say(f"on {cluster_text(client_config)}:", err=True)
 
 
-def _environment_properties() -> dict[str, str]:
+def _known_keys() -> set[str]:
     from oncelog.config import ADMIN, CONSUMER, PRODUCER
 
-    known = {
-        key.replace(".", "_").upper(): key
-        for table in (ADMIN, PRODUCER, CONSUMER)
-        for key in table.key_names()
-    }
+    return {key for table in (ADMIN, PRODUCER, CONSUMER) for key in table.key_names()}
+
+
+def _environment_properties() -> dict[str, str]:
+    known = {key.replace(".", "_").upper(): key for key in _known_keys()}
     found = (
         (known.get(name.removeprefix("ONCELOG_")), value)
         for name, value in os.environ.items()

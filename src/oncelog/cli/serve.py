@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncelog.cli.common import parse_properties, read_properties
+from oncelog.cli.common import parse_properties
+from oncelog.cli.properties import read_properties
 from oncelog.config import BROKER
 
 if TYPE_CHECKING:

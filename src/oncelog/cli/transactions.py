@@ -34,7 +34,7 @@ def command() -> None:
       oncelog transactions describe payments-1
       oncelog transactions find-hanging
       oncelog transactions abort flights:0 --producer-id 1000        (says what would be written)
-      oncelog transactions abort flights:0 --producer-id 1000 --yes  (writes it)
+      oncelog transactions abort flights:0 --producer-id 1000 --start-offset 7 --yes  (writes it)
     """
 
 
@@ -125,7 +125,8 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
     what_to_do = {
         "no": "its producer ends it, or its timeout",
         "perhaps": "look again later",
-        "yes": f"oncelog transactions abort {where} --producer-id {opened.producer_id}",
+        "yes": f"oncelog transactions abort {where} --producer-id {opened.producer_id}"
+        f" --start-offset {opened.first_offset}",
     }
     return {
         "topic": opened.at.topic,
@@ -142,12 +143,16 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
 @command.command("abort")
 @click.argument("where", metavar="TOPIC:PARTITION")
 @click.option("--producer-id", type=int, required=True, help="Whose transaction.")
+@click.option("--start-offset", type=int, help="Only the transaction that is open from this offset.")
 @click.option("--yes", is_flag=True, help="Write the marker; without it only say what would be written.")
 @bootstrap_options
-def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]) -> None:
+def abort(
+    where: str, producer_id: int, start_offset: int | None, yes: bool, client_config: dict[str, Any]
+) -> None:
     """Abort a transaction on one partition by hand. Only for one that hangs: see find-hanging.
 
-    Its records there will never be seen by read_committed readers.
+    Its records there will never be seen by read_committed readers. Name its --start-offset: its producer may
+    have ended it and begun another one meanwhile.
     """
     say_target(client_config)
     topic, partition = parse_where(where)
@@ -162,13 +167,21 @@ def abort(where: str, producer_id: int, yes: bool, client_config: dict[str, Any]
         if not found:
             raise click.ClickException(f"producer id {producer_id} has no transaction open at {where}")
         opened = found[0]
+        if start_offset not in (None, opened.first_offset):
+            raise click.ClickException(
+                f"producer id {producer_id} has no transaction open at {where} from offset {start_offset} on,"
+                f" but another one from offset {opened.first_offset} on: look with find-hanging again"
+            )
         marker = (
             f"an ABORT marker at {where} for producer id {opened.producer_id}, epoch {opened.producer_epoch},"
             f" coordinator epoch {opened.coordinator_epoch or 0}; its records from offset"
             f" {opened.first_offset} on are dropped for read_committed readers"
         )
         if not yes:
-            say(f"would write {marker}\nrepeat with --yes to write it on {cluster_text(client_config)}")
+            say(
+                f"would write {marker}\nrepeat with --start-offset {opened.first_offset} --yes to write it"
+                f" on {cluster_text(client_config)}"
+            )
             return
         admin.abort_transaction(opened)
     say(f"wrote {marker}")

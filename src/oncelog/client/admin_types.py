@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from oncelog.errors import OncelogError
+from oncelog.rules.hanging import OpenTransaction
 from oncelog.types import BrokerAddress, PartitionInfo, TopicPartition
 
 
@@ -165,6 +166,21 @@ class PartitionProducers:
     tp: TopicPartition
     producers: tuple[ActiveProducer, ...] = ()
     error: OncelogError | None = None
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Return the transactions that are open here."""
+        return [
+            OpenTransaction(
+                self.tp,
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.current_txn_start_offset,
+                producer.last_timestamp_ms,
+                producer.coordinator_epoch,
+            )
+            for producer in self.producers
+            if producer.current_txn_start_offset is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True)

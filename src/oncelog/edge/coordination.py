@@ -34,6 +34,7 @@ from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.errors import (
     GroupIdNotFound,
+    TransactionalIdNotFound,
     UnknownMemberId,
     UnknownTopicOrPartition,
     UnsupportedVersion,
@@ -41,7 +42,7 @@ from oncelog.errors import (
     named_text,
     raise_for_code,
 )
-from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
+from oncelog.rules.hanging import HeldBack, KnownTransaction, OpenTransaction, judge
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
     ConsumerGroupDescribeRequest,
@@ -119,38 +120,33 @@ class AsyncCoordination:
             TopicPartition(name, part.partition) for name in names for part in described[name].partitions
         ]
         found = await self.describe_producers(places) if places else {}
-        return [
-            OpenTransaction(
-                at,
-                each.producer_id,
-                each.producer_epoch,
-                each.current_txn_start_offset,
-                each.last_timestamp_ms,
-                each.coordinator_epoch,
-            )
-            for at, told in found.items()
-            for each in told.producers
-            if each.current_txn_start_offset is not None
-        ]
+        return [opened for producers in found.values() for opened in producers.open_transactions()]
 
     async def find_hanging(
         self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
     ) -> list[HeldBack]:
         """Who holds back which partition's last stable offset, and whether anybody will end that."""
-        judged = []
-        for opened in await self.open_transactions(topics):
-            listed = await self.list_transactions(producer_ids=[opened.producer_id])
-            described = await self.describe_transactions([each.transactional_id for each in listed])
-            known = [each.known() for each in described.values()]
-            judged.append(
-                judge(
-                    opened,
-                    known[0] if known else None,
-                    now_ms=machine.current().wall_ns() // 1_000_000,
-                    older_than_ms=older_than_ms,
-                )
-            )
-        return judged
+        found = await self.open_transactions(topics)
+        known = await self.known_transactions({opened.producer_id for opened in found})
+        now_ms = machine.current().wall_ns() // 1_000_000
+        return [
+            judge(opened, known.get(opened.producer_id), now_ms=now_ms, older_than_ms=older_than_ms)
+            for opened in found
+        ]
+
+    async def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
+        """Return what the coordinators know of these producer ids, without those that none knows."""
+        ids = items_of(producer_ids, int, "producer ids (int)")
+        known: dict[int, KnownTransaction] = {}
+        if not ids:
+            return known  # no filter would list every transactional id
+        for listed in await self.list_transactions(producer_ids=ids):
+            # An id may expire after it was listed: then it is as if it had not been.
+            with suppress(TransactionalIdNotFound):
+                known[listed.producer_id] = (
+                    await self._describe_transaction(listed.transactional_id)
+                ).known()
+        return known
 
     async def abort_transaction(self, opened: OpenTransaction) -> None:
         """Write an ABORT marker for a hanging transaction; its last stable offset moves on.
@@ -317,6 +313,11 @@ class Coordination:
     ) -> list[HeldBack]:
         """Who holds back which partition's last stable offset, and whether anybody will end that."""
         found: list[HeldBack] = self._run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
+        return found
+
+    def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
+        """Return what the coordinators know of these producer ids, without those that none knows."""
+        found: dict[int, KnownTransaction] = self._run(self._async.known_transactions(producer_ids))
         return found
 
     def abort_transaction(self, opened: OpenTransaction) -> None:

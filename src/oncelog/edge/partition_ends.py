@@ -6,14 +6,15 @@ offset (last stable offset) is where read_committed readers stop, since a transa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
+from oncelog.client.admin_types import PartitionProducers
 from oncelog.edge import machine
 from oncelog.edge.admin import Admin
 from oncelog.edge.coordination import HANGING_AGE_MS
-from oncelog.errors import OncelogError, TransactionalIdNotFound
-from oncelog.rules.hanging import HeldBack, KnownTransaction, OpenTransaction, judge
+from oncelog.errors import OncelogError
+from oncelog.rules.hanging import HeldBack, OpenTransaction, judge
 from oncelog.types import Isolation, TopicPartition
 
 
@@ -69,15 +70,15 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
     if not tps:
         return {}
     holders = dict.fromkeys(tps, Holder())
+    # Only these partitions, each with an error of its own: one that we may not see hides no other.
+    described = admin.describe_producers(tps, raise_errors=False)
+    first = {tp: opened for tp in tps if (opened := _first(described[tp])) is not None}
+    for tp, opened in first.items():
+        holders[tp] = Holder(None, opened.producer_id, opened.producer_epoch)
     try:
-        first = _first_of_each(admin.open_transactions({tp.topic for tp in tps}))
-        first = {tp: opened for tp, opened in first.items() if tp in holders}
-        for tp, opened in first.items():
-            holders[tp] = Holder(None, opened.producer_id, opened.producer_epoch)
-        known = _known(admin, {opened.producer_id for opened in first.values()})
+        known = admin.known_transactions({opened.producer_id for opened in first.values()})
     except OncelogError:
-        # A broker before Kafka 3.0, or one that lets us see offsets and no producers: the rest is known.
-        return holders
+        return holders  # a broker before Kafka 3.0, or a coordinator that does not answer now
     now_ms = machine.current().wall_ns() // 1_000_000
     for tp, opened in first.items():
         transaction = known.get(opened.producer_id)
@@ -87,18 +88,5 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
     return holders
 
 
-def _first_of_each(opened: Iterable[OpenTransaction]) -> dict[TopicPartition, OpenTransaction]:
-    latest_first = sorted(opened, key=lambda transaction: -transaction.first_offset)
-    return {transaction.at: transaction for transaction in latest_first}
-
-
-def _known(admin: Admin, producer_ids: Collection[int]) -> dict[int, KnownTransaction]:
-    """Return what the coordinators know of these producer ids, with one look at their lists."""
-    known = {}
-    for listed in admin.list_transactions(producer_ids=producer_ids) if producer_ids else ():
-        try:
-            described = admin.describe_transactions([listed.transactional_id])
-        except TransactionalIdNotFound:
-            continue  # forgotten since it was listed
-        known[listed.producer_id] = described[listed.transactional_id].known()
-    return known
+def _first(described: PartitionProducers) -> OpenTransaction | None:
+    return min(described.open_transactions(), key=lambda opened: opened.first_offset, default=None)

@@ -68,6 +68,7 @@ class _Pages:
         self._admin = admin
         self._servers = servers
         self._token = secrets.token_urlsafe(32)
+        self._server_id = secrets.token_urlsafe(8)
         self._templates = Environment(loader=PackageLoader("oncelog.web"), autoescape=True)
         self._templates.filters["time"] = _time_text
         self._templates.filters["offset"] = lambda offset: "–" if offset is None else offset
@@ -88,7 +89,7 @@ class _Pages:
     def _render(self, template: str, given: dict[str, Any], status: int = 200) -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
         text = self._templates.get_template(template).render(
-            **given, nonce=nonce, token=self._token, servers=self._servers
+            **given, nonce=nonce, token=self._token, server_id=self._server_id, servers=self._servers
         )
         headers = {name: value.replace("{nonce}", nonce) for name, value in _SECURITY.items()}
         return HTMLResponse(text, status, headers)
@@ -151,27 +152,35 @@ class _Pages:
         return {"told": told, "offsets": rows}
 
     async def abort(self, request: Request) -> Response:
-        """Abort a hanging transaction on one partition: topic, partition, producer_id, token."""
+        """Abort a hanging transaction on one partition: the fields of the form in transactions.html."""
         form = await request.form()
         shown = str(form.get("token", "")).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(shown, self._token.encode()):
             return self._refuse("this form is not of this page: open it again", 403)
         try:
-            where = TopicPartition(str(form["topic"]), int(str(form["partition"])))
-            producer_id = int(str(form["producer_id"]))
+            tp = TopicPartition(str(form["topic"]), int(str(form["partition"])))
+            producer_id, producer_epoch, first_offset = (
+                int(str(form[name])) for name in ("producer_id", "producer_epoch", "first_offset")
+            )
         except (KeyError, ValueError):
-            return self._refuse("topic, partition and producer_id are needed", 400)
+            text = "topic, partition, producer_id, producer_epoch and first_offset are needed"
+            return self._refuse(text, 400)
         try:
-            is_found = await run_in_threadpool(partial(self._abort, where, producer_id))
+            is_found = await run_in_threadpool(
+                partial(self._abort, tp, producer_id, producer_epoch, first_offset)
+            )
         except OncelogError as error:
             return self._refuse(error, 502)
         if not is_found:
-            return self._refuse(f"producer id {producer_id} has no transaction open at {where}", 404)
+            text = f"producer id {producer_id}, epoch {producer_epoch} has no transaction open at {tp}"
+            return self._refuse(f"{text} from offset {first_offset} on: nothing was aborted", 404)
         return RedirectResponse("/", 303)
 
-    def _abort(self, where: TopicPartition, producer_id: int) -> bool:
-        for opened in self._admin.open_transactions([where.topic]):
-            if (opened.at, opened.producer_id) == (where, producer_id):
+    def _abort(self, tp: TopicPartition, producer_id: int, producer_epoch: int, first_offset: int) -> bool:
+        # All of what the page showed: the producer may have begun another transaction since.
+        agreed = (tp, producer_id, producer_epoch, first_offset)
+        for opened in self._admin.open_transactions([tp.topic]):
+            if (opened.at, opened.producer_id, opened.producer_epoch, opened.first_offset) == agreed:
                 self._admin.abort_transaction(opened)
                 return True
         return False

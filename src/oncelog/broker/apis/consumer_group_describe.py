@@ -38,7 +38,7 @@ def _described(node: Node, request: Request, group_id: str) -> _Group:
     try:
         group = _describe(node, group_id)
     except NotCoordinator as error:
-        return _Group(group_id=group_id, error_code=error.code, error_message=str(error))
+        return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
     named = {name for member in group.members for name in member.subscribed_topic_names}
     for member in group.members:
         for assignment in (member.assignment, member.target_assignment):

@@ -37,7 +37,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: ConsumerGroupHeartbeatRequest = request.message
 
     def refusal(error: BrokerError) -> ConsumerGroupHeartbeatResponse:
-        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
+        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
 
     try:
         request.check(ResourceType.GROUP, message.group_id)

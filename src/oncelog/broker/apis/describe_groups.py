@@ -39,7 +39,7 @@ def _described(node: Node, request: Request, group_id: str) -> _Group:
     try:
         return _describe(node, group_id, request.header.api_version)
     except NotCoordinator as error:
-        return _Group(group_id=group_id, error_code=error.code, error_message=str(error))
+        return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
 
 
 def _describe(node: Node, group_id: str, version: int) -> _Group:

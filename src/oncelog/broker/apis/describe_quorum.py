@@ -36,7 +36,7 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeQuorumResponse:
                 DescribeQuorumResponse.TopicData(
                     topic_name=name,
                     partitions=[
-                        _Partition(partition_index=index, error_code=error.code, error_message=str(error))
+                        _Partition(partition_index=index, error_code=error.code, error_message=error.message)
                         for index in indexes
                     ],
                 )

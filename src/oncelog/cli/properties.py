@@ -1,0 +1,80 @@
+"""Java .properties files, by the rules of `java.util.Properties.load`, with which Kafka's tools read them.
+
+The one difference: a file is UTF-8; only one that is not UTF-8 is read as ISO 8859-1, as Java reads all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from oncelog.errors import ConfigError
+
+_BLANKS = " \t\f"
+_ENTRY = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.?)", re.DOTALL)
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Return the settings of a file. Raises ConfigError with the line's number."""
+    properties: dict[str, str] = {}
+    for number, line in _logical_lines(_text(path)):
+        entry = _ENTRY.fullmatch(line)
+        assert entry is not None  # every part may be empty
+        try:
+            key, value = map(_unescaped, entry.groups())
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if not key:
+            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
+        # Kafka takes white space from the end of every setting, passwords too.
+        properties[key] = value.strip()
+    return properties
+
+
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number of its first line, line with its continuations), without comments and empty lines."""
+    pending, first = "", 0
+    # Not str.splitlines: it also splits at form feeds and at characters beyond ASCII.
+    for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+        line = raw.lstrip(_BLANKS)
+        if not pending:
+            # Also behind a line that is nothing but a backslash.
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending += line[:-1]
+            continue
+        yield first, pending + line
+        pending = ""
+    if pending:
+        yield first, pending
+
+
+def _unescaped(text: str) -> str:
+    """Replace escapes. Raises ValueError for a broken \\uXXXX; a backslash before others is dropped."""
+
+    def replaced(escape: re.Match[str]) -> str:
+        what = escape[1]
+        if what == "u":
+            raise ValueError(f"\\u needs four hexadecimal digits: {text!r}")
+        return chr(int(what[1:], 16)) if len(what) > 1 else _CONTROL.get(what, what)
+
+    found = _ESCAPE.sub(replaced, text)
+    try:
+        # Java writes a character beyond U+FFFF as two escapes.
+        return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ValueError(f"half of a surrogate pair: {text!r}") from None
