@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -187,6 +187,26 @@ def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
         while "gone" in {listed.group_id for listed in admin.list_groups()}:
             pass
         assert admin.group_offsets("kept")[at].offset == 7
+
+
+class _AskedAdmin:
+    """An admin that only notes for which partitions it was to wait."""
+
+    def __init__(self) -> None:
+        self.stable: list[object] = []
+
+    def group_offsets(self, group: str, stable: object = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        self.stable.append(stable)
+        return {}
+
+
+def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
+    """Brokers with the classic group coordinator show offsets a moment after the transaction's end."""
+    sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
+    sink.marker(cast(Admin, admin))
+    sink.lane_marker(cast(Admin, admin), 0, is_fenced=True)
+    sink.lane_marker(cast(Admin, admin), 0, is_fenced=False)
+    assert admin.stable == [[sink.marker_at], [sink.marker_at], None]
 
 
 def again_of(sink: Sink) -> Sink:

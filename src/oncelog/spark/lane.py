@@ -138,7 +138,7 @@ class _LaneTask:
 
     def _marker(self, admin: Admin, finished: Finished | None) -> LaneMarker | None:
         sink = self._sink
-        found = sink.lane_marker(admin, self._lane)
+        found = sink.lane_marker(admin, self._lane, is_fenced=True)
         if not sink.is_named:
             # The note of the end is made before markers are deleted, so it is read after them.
             if found is None and sink.has_ended(admin):
@@ -154,7 +154,7 @@ class _LaneTask:
 
     def _without_rows(self, admin: Admin, plan: PlanNote, marker: LaneMarker | None = None) -> LaneReport:
         """No transaction for nothing; but the lane must have had no rows the first time either."""
-        marker = marker or self._sink.lane_marker(admin, self._lane)
+        marker = marker or self._sink.lane_marker(admin, self._lane, is_fenced=False)
         if marker is not None and marker.batch_id == self._batch_id:
             self._agree(marker.sum)
         return LaneReport(self._lane, RowSum(), was_there=False, plan=plan if plan.is_repeat else None)
@@ -263,7 +263,7 @@ def _fence_beyond(
         if lane >= len(reports):
             with Producer({**sink.settings.producer, "transactional.id": sink.lane_id(lane)}) as producer:
                 producer.init_transactions()
-            markers[lane] = sink.lane_marker(admin, lane)
+            markers[lane] = sink.lane_marker(admin, lane, is_fenced=True)
     if finished is None or finished.sum is None:
         for lane in sink.lanes_in_0_4_1(admin):
             if lane >= len(reports) and markers.get(lane) is None:

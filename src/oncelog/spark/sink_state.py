@@ -110,12 +110,21 @@ class Sink:
         return Finished.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
     def marker(self, admin: Admin) -> LaneMarker | None:
-        """Return the last batch that was committed as one transaction (`write_atomic`)."""
-        return LaneMarker.decode(self.group, self._kept(admin, self.group))
+        """Return the last batch that was committed as one transaction (`write_atomic`).
 
-    def lane_marker(self, admin: Admin, lane: int) -> LaneMarker | None:
-        """Return the last batch the lane committed."""
-        return LaneMarker.decode(self.lane_id(lane), self._kept(admin, self.lane_id(lane)))
+        To be asked for once earlier attempts are fenced. Brokers with the classic coordinator show offsets
+        a moment after their transaction is complete, so the answer waits for them.
+        """
+        return LaneMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
+
+    def lane_marker(self, admin: Admin, lane: int, *, is_fenced: bool) -> LaneMarker | None:
+        """Return the last batch the lane committed.
+
+        `is_fenced`: earlier attempts can no longer write, so wait for offsets of complete transactions, as in
+        `marker`. Otherwise a transaction may be open, and waiting for its end would be in vain.
+        """
+        name = self.lane_id(lane)
+        return LaneMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
     def lanes(self, admin: Admin, finished: Finished | None) -> list[int]:
         """Return all lanes that ever began a transaction and are not forgotten; asks every broker.
