@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ import click
 import pytest
 
 from oncelog.cli.main import cli
+from oncelog.client import connection
 from oncelog.config import ADMIN, BROKER, CONSUMER, PRODUCER
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +66,13 @@ def test_links_lead_to_files(path: Path) -> None:
 def test_findings_have_ids_of_their_own() -> None:
     ids = re.findall(r"^\| ([A-Z]\d+\w?) \|", FINDINGS.read_text(), re.MULTILINE)
     assert len(ids) == len(set(ids)) > 100
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == version
+    assert version == connection.CLIENT_SOFTWARE_VERSION
 
 
 def test_guards_of_findings_exist() -> None:

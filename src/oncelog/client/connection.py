@@ -36,7 +36,7 @@ _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
 """Of a session's lifetime, after which the client says again who it is."""
 _API_VERSIONS_KEY = 18
-_CLIENT_SOFTWARE_NAME, _CLIENT_SOFTWARE_VERSION = "oncelog", "0.4.1"
+CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.5.0"
 
 
 class Completed(NamedTuple):
@@ -120,7 +120,7 @@ class ConnectionCore:
     def _encode_hello(self, now_ms: float, timeout_ms: float) -> bytes:
         assert self._hello_version is not None
         message = ApiVersionsRequest(
-            client_software_name=_CLIENT_SOFTWARE_NAME, client_software_version=_CLIENT_SOFTWARE_VERSION
+            client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=CLIENT_SOFTWARE_VERSION
         )
         pieces = self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
         return b"".join(pieces)
