@@ -118,7 +118,7 @@ class Wire:
         self.events.append(event)
 
     def begin(self, lane: int, writer: tuple[int, int]) -> None:
-        self.say(Direction.REQUEST, "InitProducerId", said=f"for oncelog-5f1c-{lane}")
+        self.say(Direction.REQUEST, "InitProducerId", said=f"for oncelog-5f1c/{lane}")
         self.say(Direction.RESPONSE, "InitProducerId", writer, said="ok")
 
     def write(self, writer: tuple[int, int]) -> None:

@@ -224,7 +224,7 @@ def test_a_marker_of_a_producer_without_transactions_is_found(
 
 @settings(deadline=None, max_examples=100)
 @given(steps=STEPS, data=st.data())
-def test_data_outside_an_open_transaction_is_found(
+def test_data_without_sequences_in_a_transaction_is_found(
     steps: list[tuple[int, str, int]], data: st.DataObject
 ) -> None:
     log = history([*steps, *ONE_MORE], 0)
@@ -232,4 +232,4 @@ def test_data_outside_an_open_transaction_is_found(
     at = data.draw(st.sampled_from(data.draw(st.sampled_from(transactions)).data))
     plain = log[at]._replace(is_transactional=False, base_sequence=None)
     faulty = placed([*log[: at + 1], plain, *log[at + 1 :]])
-    assert violations(faulty) == [(FindingKind.OUTSIDE_TRANSACTION, faulty[at + 1].base_offset)]
+    assert violations(faulty) == [(FindingKind.HALF_NUMBERED, faulty[at + 1].base_offset)]

@@ -26,6 +26,7 @@ def test_missing_java_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, t
 
 def test_missing_pyspark_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.delitem(sys.modules, "oncelog.spark._pyspark", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'oncelog\[spark\]'"):
         check_spark()
 

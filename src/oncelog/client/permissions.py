@@ -77,7 +77,7 @@ def described_acls(response: DescribeAclsResponse) -> list[Acl]:
     )
 
 
-def delete_acls(filters: Collection[AclFilter]) -> DeleteAclsRequest:
+def delete_acls(filters: Collection[AclFilter | Acl]) -> DeleteAclsRequest:
     return DeleteAclsRequest(
         filters=[
             DeleteAclsRequest.DeleteAclsFilter(

@@ -13,8 +13,8 @@ from oncelog.faults.events import Direction, WireEvent
 Writer = tuple[int, int]
 """(producer id, epoch): a lane gets a new epoch for each attempt."""
 
-# As faults/said.py words them: the transactional id ends with the lane's number.
-_LANE = re.compile(r"for \S+-(\d+)$")
+# As faults/said.py words them: the transactional id ends with a slash and the lane's number.
+_LANE = re.compile(r"for \S+/(\d+)$")
 _COMMIT = re.compile(r"COMMIT +pid (\d+) epoch (\d+)")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncelog.client import permissions as calls
 from oncelog.client.arguments import items_of, names_of
@@ -34,9 +34,9 @@ class AsyncPermissions:
         message = calls.describe_acls(wanted or AclFilter())
         return calls.described_acls(await self._ask_controller(message))
 
-    async def delete_acls(self, filters: Collection[AclFilter] | AclFilter) -> list[Acl]:
-        """Delete what the filters take; what that was."""
-        wanted = items_of(filters, AclFilter, "AclFilter(...)")
+    async def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
+        """Delete what the filters take; what that was. An Acl takes itself alone."""
+        wanted = items_of(filters, cast("type[Any]", AclFilter | Acl), "AclFilter(...)")
         return calls.deleted_acls(await self._ask_controller(calls.delete_acls(wanted)))
 
     async def set_user(
@@ -87,7 +87,7 @@ class Permissions:
         found: list[Acl] = self._run(self._async.describe_acls(wanted))
         return found
 
-    def delete_acls(self, filters: Collection[AclFilter] | AclFilter) -> list[Acl]:
+    def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
         """Delete what the filters take; what that was."""
         deleted: list[Acl] = self._run(self._async.delete_acls(filters))
         return deleted
