@@ -20,6 +20,13 @@ def ours() -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
+@pytest.fixture(scope="module")
+def classic() -> Iterator[str]:
+    """Our broker without an epoch per transaction."""
+    with Broker(config={"oncelog.transaction.version": 0}) as broker:
+        yield broker.bootstrap_servers
+
+
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> str:
     if request.param == "apache":

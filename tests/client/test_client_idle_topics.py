@@ -5,32 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import UnknownTopicOrPartition
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    """Brokers that create topics by their first use."""
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
 
 
 def new_name() -> str:

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 from helpers_producer import new_topic, producer_of, requests, values
 
-from oncelog import Broker, Producer, TopicPartition
+from oncelog import Producer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import (
@@ -29,18 +29,6 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata
 
 _numbers = itertools.count()
 BROKERS = ("ours", "ours, classic", "apache")
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(scope="module")
-def classic() -> Iterator[str]:
-    with Broker(config={"oncelog.transaction.version": 0}) as broker:
-        yield broker.bootstrap_servers
 
 
 @pytest.fixture(params=BROKERS)

@@ -13,7 +13,7 @@ import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, requests, values
 
-from oncelog import Admin, Broker, Consumer, Producer, TopicPartition
+from oncelog import Admin, Consumer, Producer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import (
@@ -36,18 +36,6 @@ ASKED = [
     ("apache", "TxnOffsetCommit"),
 ]
 """With an epoch per transaction no client asks AddOffsetsToTxn."""
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(scope="module")
-def classic() -> Iterator[str]:
-    with Broker(config={"oncelog.transaction.version": 0}) as broker:
-        yield broker.bootstrap_servers
 
 
 @pytest.fixture(params=["ours", "ours, classic", "apache"])

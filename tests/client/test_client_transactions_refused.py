@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,18 +22,6 @@ from oncelog.rules.authorization import Acl, Operation, PatternType, Permission,
 from oncelog.rules.txn_session import State
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(scope="module")
-def classic() -> Iterator[str]:
-    with Broker(config={"oncelog.transaction.version": 0}) as broker:
-        yield broker.bootstrap_servers
 
 
 @pytest.fixture(params=["ours", "ours, classic"])

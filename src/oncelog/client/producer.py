@@ -271,12 +271,12 @@ class ProducerCore:
         return self._serial
 
     def is_settled_to(self, mark: int) -> bool:
-        """Whether every record that was taken before `flush` gave that mark has its outcome."""
+        """Return True once every record taken before `flush` returned that mark has its outcome."""
         return not self._unsettled or next(iter(self._unsettled)).serial > mark
 
     @property
     def is_idle(self) -> bool:
-        """Whether every record taken has its outcome. May be asked without the lock."""
+        """Return True once every record taken has its outcome. Callers need no lock."""
         return not self._unsettled
 
     # Sending
@@ -365,7 +365,7 @@ class ProducerCore:
         self._place(queue, now_ms)
 
     def _admits(self, queue: PartitionQueue) -> bool:
-        """Whether this partition may be sent now; if not, it must be placed again when that changes."""
+        """Return True if this partition may be sent now; otherwise place it again when that changes."""
         return True
 
     def _pick(self, node_id: int, now_ms: float) -> list[ProducerBatch]:
