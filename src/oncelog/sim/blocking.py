@@ -24,10 +24,10 @@ from oncelog.edge.machine import become
 from oncelog.edge.producer import Producer
 from oncelog.errors import OncelogError
 from oncelog.rules.history import Item, Kind, Outcome
-from oncelog.sim.clients import QUICK, Application, Call, Sender
+from oncelog.sim.clients import QUICK, Application, Call
 from oncelog.sim.loop import SimLoop
 from oncelog.sim.machine import SimMachine
-from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, check_twins, play_scene
+from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, play_scene
 from oncelog.sim.scheduler import Scheduler, Signal, SimThread, ThreadLoop
 from oncelog.sim.world import World
 from oncelog.types import Record
@@ -262,13 +262,11 @@ class LastMember(Member):
 class Twin(Member):
     """One of two with the same group.instance.id, until it is told so."""
 
-    is_fenced = False
-
     def main(self) -> None:
         try:
             super().main()
         except FENCED:
-            self.is_fenced = True
+            self.holdings.is_fenced = True
 
     def read(self, consumer: Consumer) -> None:
         self.poll(consumer, 1.0)
@@ -327,16 +325,5 @@ def _cast_members(scene: Scene, scheduler: Scheduler, chance: Random) -> None:
     if kind == "consumer":
         members[0].signal_chance = chance.choice((0.0, 0.02, 0.1, 0.3))
     last = LastMember(world, "last-member", scheduler, settings | {"group.instance.id": None})
-    scene.first += [Sender(world, "sender-0", TOPIC, scene.partition_count, chance.randint(2, 5)), *members]
-    scene.following.append(last)
-    scene.members += [each.holdings for each in (*members, last)]
-    if kind == "twins":
-        overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
-        scene.checks.append(
-            lambda *_: check_twins(
-                world,
-                [each.holdings for each in members],
-                sum(isinstance(each, Twin) and each.is_fenced for each in members),
-                overlap_s,
-            )
-        )
+    overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
+    scene.cast_group([each.holdings for each in members], last.holdings, overlap_s, chance)

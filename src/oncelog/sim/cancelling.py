@@ -27,8 +27,8 @@ from oncelog.rules.history import Item, Kind, Outcome
 from oncelog.sim.acts import create_topic
 from oncelog.sim.blocking import member_settings
 from oncelog.sim.checks import check_copies
-from oncelog.sim.clients import QUICK, Application, Call, LastReader, Sender
-from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, check_twins, play_scene
+from oncelog.sim.clients import QUICK, Application, Call, LastReader
+from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, play_scene
 from oncelog.sim.transactors import Copier, Writer
 from oncelog.sim.world import World
 from oncelog.types import Record, TopicPartition
@@ -299,13 +299,11 @@ class LastAsyncMember(AsyncMember):
 class AsyncTwin(AsyncMember):
     """One of two with the same group.instance.id, until it is told so."""
 
-    is_fenced = False
-
     async def work(self) -> None:
         try:
             await super().work()
         except FENCED:
-            self.is_fenced = True
+            self.holdings.is_fenced = True
 
     async def read(self, consumer: Cutting) -> None:
         await self.poll(consumer, 1.0)
@@ -431,19 +429,8 @@ def _cast_members(scene: Scene, chance: Random) -> None:
         member.end_s = member.begin_s + chance.uniform(10.0, 20.0)
         member.share = 0.0 if kind == "twins" else chance.choice((0.1, 0.3, 0.6))
     last = LastAsyncMember(world, "last-member", settings | {"group.instance.id": None})
-    scene.first += [Sender(world, "sender-0", TOPIC, scene.partition_count, chance.randint(2, 5)), *members]
-    scene.following.append(last)
-    scene.members += [each.holdings for each in (*members, last)]
-    if kind == "twins":
-        overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
-        scene.checks.append(
-            lambda *_: check_twins(
-                world,
-                [each.holdings for each in members],
-                sum(isinstance(each, AsyncTwin) and each.is_fenced for each in members),
-                overlap_s,
-            )
-        )
+    overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
+    scene.cast_group([each.holdings for each in members], last.holdings, overlap_s, chance)
 
 
 class _Until(Application):

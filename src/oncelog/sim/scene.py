@@ -11,13 +11,14 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from random import Random
 
 from oncelog.broker.node import Node
 from oncelog.errors import FencedInstanceId, UnreleasedInstanceId
 from oncelog.log.partition import Partition
 from oncelog.rules.history import Kind, Operation, Outcome
 from oncelog.sim.checks import check_history, check_log
-from oncelog.sim.clients import Application, LastReader
+from oncelog.sim.clients import Application, LastReader, Sender
 from oncelog.sim.loop import NoRest
 from oncelog.sim.world import BrokerHost, Event, Listening, World
 from oncelog.types import Record, TopicPartition
@@ -71,6 +72,7 @@ class Holdings:
         self.held: set[TopicPartition] = set()
         self.seen: set[tuple[str, int, int | None]] = set()
         self.assigned_count = 0
+        self.is_fenced = False
         self._untold: set[TopicPartition] = set()
         """What it held and was not told of, or was told of and did not hold, when it was looked at last."""
 
@@ -127,6 +129,16 @@ class Scene:
         """Besides those of every scene; of the operations, and the name of who read everything."""
         self.last: LastReader | None = None
 
+    def cast_group(self, members: list[Holdings], last: Holdings, overlap_s: float, chance: Random) -> None:
+        """Take a sender, the group's members and its last one; judge twins, which overlap for so long."""
+        burst_count = chance.randint(2, 5)
+        self.first.append(Sender(self.world, "sender-0", TOPIC, self.partition_count, burst_count))
+        self.first += [each.application for each in members]
+        self.following.append(last.application)
+        self.members += [*members, last]
+        if self.kind == "twins":
+            self.checks.append(lambda *_: check_twins(self.world, members, overlap_s))
+
     @property
     def node(self) -> Node:
         """The broker's, which never ends here."""
@@ -177,12 +189,12 @@ class Scene:
             self.world.violate("committed, but given to nobody", f"{record}")
 
 
-def check_twins(world: World, twins: list[Holdings], fenced_count: int, overlap_s: float) -> None:
+def check_twins(world: World, twins: list[Holdings], overlap_s: float) -> None:
     """Of two consumers with one group.instance.id one is told, and neither takes from the other for long."""
     count = sum(each.assigned_count for each in twins)
     if count > MOST_ASSIGNMENTS:
         world.violate("twins take from each other", f"{count} assignments")
-    if overlap_s > 5.0 and not fenced_count:
+    if overlap_s > 5.0 and not any(each.is_fenced for each in twins):
         world.violate("no twin is told", f"in {overlap_s:g} s")
 
 
