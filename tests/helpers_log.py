@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from oncelog.config import TOPIC
+from oncelog.limits import Limits
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk
 from oncelog.log.partition import Appended, Partition
@@ -19,14 +21,25 @@ TP = TopicPartition("orders", 0)
 TOPIC_ID = bytes(range(16))
 
 
-def config(expiration_ms: int = 86_400_000, **settings: Any) -> LogConfig:
-    """Topic settings by their names with underscores, the rest at their defaults."""
-    return LogConfig.from_settings(TOPIC.parse(settings), expiration_ms)
+def config(expiration_ms: int = 86_400_000, *, limits: Limits | None = None, **settings: Any) -> LogConfig:
+    """Return topic settings by their names with underscores, the rest at their defaults."""
+    return LogConfig.from_settings(TOPIC.parse(settings), expiration_ms, limits or Limits())
+
+
+def limit(partition: Partition, **limits: Any) -> None:
+    """Give an open partition other limits."""
+    partition.reconfigure(replace(partition.config, limits=Limits(**limits)))
 
 
 def open_partition(disk: Disk | None = None, log_config: LogConfig | None = None, **how: Any) -> Partition:
+    """A new directory is made durable, as whoever makes a topic does."""
     how = {"topic_id": TOPIC_ID, "now_ms": NOW_MS, "clean_shutdown": False, **how}
-    return Partition.open(disk or MemoryDisk(), str(TP), TP, log_config or config(), **how)
+    disk = MemoryDisk() if disk is None else disk
+    is_new = not disk.exists(str(TP))
+    partition = Partition.open(disk, str(TP), TP, log_config or config(), **how)
+    if is_new:
+        disk.sync_directory()
+    return partition
 
 
 def batch(

@@ -11,6 +11,7 @@ import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
 
 from oncelog.errors import KafkaStorageError
+from oncelog.limits import Limits
 from oncelog.log.chores import Chore, Chores, Job, run
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -21,14 +22,9 @@ from oncelog.rules.producers import ProducerTable, unpack_entry
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
-SMALL = config(segment_bytes=2000, index_interval_bytes=100)
-
-
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few dozen ids make a large table."""
-    monkeypatch.setattr(producers, "ENTRIES_AT_WORK", 4)
-    monkeypatch.setattr(producers, "SHARD_ENTRIES", 4)
+# A few dozen ids make a large table.
+PARTS = Limits(max_producers_at_work=4, producer_shard_entries=4)
+SMALL = config(segment_bytes=2000, index_interval_bytes=100, limits=PARTS)
 
 
 class Driven:
@@ -214,7 +210,7 @@ def _entry(pid: int, sequence: int) -> ProducerEntry:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_image_does_not_change(seed: int) -> None:
-    rng, table, model = Random(seed), ProducerTable(), {}
+    rng, table, model = Random(seed), ProducerTable(4, 4), {}
     images: list[tuple[producers.ProducerImage, dict[int, ProducerEntry]]] = []
     for step in range(600):
         pid = rng.randrange(1 << rng.randrange(1, 9))
@@ -234,12 +230,12 @@ def test_an_image_does_not_change(seed: int) -> None:
 
 
 def test_parts_stay_small_while_a_table_grows() -> None:
-    table = ProducerTable()
+    table = ProducerTable(4, 4)
     for pid in range(5000):
         table.put(pid, _entry(pid, 0))
     sizes = [len(part) for part in table.image().parts()]
     assert sum(sizes) == 5000
-    assert max(sizes) <= 2 * producers.SHARD_ENTRIES
+    assert max(sizes) <= 2 * PARTS.producer_shard_entries
 
 
 class _Ids:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+from helpers_log import NOW_MS, batch, config, limit, marker, open_partition, put, put_marker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import KafkaStorageError
-from oncelog.log import compaction
+from oncelog.limits import Limits
 from oncelog.log.chores import Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
@@ -261,10 +260,10 @@ def test_more_keys_than_fit_take_several_rounds() -> None:
     partition = opened()
     fill(partition, rounds=6, keys=7)
     expected, rounds = newest(partition), 0
-    with patch.object(compaction, "_MAX_KEYS", 3):
-        while compact(partition):
-            rounds += 1
-            assert newest(partition) == expected
+    limit(partition, max_compaction_keys=3)
+    while compact(partition):
+        rounds += 1
+        assert newest(partition) == expected
     assert rounds > 3
 
 
@@ -336,24 +335,26 @@ def test_readers_see_the_same_however_few_keys_fit_the_map(
     seed: int, max_keys: int, keys: int, segment_bytes: int
 ) -> None:
     """A round may end anywhere in a segment, also between an aborted record and its marker."""
-    log_config = config(**{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000)
+    limits = Limits(max_compaction_keys=max_keys)
+    log_config = config(
+        limits=limits, **{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000
+    )
     world = World(Random(seed), log_config, keys)
     partition = world.partition
-    with patch.object(compaction, "_MAX_KEYS", max_keys):
-        for _ in range(3):
-            for _ in range(60):
-                world.step()
-            partition._roll(world.now_ms)
-            before = set(committed(partition))
-            expected, is_dirty = newest(partition), True
-            while is_dirty:
-                is_dirty = compact(partition, world.now_ms)
-                assert newest(partition) == expected
-                assert set(committed(partition)) <= before
-                restarted = open_partition(
-                    world.disk.after_kill(), log_config, recovery_point=partition.recovery_point
-                )
-                assert committed(restarted) == committed(partition)
+    for _ in range(3):
+        for _ in range(60):
+            world.step()
+        partition._roll(world.now_ms)
+        before = set(committed(partition))
+        expected, is_dirty = newest(partition), True
+        while is_dirty:
+            is_dirty = compact(partition, world.now_ms)
+            assert newest(partition) == expected
+            assert set(committed(partition)) <= before
+            restarted = open_partition(
+                world.disk.after_kill(), log_config, recovery_point=partition.recovery_point
+            )
+            assert committed(restarted) == committed(partition)
 
 
 def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
@@ -367,9 +368,9 @@ def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
     partition._roll(NOW_MS)
     expected = newest(partition)
     assert expected[b"t"] == b"committed"
-    with patch.object(compaction, "_MAX_KEYS", 20):
-        while compact(partition):
-            assert newest(partition) == expected
+    limit(partition, max_compaction_keys=20)
+    while compact(partition):
+        assert newest(partition) == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -491,17 +492,50 @@ def test_a_damaged_batch_changes_nothing() -> None:
     assert not [name for name in disk.list("orders-0") if name.endswith((".cleaned", ".swap"))]
 
 
+def test_a_damaged_commit_gets_no_index_entry() -> None:
+    """A flipped bit may turn it into an abort, whose entry would hide committed records."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, is_transactional=True))
+    put_marker(partition, marker(7, commit=True))
+    end, position = partition.log_end_offset, len(batch(0)) + 61
+    partition.close(NOW_MS)
+    file = disk.open(f"orders-0/{0:020d}.log")
+    stored, aborted = file.pread(17, position), bytes(marker(7, commit=False))[61:]
+    (different,) = (at for at in range(17) if stored[at] != aborted[at])
+    file.pwrite(aborted[different : different + 1], position + different)
+    again = open_partition(disk, clean_shutdown=True)
+    again.restore_aborted_index(end)
+    assert again.aborted_transactions(0, end) == []
+
+
+def test_a_damage_in_what_is_swapped_in_leaves_nothing_of_the_old_segments() -> None:
+    """The start took a damaged length for the end, and kept some of the segments that it replaces."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(segment_bytes=200))
+    for number in range(12):
+        put(partition, batch(number))
+    assert partition.segment_count > 3
+    partition.close(NOW_MS)
+    logs = [f"orders-0/{name}" for name in disk.list("orders-0") if name.endswith(".log")]
+    whole = bytearray(b"".join(disk.read(name) for name in logs[:-1]))
+    whole[len(batch(0)) + 8] ^= 0x40
+    disk.replace(f"{logs[0]}.swap", bytes(whole))
+    again = open_partition(disk, recovery_point=12)
+    assert (again.segment_count, again.log_end_offset) == (2, 12)
+
+
 def test_records_deleted_and_partitions_closed_meanwhile() -> None:
-    with patch.object(compaction, "_STEP_ITEMS", 3):
-        steps = _steps_of(lambda partition: None)
-        assert steps > 20
-        for step in range(steps):
-            _steps_of(lambda partition: partition.delete_records(40, NOW_MS), step)
-            _steps_of(lambda partition: partition.close(NOW_MS), step)
+    steps = _steps_of(lambda partition: None)
+    assert steps > 20
+    for step in range(steps):
+        _steps_of(lambda partition: partition.delete_records(40, NOW_MS), step)
+        _steps_of(lambda partition: partition.close(NOW_MS), step)
 
 
 def _steps_of(meanwhile: Any, at: int | None = None) -> int:
     disk, partition = prepared()
+    limit(partition, compaction_step_items=3)
     chores = partition._chores = Chores()
     chores.on_added = lambda: None
     partition.flush()

@@ -180,6 +180,22 @@ def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 1)
 
 
+def test_a_damaged_topic_id_is_an_error_that_names_the_file_and_what_to_do() -> None:
+    """Found by the simulator (seed 76 with rot): a flipped bit in the id still is an id."""
+    disk = MemoryDisk()
+    manager = _open(disk)
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
+    manager.close(NOW_MS)
+    path = f"{TP}/partition.metadata"
+    file = disk.open(path)
+    file.pwrite(bytes([file.pread(1, 28)[0] ^ 1]), 28)
+    manager = _open(disk)
+    with pytest.raises(StorageError, match=r"orders-0/partition\.metadata.*remove the file"):
+        manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    disk.remove(path)
+    assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_end_offset == 1
+
+
 def test_another_topic_of_the_same_name_is_noticed() -> None:
     manager = _open(MemoryDisk())
     manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)

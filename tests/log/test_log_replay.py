@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log import scan
 from oncelog.log.chores import Chores
 from oncelog.log.producers import PartitionProducers
@@ -56,7 +57,7 @@ class CountingFile(MemoryFile):
     """Counts the bytes that were read."""
 
     def __init__(self, disk: MemoryDisk, path: str) -> None:
-        super().__init__(disk, disk._files[path], path)
+        super().__init__(disk, disk.inode(path), path)
         self.read_bytes = 0
 
     def pread(self, size: int, position: int) -> bytes:
@@ -74,10 +75,10 @@ def _log_of(values: list[bytes]) -> CountingFile:
 
 
 @pytest.mark.parametrize("block", [1, 7, 4096])
-def test_blocks_hold_every_header_once(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "_BLOCK_HEADERS", block)
+def test_blocks_hold_every_header_once(block: int) -> None:
+    limits = Limits(scan_block_headers=block)
     file = _log_of([bytes(size) for size in (10, 90_000, 20, 5000, 70_000, 1, 1)])
-    found = list(scan_headers(file, 0, file.size()))
+    found = list(scan_headers(file, 0, file.size(), limits))
     expected = [item for item in scan.scan(file, 0, file.size()) if isinstance(item, FoundBatch)]
     rows = np.frombuffer(b"".join(part.headers for part in found), HEADERS)
     assert rows["base_offset"].tolist() == [item.header.base_offset for item in expected]
@@ -86,17 +87,17 @@ def test_blocks_hold_every_header_once(block: int, monkeypatch: pytest.MonkeyPat
     assert (found[0].position, found[-1].end) == (0, file.size())
 
 
-def test_of_large_batches_only_headers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "CHUNK_BYTES", 1 << 12)
+def test_of_large_batches_only_headers_are_read() -> None:
+    limits = Limits(scan_chunk_bytes=1 << 12)
     file = _log_of([bytes(50_000)] * 20)
-    assert sum(len(part.headers) for part in scan_headers(file, 0, file.size())) == 20 * HEADER_BYTES
+    assert sum(len(part.headers) for part in scan_headers(file, 0, file.size(), limits)) == 20 * HEADER_BYTES
     assert file.read_bytes < 10_000
 
 
 def test_looking_for_one_batch_reads_little() -> None:
     file = _log_of([bytes(10)] * 500)
     next(scan.scan(file, 0, file.size()))
-    assert file.read_bytes == scan.FIRST_CHUNK_BYTES
+    assert file.read_bytes == DEFAULT_LIMITS.scan_first_chunk_bytes
 
 
 def test_a_header_that_leads_nowhere_ends_the_scan() -> None:
@@ -109,10 +110,10 @@ def test_a_header_that_leads_nowhere_ends_the_scan() -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_transactions_between_plain_batches_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "_BLOCK_HEADERS", 3)
+def test_transactions_between_plain_batches_are_replayed() -> None:
+    log_config = config(index_interval_bytes=100, limits=Limits(scan_block_headers=3))
     disk = MemoryDisk()
-    partition = open_partition(disk, config(index_interval_bytes=100))
+    partition = open_partition(disk, log_config)
     for number in range(4):
         put(partition, batch(number, pid=1))
     put(partition, batch(0, pid=2, is_transactional=True))
@@ -121,7 +122,20 @@ def test_transactions_between_plain_batches_are_replayed(monkeypatch: pytest.Mon
         put(partition, batch(number, pid=1))
     put(partition, batch(1, pid=2, is_transactional=True))
     before = partition.describe_producers()
-    again = open_partition(disk.after_kill(), config(index_interval_bytes=100))
+    again = open_partition(disk.after_kill(), log_config)
     assert again.describe_producers() == before
     assert again.last_stable_offset == partition.last_stable_offset == 11
     assert again.aborted_transactions(0, 100) == partition.aborted_transactions(0, 100)
+
+
+def test_batches_to_be_verified_are_kept_for_a_bounded_number_of_producers() -> None:
+    """Anybody can name producer ids that nobody has."""
+    log = _producers()
+    count = DEFAULT_LIMITS.max_verifying_producers
+    for producer_id in range(count + 10):
+        log.begin_verification(producer_id, 0, 5, raises_epoch=False)
+    assert len(log.verifying) == count
+    log.begin_verification(count, 0, 3, raises_epoch=False)
+    assert log.verifying[count].lowest_sequence == 3
+    log.end_verification(count)
+    assert count not in log.verifying

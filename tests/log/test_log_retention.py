@@ -6,6 +6,7 @@ import pytest
 from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 
 from oncelog.errors import OffsetOutOfRange
+from oncelog.log.chores import run
 from oncelog.sim.disk import MemoryDisk
 
 SIZE = len(batch())
@@ -136,3 +137,19 @@ def test_settings_change_while_open() -> None:
     for _ in range(6):
         put(partition, batch())
     assert partition.segment_count == 1
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> None:
+    partition = open_partition(log_config=config(segment_bytes=3 * SIZE, cleanup_policy="compact"))
+    for key in (0, 1, 2, 0, 1, 2, 3, 4, 5, 6):
+        put(partition, batch(key=b"%d" % key))
+    partition.flush()
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    run(partition.compact(dirty, NOW_MS))
+    assert partition._segments.first.size_bytes == 0
+    partition.reconfigure(config(segment_bytes=3 * SIZE, cleanup_policy=policy, retention_bytes=4 * SIZE))
+    partition.enforce_retention(NOW_MS)
+    assert partition.log_start_offset == 6
+    assert partition.size_bytes == 4 * SIZE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import pytest
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
@@ -13,13 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+from oncelog.limits import Limits
 from oncelog.log.chores import Chores
 from oncelog.log.partition import Partition
-from oncelog.rules import producers
 from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
 SMALL = config(segment_bytes=500, index_interval_bytes=80)
+# Three ids make a table of several parts.
+PARTED = config(
+    segment_bytes=500,
+    index_interval_bytes=80,
+    limits=Limits(max_producers_at_work=1, producer_shard_entries=1),
+)
 PIDS = st.integers(1, 3)
 
 
@@ -33,6 +38,8 @@ class Stored(NamedTuple):
 
 class PartitionMachine(RuleBasedStateMachine):
     """`stored` is every data batch ever acknowledged, in order; nothing is forgotten."""
+
+    log_config = SMALL
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +56,7 @@ class PartitionMachine(RuleBasedStateMachine):
         """Chores left by the process before end with it."""
         self.chores = Chores()
         self.drive()
-        return open_partition(self.disk, SMALL, chores=self.chores, **how)
+        return open_partition(self.disk, self.log_config, chores=self.chores, **how)
 
     def drive(self) -> None:
         """Nobody does: chores run at once."""
@@ -181,16 +188,7 @@ TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(Tes
 class DrivenMachine(PartitionMachine):
     """The same while snapshots and deletions advance a step at a time, cut off by any restart."""
 
-    def __init__(self) -> None:
-        # Three ids make a table of several parts.
-        self._patches = [patch.object(producers, name, 1) for name in ("ENTRIES_AT_WORK", "SHARD_ENTRIES")]
-        for each in self._patches:
-            each.start()
-        super().__init__()
-
-    def teardown(self) -> None:
-        for each in self._patches:
-            each.stop()
+    log_config = PARTED
 
     def drive(self) -> None:
         self.chores.on_added = lambda: None

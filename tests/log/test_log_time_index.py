@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from random import Random
-from unittest.mock import patch
 
 import pytest
 from helpers_log import NOW_MS, batch, config, open_partition, put, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.limits import Limits
 from oncelog.log import index
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
@@ -17,7 +17,12 @@ from oncelog.wire.batch import iter_batches
 
 HOUR_MS = 3_600_000
 START_MS = NOW_MS - 100 * HOUR_MS
-SMALL = config(segment_bytes=900, index_interval_bytes=150, retention_ms=20 * HOUR_MS)
+SMALL = config(
+    segment_bytes=900,
+    index_interval_bytes=150,
+    retention_ms=20 * HOUR_MS,
+    limits=Limits(index_run_entries=2),
+)
 
 
 def stored(partition: Partition) -> list[tuple[int, int]]:
@@ -66,27 +71,26 @@ def reopened(disk: MemoryDisk, point: int, **how: bool) -> Partition:
 @settings(deadline=None, max_examples=150)
 @given(seed=st.integers(0, 10**6), part=st.floats(0, 1), loss=st.integers(0, 10**6), again=st.floats(0, 1))
 def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss: int, again: float) -> None:
-    with patch.object(index, "_RUN", 2):
-        total = crashed_at(None, seed)[0].steps
-        disk, partition = crashed_at(min(5 + int(part * total), total - 1), seed)
-        point, draw = partition.recovery_point, Random(loss)
-        for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
-            probe = survivor.after_kill()
-            check(reopened(probe, point))
-            # The start crashes as well, anywhere.
-            survivor.crash_after = int(again * probe.steps)
-            try:
-                reopened(survivor, point)
-            except SimulatedCrash:
-                pass
-            survivor = draw.choice((survivor.after_kill(), survivor.after_power_loss(draw)))
-            recovered = reopened(survivor, point)
-            check(recovered)
-            put(recovered, batch(timestamp_ms=START_MS + 50 * HOUR_MS))
-            recovered.flush()
-            check(reopened(survivor.after_power_loss(draw), recovered.recovery_point))
-            recovered.close(NOW_MS)
-            check(reopened(survivor.after_kill(), 0, clean_shutdown=True))
+    total = crashed_at(None, seed)[0].steps
+    disk, partition = crashed_at(min(5 + int(part * total), total - 1), seed)
+    point, draw = partition.recovery_point, Random(loss)
+    for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
+        probe = survivor.after_kill()
+        check(reopened(probe, point))
+        # The start crashes as well, anywhere.
+        survivor.crash_after = int(again * probe.steps)
+        try:
+            reopened(survivor, point)
+        except SimulatedCrash:
+            pass
+        survivor = draw.choice((survivor.after_kill(), survivor.after_power_loss(draw)))
+        recovered = reopened(survivor, point)
+        check(recovered)
+        put(recovered, batch(timestamp_ms=START_MS + 50 * HOUR_MS))
+        recovered.flush()
+        check(reopened(survivor.after_power_loss(draw), recovered.recovery_point))
+        recovered.close(NOW_MS)
+        check(reopened(survivor.after_kill(), 0, clean_shutdown=True))
 
 
 def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
@@ -109,16 +113,24 @@ def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
     assert partition.log_start_offset == 61
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
-    """Its recovery did not append the last time entry, and later starts took what was left for the truth."""
-    old = config(segment_bytes=3000, index_interval_bytes=1000, retention_ms=20 * HOUR_MS)
-    disk = MemoryDisk()
-    partition = open_partition(disk, old)
+_KEPT_20_HOURS = config(segment_bytes=3000, index_interval_bytes=1000, retention_ms=20 * HOUR_MS)
+
+
+def _with_a_young_record(disk: MemoryDisk) -> Partition:
+    """Return a closed partition of three segments, in which offset 39 of the first one is young."""
+    partition = open_partition(disk, _KEPT_20_HOURS)
     while partition.segment_count < 3:
         count = partition.log_end_offset
         put(partition, batch(timestamp_ms=NOW_MS if count == 39 else START_MS + count))
     partition.close(NOW_MS)
+    return partition
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
+    """Its recovery did not append the last time entry, and later starts took what was left for the truth."""
+    disk, old = MemoryDisk(), _KEPT_20_HOURS
+    partition = _with_a_young_record(disk)
     path = f"{partition.directory}/{0:020d}.timeindex"
     disk.replace(path, disk.read(path)[: -12 * lost])
     partition = open_partition(disk, old, clean_shutdown=True)
@@ -133,6 +145,25 @@ def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: 
     assert found is not None and found.offset == 39
     partition.enforce_retention(NOW_MS + 30 * HOUR_MS)
     assert partition.segment_count == 1
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["index lost", "index damaged"])
+def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
+    """A walk that ended at a damaged length took the young records behind it for old ones."""
+    disk, old = MemoryDisk(), _KEPT_20_HOURS
+    partition = _with_a_young_record(disk)
+    stem, size = f"{partition.directory}/{0:020d}", len(batch(timestamp_ms=NOW_MS))
+    if is_lost:
+        disk.replace(f"{stem}.timeindex", disk.read(f"{stem}.timeindex")[:-24])
+    disk.open(f"{stem}.log").pwrite(b"\x7f", 38 * size + 8)
+    partition = open_partition(disk, old, clean_shutdown=True)
+    if not is_lost:
+        disk.replace(f"{stem}.index", b"damaged!")  # read when it is first needed
+        partition.offset_for_timestamp(START_MS + 5)
+    for _ in partition.confirm_times(NOW_MS):
+        pass
+    partition.enforce_retention(NOW_MS)
+    assert partition.log_start_offset == 0, "offset 39 is young"
 
 
 def test_a_partition_deleted_while_its_times_are_checked_is_left_alone() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers_rules_append import BATCH_MS, NOW_MS, format_entry, parse_batch, parse_entry, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.append import Duplicate, ProducedBatch, Refuse, Store, decide_append
+from oncelog.rules.append import Duplicate, ProducedBatch, Refuse, Store, Verification, decide_append
 from oncelog.rules.sequence import SEQUENCE_MAX, advance
 from oncelog.types import Origin
 
 CASES = list(rows("append.txt"))
+
+
+def _verdict(entry: str, batch: str, origin: Origin = Origin.CLIENT, **how: Any) -> str:
+    return _format(
+        decide_append(parse_entry(entry), parse_batch(batch), origin, base_offset=100, now_ms=NOW_MS, **how)
+    )
 
 
 @pytest.mark.behaviour("I5", "I6", "I7", "I8", "I14", "I15")
@@ -19,10 +27,7 @@ CASES = list(rows("append.txt"))
     ("entry", "batch", "origin", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
 )
 def test_row(entry: str, batch: str, origin: str, expected: str) -> None:
-    verdict = decide_append(
-        parse_entry(entry), parse_batch(batch), Origin(origin), base_offset=100, now_ms=NOW_MS
-    )
-    assert _format(verdict) == expected
+    assert _verdict(entry, batch, Origin(origin)) == expected
 
 
 def _format(verdict: Store | Duplicate | Refuse) -> str:
@@ -56,15 +61,32 @@ def _format(verdict: Store | Duplicate | Refuse) -> str:
 def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
     entry: str, batch: str, expected: str
 ) -> None:
-    verdict = decide_append(
-        parse_entry(entry),
-        parse_batch(batch),
-        Origin.CLIENT,
-        base_offset=100,
-        now_ms=NOW_MS,
-        begins_epoch=True,
-    )
-    assert _format(verdict) == expected
+    assert _verdict(entry, batch, begins_epoch=True) == expected
+
+
+@pytest.mark.behaviour("T5")
+@pytest.mark.parametrize(
+    ("asked", "entry", "batch", "expected"),
+    [
+        ([(0, 0)], "-", "e0 0+2t", "store e0 0-1@100 txn@100"),
+        ([(0, 0)], "-", "e0 2+1t", "refuse 45"),
+        ([(0, 2), (0, 0)], "-", "e0 2+1t", "refuse 45"),
+        ([(0, 2)], "-", "e0 2+1t", "store e0 2-2@100 txn@100"),
+        ([(0, 0), (1, 3)], "-", "e1 3+1t", "store e1 3-3@100 txn@100"),
+        ([(1, 3), (0, 0)], "-", "e1 3+1t", "store e1 3-3@100 txn@100"),
+        ([(3, 5)], "e3 0-4@10 c1", "e3 5+1t", "store e3 0-4@10 5-5@100 txn@100 c1"),
+        ([(3, 5)], "e3 0-4@10 c1", "e3 0+5t", "duplicate 10-14"),
+        ([(3, 5)], "e3 0-5@10 c1", "e3 6+1t", "refuse 45"),
+    ],
+)
+def test_no_batch_overtakes_one_that_waits_to_be_verified(
+    asked: list[tuple[int, int]], entry: str, batch: str, expected: str
+) -> None:
+    """`asked`: epoch and sequence of the batches for which the coordinator was asked."""
+    verification = Verification(*asked[0], raises_epoch=False)
+    for epoch, sequence in asked[1:]:
+        verification = verification.with_batch(epoch, sequence)
+    assert _verdict(entry, batch, verification=verification) == expected
 
 
 def test_names_are_unique() -> None:

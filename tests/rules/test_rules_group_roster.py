@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from oncelog.errors import GroupMaxSizeReached
+from oncelog.errors import GroupMaxSizeReached, MemberIdRequired, UnknownMemberId
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import (
     GroupState,
@@ -87,3 +87,15 @@ def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
     assert not told and group.is_unsaved
     group.saved(None, group.mark, 0)
     assert [each.assignment for each in told] == [b"all"] and group.state is GroupState.STABLE
+
+
+def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
+    """Else two members would have the same instance (F70)."""
+    group = ClassicGroup("g", 0, initial_delay_ms=0, max_size=10)
+    answers: list[JoinAnswer] = []
+    dynamic = request("a")._replace(requires_known_id=True)
+    group.join(dynamic, "given", 0, answers.append)
+    group.join(dynamic._replace(group_instance_id="i"), "static", 0, answers.append)
+    group.join(dynamic._replace(member_id="given", group_instance_id="i"), "", 0, answers.append)
+    assert [answer.error_code for answer in answers] == [MemberIdRequired.code, 0, UnknownMemberId.code]
+    assert list(group.members) == ["static"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from oncelog.rules import producers
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.append import (
     Duplicate,
     ProducedBatch,
@@ -67,7 +67,7 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert used / count < limit_bytes
     assert table.get(10_000_000) == _entry(0, batches)
     # What is idle is invisible to the garbage collector.
-    assert len(table._at_work) == producers.ENTRIES_AT_WORK
+    assert len(table._at_work) == DEFAULT_LIMITS.max_producers_at_work
 
 
 @pytest.mark.soak
@@ -115,7 +115,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = ProducerTable()
+        self.table = ProducerTable(max_at_work=4, shard_entries=2)
         self.history: dict[int, list[tuple[int, int, int]]] = {}
         self.last_append: dict[int, int] = {}
         self.next_offset = 0
@@ -169,13 +169,6 @@ class TableMachine(RuleBasedStateMachine):
     def knows_the_same(self) -> None:
         assert len(self.table) == len(self.history)
         assert {pid for pid, _ in self.table.items()} == set(self.history)
-
-
-@pytest.fixture(autouse=True)
-def _few_hot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "TableMachine" in request.node.nodeid:
-        monkeypatch.setattr(producers, "ENTRIES_AT_WORK", 4)
-        monkeypatch.setattr(producers, "SHARD_ENTRIES", 2)
 
 
 TestTableMachine = TableMachine.TestCase

@@ -15,9 +15,6 @@ from oncelog.log.segment import Segment
 from oncelog.log.store import PartitionStore
 from oncelog.rules.compaction import DirtyRange, LastOfProducer, Span, find_dirty
 
-# About 1,800 records of a coordinator, which are read back in 20 ms.
-_SHORT_BYTES = 256 << 10
-
 
 class CompactedStore(PartitionStore):
     """Adds compaction to the files of a partition."""
@@ -28,8 +25,8 @@ class CompactedStore(PartitionStore):
         """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
         found = []
         for segment in self._segments.from_offset(from_offset):
-            for entry in segment.transactions.entries:
-                if entry.last_offset >= from_offset and entry.first_offset < upper_offset:
+            for entry in segment.transactions.from_offset(from_offset):
+                if entry.first_offset < upper_offset:
                     found.append(entry)
                 if entry.last_stable_offset >= upper_offset:
                     return found
@@ -75,7 +72,8 @@ class CompactedStore(PartitionStore):
         Reading such a log costs what is alive in it, not its history. Raises KafkaStorageError.
         """
         active_bytes = self._segments.active.size_bytes
-        if active_bytes < max(_SHORT_BYTES, self.size_bytes - active_bytes):
+        least_bytes = self.config.limits.coordinator_roll_bytes
+        if active_bytes < max(least_bytes, self.size_bytes - active_bytes):
             return
         try:
             self._roll(now_ms)
@@ -136,7 +134,9 @@ class CompactedStore(PartitionStore):
         try:
             if error is not None:
                 raise error
-            new = Segment.open(self._disk, self._directory, base_offset, segments[0].created_ms)
+            new = Segment.open(
+                self._disk, self._directory, base_offset, segments[0].created_ms, self.config.limits
+            )
             new.load_closed(end_offset, self.config.index_interval_bytes)
             new.file.rest()
         except (OSError, StorageError) as failed:

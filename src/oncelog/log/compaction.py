@@ -19,8 +19,8 @@ from oncelog.log.chores import Chore, Job
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.index import AbortedTransaction
-from oncelog.log.scan import BadBatch, FoundBatch, scan, scan_headers
-from oncelog.log.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, SUFFIXES, Segment, file_name
+from oncelog.log.scan import BadBatch, FoundBatch, HeaderBlock, scan, scan_headers_past_damage
+from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
 from oncelog.rules.compaction import (
     BatchFacts,
     Cleaning,
@@ -31,13 +31,12 @@ from oncelog.rules.compaction import (
     SeenTransactions,
 )
 from oncelog.wire.batch import BatchHeader, read_header, rewrite_batch
+from oncelog.wire.compression import most_output
 from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 CLEANED, SWAP = ".cleaned", ".swap"
-# About 100 bytes each. A range with more keys is cleaned in several rounds.
-_MAX_KEYS = 1 << 20
-# Batches and records in one step: about two milliseconds' work.
-_STEP_ITEMS = 500
+_LARGE_BYTES = 1 << 20
+"""A compressed batch that may become larger than this is opened in a thread."""
 
 
 class Owner(Protocol):
@@ -83,6 +82,7 @@ class Compaction:
         self._disk = disk
         self._directory = directory
         self._config = config
+        self._step_items = config.limits.compaction_step_items
         self._sources = sources
         self._dirty = dirty
         self._aborted = aborted
@@ -91,14 +91,15 @@ class Compaction:
 
     def run(self) -> Chore:
         """Raises KafkaStorageError for a batch that cannot be read, OSError; what was swapped in stays."""
-        latest = LatestOffsets(_MAX_KEYS)
+        # About 100 bytes for each key.
+        latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         transactions = SeenTransactions(self._aborted)
         cleaning = Cleaning(
             latest, transactions, self._owner.last_of, end_offset=end_offset, now_ms=self._now_ms
         )
         sources = [segment for segment in self._sources if segment.base_offset < end_offset]
-        for group in _groups(sources, self._config.segment_bytes):
+        for group in _groups(sources, self._config):
             if not self._owner.holds(group) or not (yield from self._clean(group, cleaning, end_offset)):
                 return
         self.cleaned_to = end_offset
@@ -121,10 +122,10 @@ class Compaction:
                     and not _is_aborted(header, transactions)
                 ):
                     items += header.records_count
-                    yield from _note_keys(found, latest)
+                    yield from _note_keys(found, latest, self._step_items)
                 if latest.is_full:
                     return header.last_offset + 1
-                if items >= _STEP_ITEMS:
+                if items >= self._step_items:
                     items = 0
                     yield None
                     if not self._owner.holds([segment]):
@@ -137,20 +138,27 @@ class Compaction:
     ) -> Generator[Job | None, None, bool]:
         """Write a group's segments anew as one and swap it in; False if they are not wanted any more."""
         disk, base_offset = self._disk, group[0].base_offset
-        output = Segment.create(disk, self._directory, base_offset, self._now_ms, CLEANED)
+        output = Segment.create(
+            disk, self._directory, base_offset, self._now_ms, CLEANED, self._config.limits
+        )
         is_whole = False
         try:
             items = 0
             for segment in group:
                 for found in _batches(segment):
                     items += 1 + (yield from self._take(output, found, cleaning, end_offset))
-                    if items >= _STEP_ITEMS:
+                    if items >= self._step_items:
                         items = 0
                         yield None
                         if not self._owner.holds(group):
                             return False
             output.finish()
-            yield partial(self._make_swap, output, group[-1].log_path)
+            try:
+                yield partial(self._make_swap, output, group[-1].log_path)
+            except OSError:
+                # DeleteRecords and retention may have taken a segment's names away meanwhile.
+                if self._owner.holds(group):
+                    raise
             is_whole = self._owner.holds(group)
         finally:
             output.close()
@@ -186,7 +194,9 @@ class Compaction:
         judged = cleaning.judge(_facts(header))
         rewritten: list[bytearray | memoryview | None] = []
         # A batch of many records takes long. Nothing else touches `cleaning` meanwhile.
-        yield from _do(lambda: rewritten.append(self._rewritten(found, judged, cleaning)), header)
+        yield from _do(
+            lambda: rewritten.append(self._rewritten(found, judged, cleaning)), header, self._step_items
+        )
         (kept,) = rewritten
         if kept is not None:
             self._append(output, kept, read_header(kept))
@@ -250,7 +260,7 @@ class Compaction:
 
 def finish_swaps(disk: Disk, directory: str) -> None:
     """After a crash: what was whole takes the place of what it replaces, the rest is removed."""
-    names = disk.list(directory)
+    names = [name for name in disk.list(directory) if name.partition(".")[0].isdecimal()]
     # A log that is not yet whole says so; with one that is, or with none, what has the ending is needed.
     torn = {name.partition(".")[0] for name in names if name.endswith(LOG_SUFFIX + CLEANED)}
     swaps = sorted({name.partition(".")[0] for name in names if name.endswith(SWAP)} - torn)
@@ -260,7 +270,8 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            bases = [int(name.removesuffix(LOG_SUFFIX)) for name in names if name.endswith(LOG_SUFFIX)]
+            stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
+            bases = [int(each) for each in stems if each.isdecimal()]
             for base in bases:
                 if base_offset <= base < end_offset:
                     _remove_files(disk, directory, base, "")
@@ -275,8 +286,10 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
     file = disk.open(path)
     end_offset = base_offset + 1
     try:
-        for block in scan_headers(file, 0, file.size()):
-            end_offset = read_header(block.headers, len(block.headers) - 61).last_offset + 1
+        # A damage must not leave some of what it replaces beside it.
+        for found in scan_headers_past_damage(file, 0, file.size(), base_offset):
+            if isinstance(found, HeaderBlock):
+                end_offset = read_header(found.headers, len(found.headers) - 61).last_offset + 1
     finally:
         file.close()
     return end_offset
@@ -309,13 +322,14 @@ def _close_files(segments: list[Segment]) -> None:
         segment.close()
 
 
-def _groups(segments: Iterable[Segment], segment_bytes: int) -> Iterator[list[Segment]]:
+def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Segment]]:
     """Neighbours that fit into one segment together."""
     group: list[Segment] = []
     for segment in segments:
         size_bytes = sum(each.size_bytes for each in group) + segment.size_bytes
         if group and (
-            size_bytes > segment_bytes or segment.end_offset - group[0].base_offset > MAX_RELATIVE_OFFSET
+            size_bytes > config.segment_bytes
+            or segment.end_offset - group[0].base_offset > config.limits.max_relative_offset
         ):
             yield group
             group = []
@@ -324,15 +338,19 @@ def _groups(segments: Iterable[Segment], segment_bytes: int) -> Iterator[list[Se
         yield group
 
 
-def _do(job: Job, header: BatchHeader) -> Chore:
-    """Do what takes as long as a batch has records: at once, or in a thread if it has many."""
-    if header.records_count > _STEP_ITEMS:
+def _do(job: Job, header: BatchHeader, step_items: int) -> Chore:
+    """Open a batch: at once, or in a thread if it has many records or may become large.
+
+    Few records prove nothing: 10 KB can become 256 MB.
+    """
+    is_large = most_output(header.compression, header.size_bytes) > _LARGE_BYTES
+    if header.records_count > step_items or (is_large and header.compression):
         yield job
     else:
         job()
 
 
-def _note_keys(found: FoundBatch, latest: LatestOffsets) -> Chore:
+def _note_keys(found: FoundBatch, latest: LatestOffsets, step_items: int) -> Chore:
     """Note where the keys of a batch stand, in bounded steps."""
     parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []
@@ -344,19 +362,19 @@ def _note_keys(found: FoundBatch, latest: LatestOffsets) -> Chore:
         records[:] = next(parts[0])
 
     while left:
-        yield from _do(decode, found.header)
+        yield from _do(decode, found.header, step_items)
         left -= len(records)
-        for start in range(0, len(records), _STEP_ITEMS):
+        for start in range(0, len(records), step_items):
             if start:
                 yield None
-            for record in records[start : start + _STEP_ITEMS]:
+            for record in records[start : start + step_items]:
                 if record.key is not None:
                     latest.note(record.key, record.offset)
 
 
 def _batches(segment: Segment) -> Iterator[FoundBatch]:
     """Raises KafkaStorageError at what is no batch."""
-    for found in scan(segment.file, 0, segment.size_bytes):
+    for found in scan(segment.file, 0, segment.size_bytes, limits=segment.limits):
         if isinstance(found, BadBatch):
             raise KafkaStorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
         yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oncelog.config import TOPIC
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.settings import Settings
 from oncelog.types import Compression, TimestampType
 
@@ -16,7 +17,8 @@ class LogConfig:
     """Settings of one topic under their Kafka names; see config.TOPIC for meanings and defaults.
 
     `compression` None keeps the producer's codec. `compression_level` None is the codec's default, which for
-    lz4 is the fast mode, as Kafka's. `retention_ms` and `retention_bytes` None: unlimited.
+    lz4 is the fast mode, as Kafka's. `retention_ms` and `retention_bytes` None: unlimited. `limits` are the
+    broker's, not the topic's.
     """
 
     segment_bytes: int
@@ -39,9 +41,15 @@ class LogConfig:
     delete_retention_ms: int
     flush_messages: int
     producer_expiration_ms: int
+    limits: Limits = DEFAULT_LIMITS
 
     @classmethod
-    def from_settings(cls, settings: Settings, producer_expiration_ms: int = DAY_MS) -> LogConfig:
+    def from_settings(
+        cls,
+        settings: Settings,
+        producer_expiration_ms: int = DAY_MS,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> LogConfig:
         """From parsed topic settings and the broker's producer.id.expiration.ms."""
         codec = settings["compression.type"]
         policies = settings["cleanup.policy"]
@@ -71,6 +79,7 @@ class LogConfig:
             delete_retention_ms=settings["delete.retention.ms"],
             flush_messages=settings["flush.messages"],
             producer_expiration_ms=producer_expiration_ms,
+            limits=limits,
         )
 
     @classmethod

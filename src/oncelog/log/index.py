@@ -15,22 +15,21 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from oncelog.errors import StorageError
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 
 _OFFSET_ENTRY = struct.Struct(">II")
 _TIME_ENTRY = struct.Struct(">qI")
 _TXN_ENTRY = struct.Struct(">hqqqq")
 TXN_ENTRY_BYTES = _TXN_ENTRY.size
-
-# Entries kept back before they are written in one run.
-_RUN = 256
 
 
 class AbortedTransaction(NamedTuple):
@@ -47,9 +46,10 @@ class _IndexFile(ABC):
 
     entry_bytes: int
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         self._disk = disk
         self._path = path
+        self._run_entries = run_entries
         self._written = 0
         self.holds_back = False
         """While true nothing is written before `write_pending` is called."""
@@ -82,7 +82,7 @@ class _IndexFile(ABC):
 
     def write_runs(self) -> None:
         """Write when enough has gathered; a failure leaves the entries for the next call."""
-        if len(self) - self._written >= _RUN and not self.holds_back:
+        if len(self) - self._written >= self._run_entries and not self.holds_back:
             try:
                 self.write_pending()
             except OSError:
@@ -114,15 +114,17 @@ class OffsetIndex(_IndexFile):
 
     entry_bytes = _OFFSET_ENTRY.size
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        super().__init__(disk, path)
+    def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
+        super().__init__(disk, path, run_entries)
         self._offsets = array("I")
         self._positions = array("I")
 
     @classmethod
-    def load(cls, disk: Disk, path: str, log_size: int) -> OffsetIndex:
+    def load(
+        cls, disk: Disk, path: str, log_size: int, run_entries: int = DEFAULT_LIMITS.index_run_entries
+    ) -> OffsetIndex:
         """Raises StorageError when the file is missing or cannot be an index of such a log."""
-        index = cls(disk, path)
+        index = cls(disk, path, run_entries)
         data = _read(disk, path)
         for offset, position in _OFFSET_ENTRY.iter_unpack(data[: len(data) - len(data) % 8]):
             if position == 0:
@@ -186,15 +188,15 @@ class TimeIndex(_IndexFile):
 
     entry_bytes = _TIME_ENTRY.size
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        super().__init__(disk, path)
+    def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
+        super().__init__(disk, path, run_entries)
         self._timestamps = array("q")
         self._offsets = array("I")
 
     @classmethod
-    def load(cls, disk: Disk, path: str) -> TimeIndex:
+    def load(cls, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> TimeIndex:
         """Raises StorageError when the file is missing or its entries do not grow."""
-        index = cls(disk, path)
+        index = cls(disk, path, run_entries)
         data = _read(disk, path)
         for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(data[: len(data) - len(data) % 12]):
             if timestamp_ms == 0 and offset == 0:
@@ -286,15 +288,17 @@ class TransactionIndex(_IndexFile):
 
     entry_bytes = TXN_ENTRY_BYTES
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        super().__init__(disk, path)
+    def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
+        super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
         self.is_unsynced = False
 
     @classmethod
-    def load(cls, disk: Disk, path: str, base_offset: int) -> TransactionIndex:
+    def load(
+        cls, disk: Disk, path: str, base_offset: int, run_entries: int = DEFAULT_LIMITS.index_run_entries
+    ) -> TransactionIndex:
         """A missing file is an empty index. Raises StorageError when an entry cannot be right."""
-        index = cls(disk, path)
+        index = cls(disk, path, run_entries)
         data = disk.read(path) if disk.exists(path) else b""
         index._entries = decode_aborted(data, base_offset, disk.describe(path))
         index._loaded(len(data))
@@ -306,6 +310,12 @@ class TransactionIndex(_IndexFile):
     @property
     def entries(self) -> Sequence[AbortedTransaction]:
         return self._entries
+
+    def from_offset(self, offset: int) -> Iterator[AbortedTransaction]:
+        """The entries whose marker is at an offset or later; those before it are not looked at."""
+        first = bisect_left(self._entries, offset, key=attrgetter("last_offset"))
+        for index in range(first, len(self._entries)):
+            yield self._entries[index]
 
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)

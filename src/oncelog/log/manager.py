@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     HIGH_WATERMARKS,
     INDEXED_OFFSETS,
+    LEADER_EPOCHS,
     LOG_STARTS,
+    PARTITION_METADATA,
     RECOVERY_POINTS,
     encode_offsets,
     encode_uuid,
@@ -42,7 +45,13 @@ Without it a directory is Apache Kafka's, or of an Oncelog before the key, whose
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers: neither topics nor to be deleted."""
 _META_VERSION = 1
-_DIRECTORY = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
+_DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
+"""A partition's directory that is being removed; only a name that is too long lost its number or id."""
+_SEGMENT = re.compile(r"\d{20}\.log")
+_PARTITION_FILE = re.compile(
+    rf"\d{{20}}\..+|{re.escape(PARTITION_METADATA)}(\.tmp)?|{re.escape(LEADER_EPOCHS)}(\.tmp)?"
+)
 
 
 class LogManager:
@@ -51,9 +60,15 @@ class LogManager:
     """
 
     def __init__(
-        self, disk: Disk, lock: DiskLock, properties: dict[str, str], new_uuid: Callable[[], bytes]
+        self,
+        disk: Disk,
+        lock: DiskLock,
+        properties: dict[str, str],
+        new_uuid: Callable[[], bytes],
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.disk = disk
+        self.limits = limits
         self.directory = disk.describe("").rstrip("/")
         self.cluster_id = properties["cluster.id"]
         self.node_id = int(properties["node.id"])
@@ -83,18 +98,21 @@ class LogManager:
         new_uuid: Callable[[], bytes],
         now_ms: int,
         cluster_id: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> LogManager:
         """Lock the directory and finish deletions; partitions are opened one by one afterwards.
 
-        `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. Raises
+        `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. `limits` hold
+        for the whole broker. Raises
         StorageError: in use by another process, another node's or cluster's directory, written by a newer
         Oncelog (nothing was changed then), unreadable files.
         """
         lock = _take_lock(disk)
         try:
-            manager = cls(disk, lock, _settle_properties(disk, node_id, cluster_id, new_uuid), new_uuid)
+            properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
+            manager = cls(disk, lock, properties, new_uuid, limits)
             for name in disk.list():
-                if name.endswith(DELETED_SUFFIX):
+                if _DELETED.fullmatch(name):
                     disk.remove_tree(name)
             # From here on a crash makes the next start recover; recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
@@ -108,13 +126,24 @@ class LogManager:
         return manager
 
     def partition_directories(self) -> list[TopicPartition]:
-        """What the directory holds, opened or not; no logs that are Apache Kafka's own."""
+        """Return the partitions in the directory, opened or not, without Apache Kafka's own logs.
+
+        A directory with such a name may be somebody's own: see `is_partition`.
+        """
         found = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
             TopicPartition(match["topic"], int(match["partition"]))
             for name, match in found
             if match is not None and match["topic"] not in FOREIGN_LOGS and self.disk.is_directory(name)
         ]
+
+    def is_partition(self, topic_partition: TopicPartition) -> bool:
+        """Whether a directory can be a partition's by what is in it: a segment, or nothing but its files.
+
+        `backup-20261122` is another's: test_a_directory_that_is_no_partition_is_left_alone.
+        """
+        names = self.disk.list(str(topic_partition))
+        return any(_SEGMENT.match(name) for name in names) or all(map(_PARTITION_FILE.fullmatch, names))
 
     def stored_topic_id(self, topic_partition: TopicPartition) -> bytes | None:
         """What a directory says; None when it does not. Raises StorageError on an unreadable file."""
@@ -126,6 +155,7 @@ class LogManager:
         """Open a partition, recovering it if need be, or make it. Raises MisuseError, StorageError."""
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
+        cleaned_to = self._cleaned.get(topic_partition, 0)
         partition = Partition.open(
             self.disk,
             str(topic_partition),
@@ -136,10 +166,10 @@ class LogManager:
             clean_shutdown=self.was_clean,
             recovery_point=self._recovery_points.get(topic_partition, 0),
             log_start_offset=self._log_starts.get(topic_partition, 0),
+            cleaned_to=cleaned_to,
             chores=self.chores,
         )
         partition.on_log_start = self._note_log_start
-        cleaned_to = self._cleaned.get(topic_partition, 0)
         if cleaned_to <= partition.log_end_offset:
             partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
             # Only a version that writes the one checkpoint and not the other can have lost entries.

@@ -41,10 +41,6 @@ __all__ = ["Appended", "LogConfig", "LogSlice", "Partition", "ProducerState"]
 
 _CONTROL_BIT = 0x20
 _CLIENT, _LOG_APPEND_TIME = Origin.CLIENT, TimestampType.LOG_APPEND_TIME
-# Ends of recent reads and where they are in a file: the next fetch of each reader begins there.
-_PLACES = 64
-# Producer entries looked at in one step of `expire_producers`: about a millisecond's work.
-_EXPIRE_SLICE = 8192
 
 
 class Appended(NamedTuple):
@@ -110,6 +106,8 @@ class Partition(CompactedStore):
                 return Appended(*verdict, self._log_start_offset, True)
             base_offset = self._write(records, header, now_ms)
             self._producers.remember(producer_id, verdict.entry)
+            if self._producers.verifying and header.is_transactional:
+                self._producers.end_verification(producer_id)
         append_time_ms = now_ms if config.timestamp_type is _LOG_APPEND_TIME else None
         last_offset = base_offset + header.last_offset_delta
         appended = (base_offset, last_offset, append_time_ms, self._log_start_offset, False)
@@ -121,14 +119,17 @@ class Partition(CompactedStore):
         batch = produced_batch(header)
         if self.config.timestamp_type is _LOG_APPEND_TIME:
             batch = batch._replace(max_timestamp_ms=now_ms)
-        entry = self._producers.table.get(batch.producer_id)
+        entry, verifying = self._producers.table.get(batch.producer_id), self._producers.verifying
+        verification = verifying.get(batch.producer_id) if verifying else None
         verdict = decide_append(
             entry,
             batch,
             origin,
             base_offset=self._log_end_offset,
             now_ms=now_ms,
-            begins_epoch=begins_epoch,
+            # As in Kafka, the kind of request that asked first counts until its batch is stored.
+            begins_epoch=begins_epoch and (verification is None or verification.raises_epoch),
+            verification=verification,
         )
         if isinstance(verdict, Refuse):
             raise verdict.error(f"{self.topic_partition}: {verdict.reason}")
@@ -152,6 +153,7 @@ class Partition(CompactedStore):
                     if verdict.completed is not None and offset >= self.high_watermark:
                         self._producers.hide(verdict.completed.first_offset, offset)
                     aborted = self._producers.complete(marker.producer_id, verdict)
+                    self._producers.end_verification(marker.producer_id, marker.producer_epoch)
                     if aborted is not None:
                         self._segments.active.transactions.append(aborted)
                 finally:
@@ -197,7 +199,8 @@ class Partition(CompactedStore):
         return found
 
     def _remember_place(self, place: Place, found: LogSlice) -> None:
-        if len(self._places) >= _PLACES:
+        # The next fetch of each reader begins there.
+        if len(self._places) >= self.config.limits.max_read_cursors:
             del self._places[next(iter(self._places))]
         self._places[found.next_offset] = Place(place.segment, place.position + len(found.records))
 
@@ -241,6 +244,10 @@ class Partition(CompactedStore):
         entry = self._producers.table.get(producer_id)
         return entry is not None and entry.producer_epoch == producer_epoch
 
+    def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
+        """Note a batch for which the transaction coordinator is asked: none may overtake it."""
+        self._producers.begin_verification(producer_id, epoch, sequence, raises_epoch=raises_epoch)
+
     def producer(self, producer_id: int) -> ProducerEntry | None:
         """Return what is remembered of a producer id."""
         return self._producers.table.get(producer_id)
@@ -253,9 +260,9 @@ class Partition(CompactedStore):
 
     def expire_producers(self, now_ms: int) -> Iterator[int]:
         """Forget the idle producers, a slice of the table a step; yields how many each."""
-        table = self._producers.table
-        for _ in range(1 + len(table) // _EXPIRE_SLICE):
-            yield table.expire(now_ms, self.config.producer_expiration_ms, _EXPIRE_SLICE)
+        table, most = self._producers.table, self.config.limits.expire_step_producers
+        for _ in range(1 + len(table) // most):
+            yield table.expire(now_ms, self.config.producer_expiration_ms, most)
 
     def delete_records(self, before_offset: int | None, now_ms: int) -> int:
         """Forget records below an offset (None: all that readers see); the new log start.
@@ -316,7 +323,9 @@ class Partition(CompactedStore):
             oldest_ms = None if config.retention_ms is None else now_ms - config.retention_ms
             is_old = oldest_ms is not None and segment.largest_timestamp_ms < oldest_ms
             is_excess = excess is not None and excess >= segment.size_bytes
-            if segment.size_bytes == 0 or not (is_old or is_excess) or segment.end_offset > high_watermark:
+            # A closed segment is empty where compaction left nothing: it must not keep what follows it.
+            is_needed = segment is self._segments.active and segment.size_bytes == 0
+            if is_needed or not (is_old or is_excess) or segment.end_offset > high_watermark:
                 break
             excess = None if excess is None else excess - segment.size_bytes
             offset = segment.end_offset

@@ -15,7 +15,14 @@ from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.chores import Chore, Chores, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots
-from oncelog.rules.append import REMEMBERED_BATCHES, ProducedBatch, ProducerEntry, Store, decide_append
+from oncelog.rules.append import (
+    REMEMBERED_BATCHES,
+    ProducedBatch,
+    ProducerEntry,
+    Store,
+    Verification,
+    decide_append,
+)
 from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
 from oncelog.rules.producers import (
     ProducerImage,
@@ -68,8 +75,12 @@ class PartitionProducers:
     """
 
     def __init__(self, snapshots: Snapshots, chores: Chores) -> None:
-        self.table = ProducerTable()
+        limits = snapshots.limits
+        self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
+        self._max_verifying = limits.max_verifying_producers
         self.open_transactions: dict[int, int] = {}
+        self.verifying: dict[int, Verification] = {}
+        """By producer id; at most `limits.max_verifying_producers`, of which the oldest go first."""
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
         self._hidden: deque[tuple[int, int]] = deque()
@@ -99,6 +110,27 @@ class PartitionProducers:
         self.open_transactions = dict(oldest_first)
         self.table.put_packed(entries)
         self.snapshot_offset = snapshot.offset
+
+    def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
+        """Note a batch for which the transaction coordinator is asked."""
+        known = self.verifying.get(producer_id)
+        if known is not None:
+            self.verifying[producer_id] = known.with_batch(epoch, sequence)
+            return
+        # Anybody can name producer ids, so their number is bounded.
+        if len(self.verifying) >= self._max_verifying:
+            del self.verifying[next(iter(self.verifying))]
+        self.verifying[producer_id] = Verification(epoch, sequence, raises_epoch)
+
+    def end_verification(self, producer_id: int, marker_epoch: int | None = None) -> None:
+        """A transactional batch was stored, or with `marker_epoch` a marker."""
+        known = self.verifying.get(producer_id)
+        if known is None:
+            return
+        # With an epoch per transaction the marker before a transaction carries that transaction's epoch.
+        if known.raises_epoch and marker_epoch == known.producer_epoch:
+            return
+        del self.verifying[producer_id]
 
     def remember(self, producer_id: int, entry: ProducerEntry) -> None:
         """A data batch was written."""

@@ -46,8 +46,6 @@ class FoundTime(NamedTuple):
 Search = Generator[Job | None, None, FoundTime | None]
 """A look-up in bounded steps, as `oncelog.log.chores` does them; it returns what was found."""
 
-_STEP_COST = 4096
-"""Batches, records and kilobytes read in one step of a look-up by time: a few milliseconds' work."""
 _BYTES_PER_COST = 1024
 
 
@@ -98,7 +96,7 @@ def _scan_past_damage(segment: Segment, start: int) -> Iterator[FoundBatch | Bad
     reached = segment.base_offset
     while position is not None:
         behind = None
-        for found in scan(segment.file, position, segment.size_bytes):
+        for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
             yield found
             if isinstance(found, BadBatch):
                 behind = segment.behind(found.position, reached)
@@ -179,7 +177,8 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
     """
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
-        for found in scan(segment.file, segment.index.position_for(relative), segment.size_bytes):
+        position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
+        for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
             if isinstance(found, BadBatch):
                 start_offset = segment.end_offset
                 break
@@ -190,14 +189,14 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
                 job = partial(_append_first_record, records, found, timestamp_ms, start_offset)
                 cost.spent += header.records_count
                 # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
-                if header.records_count > _STEP_COST or header.compression is not Compression.NONE:
+                if header.records_count > step_cost or header.compression is not Compression.NONE:
                     yield job
                 else:
                     job()
                 if records[0] is not None:
                     return records[0]
             start_offset = max(start_offset, header.last_offset + 1)
-            if cost.spent >= _STEP_COST:
+            if cost.spent >= step_cost:
                 cost.spent = 0
                 yield None
                 if not any(each is segment for each in segments):

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oncelog.errors import BrokerError, StorageError
+from oncelog.errors import BrokerError, CorruptMessage, StorageError
 from oncelog.log.chores import Chores
 from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
-from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan, scan_headers
+from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
 from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX, Segment
 from oncelog.log.segments import Segments
 from oncelog.log.snapshot import Snapshots
-from oncelog.wire.header import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
+from oncelog.wire.header import CONTROL_BIT, TRANSACTIONAL_BIT, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
@@ -46,12 +46,16 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OpenAs:
-    """How to open: `recovery_point` counts only without a clean shutdown."""
+    """How to open: `recovery_point` counts only without a clean shutdown.
+
+    `cleaned_to`: up to where compaction is known to have been, which tells of gaps that are no loss.
+    """
 
     config: LogConfig
     is_clean: bool
     recovery_point: int
     log_start_offset: int
+    cleaned_to: int
     now_ms: int
     chores: Chores
 
@@ -68,11 +72,13 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
             segment.remove()
         segments, replay_from = [], None
     if not segments:
-        segments = [Segment.create(disk, directory, how.log_start_offset, how.now_ms)]
+        segments = [
+            Segment.create(disk, directory, how.log_start_offset, how.now_ms, limits=how.config.limits)
+        ]
     log_start_offset = max(how.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
         Segments(segments),
-        PartitionProducers(Snapshots(disk, directory), how.chores),
+        PartitionProducers(Snapshots(disk, directory, how.config.limits), how.chores),
         log_start_offset,
         reports,
     )
@@ -107,7 +113,7 @@ def _open_segments(
     replay_from: int | None = None
     interval = how.config.index_interval_bytes
     for number, base in enumerate(bases):
-        segment = Segment.open(disk, directory, base, how.now_ms)
+        segment = Segment.open(disk, directory, base, how.now_ms, how.config.limits)
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         is_all_sure = next_base is not None and (how.is_clean or next_base <= how.recovery_point)
@@ -129,7 +135,7 @@ def _open_segments(
         size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
         for position in segment.damaged:
-            reports.append(f"{disk.describe(segment.log_path)} is damaged at position {position}")
+            reports.append(segment.damage_text(position))
         if replay_from is None:
             # Later segments lost no more than this one did.
             replay_from = segment.transactions_from
@@ -139,7 +145,8 @@ def _open_segments(
                 + _lost_text(segment.end_offset, size_before - bad.position, bases[number + 1 :])
             )
         is_unsynced = next_base is not None and not how.is_clean and next_base > how.recovery_point
-        is_lost = is_unsynced and segment.end_offset != next_base
+        has_gap = is_unsynced and segment.end_offset != next_base
+        is_lost = has_gap and not _may_be_compacted(segment, how)
         if is_lost:
             # A power loss can take the end of a segment and leave the next one.
             reports.append(
@@ -147,10 +154,42 @@ def _open_segments(
             )
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], how.now_ms)
+            # A power loss must not bring back a removed segment behind what is appended from now on:
+            # test_what_recovery_removed_stays_removed_after_a_power_loss.
+            disk.sync_directory(directory)
             break
         if next_base is not None:
             segment.note_last_time()
+    if _drop_empty_tail(segments, how, reports):
+        disk.sync_directory(directory)
     return segments, replay_from
+
+
+def _drop_empty_tail(segments: list[Segment], how: OpenAs, reports: list[str]) -> bool:
+    """Remove empty segments behind a gap, and return whether there were any.
+
+    Compaction keeps the last batch of what it cleans. Such a gap is a loss, and the log ends before it:
+    test_a_compacted_log_ends_where_its_last_batch_does.
+    """
+    had_any = False
+    while len(segments) > 1 and not how.is_clean:
+        last, end_offset = segments[-1], segments[-2].end_offset
+        if last.size_bytes or last.base_offset <= max(end_offset, how.recovery_point, how.log_start_offset):
+            break
+        reports.append(f"offsets {end_offset} to {last.base_offset} are lost")
+        segments.pop().remove()
+        had_any = True
+    return had_any
+
+
+def _may_be_compacted(segment: Segment, how: OpenAs) -> bool:
+    """Whether compaction may have made the gap behind a segment.
+
+    Apache Kafka compacts above the recovery point of its checkpoint, and the checkpoint may be lost. To take
+    such a gap for records lost would delete everything that follows:
+    test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
+    """
+    return how.config.is_compacted or segment.base_offset < how.cleaned_to or segment.has_gaps
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
@@ -195,24 +234,20 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
     for segment in recovered.segments.from_offset(start):
         if knows_all and segment.base_offset > start and segment.base_offset not in known:
             _snapshot_again(recovered.producers, segment.base_offset)
+        told = set(segment.damaged)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
-        for begin, end in segment.whole_parts(position):
-            position = begin
-            for block in scan_headers(segment.file, begin, end):
-                _replay_block(recovered, segment, block, start, now_ms)
-                position = block.end
-            if position != end:
-                raise StorageError(f"{segment.log_path} at position {position}: no batch begins there")
+        if position and not segment.is_batch_at(position):
+            position = 0  # the index is damaged, or the batch
+        for block in segment.header_blocks(position):
+            _replay_block(recovered, segment, block, start, now_ms)
+        for damaged in sorted(set(segment.damaged) - told):
+            recovered.reports.append(segment.damage_text(damaged))
 
 
 def _replay_block(
     recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
 ) -> None:
     rows = np.frombuffer(block.headers, HEADERS)
-    if (rows["magic"] != MAGIC).any():
-        raise StorageError(f"{segment.log_path}: an unknown batch format from position {block.position} on")
-    if (rows["last_offset_delta"] < 0).any():
-        raise StorageError(f"{segment.log_path}: offsets that go back from position {block.position} on")
     rows = rows[rows["base_offset"] + rows["last_offset_delta"] >= start]
     for epoch in np.unique(rows["leader_epoch"]).tolist():
         _note_epoch(
@@ -225,18 +260,27 @@ def _replay_block(
 
 
 def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int) -> None:
-    """Transactions depend on every batch, and markers on what is in them."""
+    """Transactions depend on every batch, and markers on what is in them.
+
+    What a checksum refutes opens and ends no transaction, and stops no start. The batch's readers are told.
+    """
     noted_from = segment.transactions_from
-    for found in scan(segment.file, block.position, block.end):
+    for found in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(found, BadBatch):
-            raise StorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
-        if found.header.last_offset >= start:
-            try:
-                aborted = recovered.producers.replay(found.header, found.bytes(), now_ms)
-            except BrokerError as error:
-                raise StorageError(f"{segment.log_path} at position {found.position}: {error}") from error
-            if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
-                segment.transactions.append(aborted)
+            break  # the last one of the block, when its length is what is damaged
+        header = found.header
+        if header.last_offset < start:
+            continue
+        is_of_transaction = header.is_control or header.is_transactional
+        try:
+            if is_of_transaction and not verify_crc(found.bytes(), 0, header.size_bytes):
+                raise CorruptMessage("the checksum is wrong")
+            aborted = recovered.producers.replay(header, found.bytes(), now_ms)
+        except BrokerError:
+            segment.damaged.setdefault(found.position, found.position + header.size_bytes)
+            continue
+        if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
+            segment.transactions.append(aborted)
 
 
 def _snapshot_again(producers: PartitionProducers, base_offset: int) -> None:

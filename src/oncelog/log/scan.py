@@ -9,15 +9,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from oncelog.errors import BrokerError
-from oncelog.log.disk import File
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES, MAGIC
 
-CHUNK_BYTES = 1 << 20
-FIRST_CHUNK_BYTES = 1 << 12
 # Of larger batches only the headers are read, if no more is wanted.
 _LARGE_BYTES = 1 << 13
-_BLOCK_HEADERS = 4096
 
 HEADERS = np.dtype(
     [
@@ -71,7 +68,13 @@ class Readable(Protocol):
 
 
 def scan(
-    file: Readable, position: int, end: int, *, verify: bool = False, max_batch_bytes: int | None = None
+    file: Readable,
+    position: int,
+    end: int,
+    *,
+    verify: bool = False,
+    max_batch_bytes: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[FoundBatch | BadBatch]:
     """Batches from `position` to `end`; a BadBatch is the last item and means a torn or damaged tail.
 
@@ -79,7 +82,8 @@ def scan(
     """
     chunk, chunk_position, view = b"", position, memoryview(b"")
     # Who looks for one batch needs little; who goes on, much.
-    chunk_bytes = CHUNK_BYTES if verify else FIRST_CHUNK_BYTES
+    most_bytes = limits.scan_chunk_bytes
+    chunk_bytes = most_bytes if verify else limits.scan_first_chunk_bytes
     while position < end:
         if position + HEADER_BYTES > end:
             yield BadBatch(position, f"{end - position} bytes are too few for a batch header")
@@ -87,7 +91,7 @@ def scan(
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
             chunk, chunk_position, start = file.pread(min(chunk_bytes, end - position), position), position, 0
-            chunk_bytes, view = min(4 * chunk_bytes, CHUNK_BYTES), memoryview(chunk)
+            chunk_bytes, view = min(4 * chunk_bytes, most_bytes), memoryview(chunk)
         try:
             header = read_header(chunk, start)
         except BrokerError as error:
@@ -100,7 +104,7 @@ def scan(
         if start + size > len(chunk):
             wanted = min(max(chunk_bytes, size), end - position)
             chunk, chunk_position, start = file.pread(wanted, position), position, 0
-            chunk_bytes, view = min(4 * chunk_bytes, CHUNK_BYTES), memoryview(chunk)
+            chunk_bytes, view = min(4 * chunk_bytes, most_bytes), memoryview(chunk)
         if verify and not verify_crc(chunk, start, size):
             yield BadBatch(position, f"the checksum of the batch at offset {header.base_offset} is wrong")
             return
@@ -108,7 +112,9 @@ def scan(
         position += size
 
 
-def find_behind(file: Readable, position: int, end: int, offset: int) -> int | None:
+def find_behind(
+    file: Readable, position: int, end: int, offset: int, limits: Limits = DEFAULT_LIMITS
+) -> int | None:
     """Where a log goes on behind a damage at a position, which holds `offset`; None without a whole batch."""
     claimed = file.pread(_LENGTH.size, position + _LENGTH_POSITION)
     length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
@@ -116,19 +122,21 @@ def find_behind(file: Readable, position: int, end: int, offset: int) -> int | N
     if claimed_end == end:
         return claimed_end
     if position < claimed_end < end:
-        found = next(scan(file, claimed_end, end, verify=True), None)
+        found = next(scan(file, claimed_end, end, verify=True, limits=limits), None)
         if isinstance(found, FoundBatch) and found.header.base_offset > offset:
             return claimed_end
-    return find_batch(file, position + 1, end, offset + 1)
+    return find_batch(file, position + 1, end, offset + 1, limits)
 
 
-def find_batch(file: Readable, position: int, end: int, least_offset: int) -> int | None:
+def find_batch(
+    file: Readable, position: int, end: int, least_offset: int, limits: Limits = DEFAULT_LIMITS
+) -> int | None:
     """Where, from a position on, a batch begins that is whole; None without one.
 
     It may be the value of a record. Only to find the way behind a damage: it looks at every byte.
     """
     while position + HEADER_BYTES <= end:
-        chunk = file.pread(min(CHUNK_BYTES, end - position), position)
+        chunk = file.pread(min(limits.scan_chunk_bytes, end - position), position)
         at = chunk.find(_MAGIC, _MAGIC_POSITION)
         while at >= 0:
             begin = position + at - _MAGIC_POSITION
@@ -136,7 +144,9 @@ def find_batch(file: Readable, position: int, end: int, least_offset: int) -> in
             # Without the upper bound chance finds a "batch" of half the file every few kilobytes, to be read.
             is_in_segment = 0 <= base_offset - least_offset < _MAX_OFFSETS
             if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
-                found = next(scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True), None)
+                found = next(
+                    scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True, limits=limits), None
+                )
                 if isinstance(found, FoundBatch):
                     return begin
             at = chunk.find(_MAGIC, at + 1)
@@ -152,7 +162,63 @@ class HeaderBlock(NamedTuple):
     headers: bytes
 
 
-def scan_headers(file: File, position: int, end: int) -> Iterator[HeaderBlock]:
+class Damage(NamedTuple):
+    """Bytes that hold no whole batch, from `position` to below `end`, where the log goes on."""
+
+    position: int
+    end: int
+
+
+def scan_headers_past_damage(
+    file: Readable, position: int, end: int, base_offset: int, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[HeaderBlock | Damage]:
+    """Headers of the batches of a segment or a part of it, and what of it is damaged, in their order.
+
+    Checksums are looked at only where something is wrong. The bytes of a `Damage` may begin with a batch of
+    the block before it, of which only the length is wrong.
+    """
+    reached = base_offset
+    while position < end:
+        last: int | None = None  # where the last batch begins that seems to be one
+        for block in scan_headers(file, position, end, limits):
+            rows = _believed(block, base_offset)
+            if len(rows):
+                sizes = rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES
+                position = block.position + int(sizes.sum())
+                last = position - int(sizes[-1])
+                reached = int(rows["base_offset"][-1]) + int(rows["last_offset_delta"][-1]) + 1
+                yield HeaderBlock(block.position, position, block.headers[: len(rows) * HEADER_BYTES])
+            if position != block.end:
+                break
+        if position >= end:
+            return
+        begin, offset = position, reached
+        if last is not None and not _is_whole(file, last, position):
+            begin, offset = last, reached - 1  # its length leads to nowhere
+        # That may be before the end that a damaged length claims.
+        position = find_behind(file, begin, end, offset, limits) or end
+        yield Damage(begin, position)
+
+
+def _believed(block: HeaderBlock, base_offset: int) -> np.ndarray:
+    """The first headers of a block, as rows, up to one that is none of a segment with this base offset.
+
+    Offsets that do not grow are no reason to pass over all that follows: no checksum guards a base offset.
+    """
+    rows = np.frombuffer(block.headers, HEADERS)
+    distances = rows["base_offset"].astype(np.int64) - base_offset
+    is_right = (rows["magic"] == MAGIC) & (rows["last_offset_delta"] >= 0)
+    is_right &= (distances >= 0) & (distances < _MAX_OFFSETS)
+    return rows if is_right.all() else rows[: int(is_right.argmin())]
+
+
+def _is_whole(file: Readable, position: int, end: int) -> bool:
+    return verify_crc(file.pread(end - position, position), 0, end - position)
+
+
+def scan_headers(
+    file: Readable, position: int, end: int, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[HeaderBlock]:
     """Headers of the batches from `position` to `end`, thousands at a time; nothing else is read or checked.
 
     What is no batch ends it; the caller sees that `end` was not reached.
@@ -163,7 +229,7 @@ def scan_headers(file: File, position: int, end: int) -> Iterator[HeaderBlock]:
     while position + HEADER_BYTES <= end:
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
-            wanted = CHUNK_BYTES if size <= _LARGE_BYTES else HEADER_BYTES
+            wanted = limits.scan_chunk_bytes if size <= _LARGE_BYTES else HEADER_BYTES
             chunk, chunk_position, start = file.pread(min(wanted, end - position), position), position, 0
         (length,) = length_at(chunk, start + _LENGTH_POSITION)
         size = length + LOG_OVERHEAD_BYTES
@@ -171,7 +237,7 @@ def scan_headers(file: File, position: int, end: int) -> Iterator[HeaderBlock]:
             break
         block.append(chunk[start : start + HEADER_BYTES])
         position += size
-        if len(block) == _BLOCK_HEADERS:
+        if len(block) == limits.scan_block_headers:
             yield HeaderBlock(block_position, position, b"".join(block))
             block, block_position = [], position
     if block:

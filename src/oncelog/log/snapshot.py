@@ -24,6 +24,7 @@ import crc32c
 import numpy as np
 
 from oncelog.errors import StorageError
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.chores import Chore
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.segment import file_name
@@ -36,8 +37,6 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _FULL_HEAD = struct.Struct(">Ii")
 _VERSION = 1
-# Parts whose ids or lengths are written at a time.
-_COLUMNS_A_STEP = 256
 # Recovery removes files that end so.
 _UNFINISHED = ".tmp"
 
@@ -67,8 +66,6 @@ _SNAPSHOT_ROW = np.dtype(
         ("txn_first_offset", ">i8"),
     ]
 )
-# Fewer entries are quicker one by one.
-_COLUMNS_FROM = 16
 _SHARED_FIELDS = ("epoch", "last_sequence", "last_offset", "offset_delta", "last_timestamp_ms")
 
 Producers = list[tuple[int, ProducerEntry]]
@@ -82,8 +79,8 @@ class Snapshot(NamedTuple):
     producers: PackedProducers
 
 
-def _encode_part(part: Mapping[int, bytes]) -> bytes:
-    if len(part) < _COLUMNS_FROM:
+def _encode_part(part: Mapping[int, bytes], vector_entries: int) -> bytes:
+    if len(part) < vector_entries:
         return b"".join([_encode_entry(pid, unpack_entry(packed)) for pid, packed in part.items()])
     plain = {producer_id: packed for producer_id, packed in part.items() if packed[0] == PLAIN}
     rows = np.frombuffer(b"".join([packed[:PLAIN_BYTES] for packed in plain.values()]), _PLAIN_ROW)
@@ -217,19 +214,19 @@ class _SealedFile:
         remove_if_exists(self._disk, self._path)
 
 
-def _write_files(full: _SealedFile, snapshot: _SealedFile, image: ProducerImage) -> Chore:
+def _write_files(full: _SealedFile, snapshot: _SealedFile, image: ProducerImage, limits: Limits) -> Chore:
     ids: list[bytes] = []
     lengths: list[bytes] = []
     snapshot.write(_COUNT.pack(image.entry_count))
     for part in image.parts():
-        snapshot.write(_encode_part(part))
+        snapshot.write(_encode_part(part, limits.snapshot_vector_entries))
         ids.append(np.fromiter(part, ">i8", len(part)).tobytes())
         lengths.append(np.fromiter(map(len, part.values()), ">u2", len(part)).tobytes())
         yield None
     full.write(_FULL_HEAD.pack(snapshot.crc, image.entry_count))
     for columns in (ids, lengths):
-        for start in range(0, len(columns), _COLUMNS_A_STEP):
-            full.write(b"".join(columns[start : start + _COLUMNS_A_STEP]))
+        for start in range(0, len(columns), limits.snapshot_step_shards):
+            full.write(b"".join(columns[start : start + limits.snapshot_step_shards]))
             yield None
     for part in image.drain():
         full.write(b"".join(part.values()))
@@ -244,7 +241,8 @@ def _offsets_in(names: list[str]) -> list[int]:
 class Snapshots:
     """The snapshot files of one partition directory."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
         self._disk = disk
         self._directory = directory
 
@@ -263,7 +261,7 @@ class Snapshots:
         try:
             for path in paths:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
-            yield from _write_files(files[0], files[1], image)
+            yield from _write_files(files[0], files[1], image, self.limits)
             for file in files:
                 # Not in the thread: `discard` may close the file meanwhile, and another get its descriptor.
                 file.seal()

@@ -15,6 +15,7 @@ from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.checkpoint import (
     LEADER_EPOCHS,
     PARTITION_METADATA,
+    encode_uuid,
     read_partition_metadata,
     write_partition_metadata,
 )
@@ -30,12 +31,6 @@ from oncelog.log.validation import stamp_append_time
 from oncelog.rules.stability import last_stable_offset
 from oncelog.types import TimestampType, TopicPartition
 from oncelog.wire.batch import BatchHeader, stamp
-
-# Bytes appended since the last producer snapshot at which a checkpoint takes another one.
-_SNAPSHOT_EVERY_BYTES = 64 << 20
-
-# Segments that get other names in one step of deleting them: four renames each, about two milliseconds' work.
-_MAX_DROPS_A_STEP = 8
 
 _LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
@@ -104,6 +99,7 @@ class PartitionStore:
         clean_shutdown: bool,
         recovery_point: int = 0,
         log_start_offset: int = 0,
+        cleaned_to: int = 0,
         leader_epoch: int = 0,
         chores: Chores | None = None,
     ) -> Self:
@@ -112,11 +108,12 @@ class PartitionStore:
         A new directory survives a power loss once its parent is synced, what is in it after a flush.
 
         `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
+        `cleaned_to`: everything below was compacted, as far as that is known.
         `chores` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
         """
         disk, chores = PartitionDisk(disk), Chores() if chores is None else chores
-        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, now_ms, chores)
+        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, cleaned_to, now_ms, chores)
         is_new = not disk.exists(directory)
         try:
             if is_new:
@@ -135,7 +132,7 @@ class PartitionStore:
                 log_end_offset=end_offset,
                 leader_epoch=leader_epoch,
             )
-            if not clean_shutdown and end_offset < recovery_point:
+            if end_offset < recovery_point:
                 text = f"ends at offset {end_offset}, though {recovery_point} were synced: files are missing,"
                 recovered.reports.append(f"{text} or were copied while a broker wrote (docs/operations.md)")
             partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
@@ -296,7 +293,9 @@ class PartitionStore:
     def _roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next. On OSError nothing has changed."""
         self._segments.active.finish()
-        segment = Segment.create(self._disk, self._directory, self._log_end_offset, now_ms)
+        segment = Segment.create(
+            self._disk, self._directory, self._log_end_offset, now_ms, limits=self.config.limits
+        )
         self._segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
@@ -359,7 +358,8 @@ class PartitionStore:
             return []
         dropped: list[_Dropped] = []
         try:
-            for segment in dead[:_MAX_DROPS_A_STEP]:
+            # Four renames each; eight take about two milliseconds.
+            for segment in dead[: self.config.limits.max_drops_per_step]:
                 dropped.append(_Dropped(segment.end_offset, segment.drop(self._disk)))
                 self._segments.drop_first()
         except OSError:
@@ -425,7 +425,7 @@ class PartitionStore:
 
     def checkpoint_producers(self) -> None:
         """Snapshot producer state if much was appended since the last one, so that recovery stays short."""
-        if self._unsnapshotted_bytes >= _SNAPSHOT_EVERY_BYTES:
+        if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self._snapshot()
 
     def reconfigure(self, config: LogConfig) -> None:
@@ -474,5 +474,10 @@ def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes
             raise
         return None
     if topic_id is not None and stored is not None and topic_id != stored:
-        raise StorageError(f"{disk.describe(directory)} belongs to a topic of the same name with another id")
+        path = disk.describe(f"{directory}/{PARTITION_METADATA}")
+        raise StorageError(
+            f"{path} says topic_id {encode_uuid(stored)}, the topic has {encode_uuid(topic_id)}. If the"
+            " directory belongs to a topic of the same name with another id, move it away; if the file is"
+            " damaged, remove the file, which is written again"
+        )
     return stored

@@ -21,7 +21,7 @@ from oncelog.errors import (
 from oncelog.log.config import LogConfig
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header, restamp_time, seal
-from oncelog.wire.compression import decompress_within
+from oncelog.wire.compression import decompress_within, most_output
 from oncelog.wire.header import CRC_START, HEADER_BYTES
 from oncelog.wire.primitives import Buffer
 from oncelog.wire.records import MAX_RECORDS, MIN_RECORD_BYTES, find_records_without_key
@@ -50,6 +50,8 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
         raise InvalidRecord("a client may not write control batches")
     if attributes & _CODEC_BITS > _LAST_CODEC:
         raise InvalidRecord(f"compression codec {attributes & _CODEC_BITS} is unknown")
+    if count * MIN_RECORD_BYTES > size:
+        _check_room(header)
     if header.producer_id is not None and (header.base_sequence is None or header.producer_epoch is None):
         raise InvalidRecord(f"producer id {header.producer_id} without an epoch and a base sequence")
     if attributes & _LOG_APPEND_TIME_BIT and not _may_be_create_time(header, config):
@@ -58,6 +60,17 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
         _check_times(header, config, now_ms)
     if size > config.segment_bytes:
         raise RecordListTooLarge(f"the batch has {size} bytes, segment.bytes is {config.segment_bytes}")
+
+
+def _check_room(header: BatchHeader) -> None:
+    """Refuse a count that the bytes cannot hold whatever they become.
+
+    Each such batch would take up to 2^31 offsets, and with them a segment:
+    test_a_count_that_no_codec_could_hold_is_refused.
+    """
+    most_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
+    if header.records_count * MIN_RECORD_BYTES > most_bytes:
+        raise InvalidRecord(f"{header.records_count} records in a batch of {header.size_bytes} bytes")
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:

@@ -4,6 +4,7 @@ Given what the partition remembers about the producer id, in this order:
 
     same epoch, first and last sequence equal to a remembered batch   Duplicate
     epoch lower than the remembered one                               Refuse INVALID_PRODUCER_EPOCH
+    sequence above the lowest that still waits to be verified         Refuse OUT_OF_ORDER (see Verification)
     epoch unknown (the id has no entry)                               any sequence is stored, but sequence 0
                                                                       with an epoch per transaction
     epoch higher                                                      sequence 0, else Refuse OUT_OF_ORDER
@@ -98,6 +99,26 @@ class ProducerEntry(NamedTuple):
         return self.batches[-1].last_sequence if self.batches else None
 
 
+class Verification(NamedTuple):
+    """The lowest batch of a producer for which a partition asked the transaction coordinator.
+
+    It is kept until a transactional batch is stored or the transaction ends here. A batch with a higher
+    sequence must not overtake one that the coordinator refused for the moment: the producer sends that again.
+    Source: Kafka's VerificationStateEntry.
+    """
+
+    producer_epoch: int
+    lowest_sequence: int
+    raises_epoch: bool
+
+    def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
+        """Return what is to be kept once another batch asked."""
+        is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
+        if is_lower or producer_epoch > self.producer_epoch:
+            return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)
+        return self
+
+
 class Store(NamedTuple):
     """Write the batch; once its bytes are written, `entry` is what to remember."""
 
@@ -127,12 +148,13 @@ def decide_append(
     base_offset: int,
     now_ms: int,
     begins_epoch: bool = False,
+    verification: Verification | None = None,
 ) -> Store | Duplicate | Refuse:
     """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here.
 
     `begins_epoch`: the batch is the first of a transaction with an epoch of its own in this partition.
     """
-    if entry is not None and origin is _CLIENT and _is_plain_next(entry, batch):
+    if entry is not None and origin is _CLIENT and verification is None and _is_plain_next(entry, batch):
         # The main road, and no remembered batch is passed by: one that is next after the newest cannot
         # equal one of the five, whose sequences would have to go round all 2^31 of them.
         return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
@@ -143,6 +165,8 @@ def decide_append(
             return Duplicate(known.last_offset - known.offset_delta, known.last_offset, known.timestamp_ms)
     if entry is not None and origin is not _REPLAY:
         refusal = _refuse_epoch(entry, batch)
+        if refusal is None and origin is _CLIENT and verification is not None:
+            refusal = _refuse_overtaking(entry, batch, verification)
         if refusal is None and origin is _CLIENT:
             refusal = _refuse_sequence(entry, batch)
         if refusal is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
@@ -151,6 +175,10 @@ def decide_append(
                 f"producer id {batch.producer_id} has had a transaction open here since offset"
                 f" {entry.current_txn_first_offset}, and this batch is not transactional",
             )
+        if refusal is not None:
+            return refusal
+    if entry is None and origin is _CLIENT and verification is not None:
+        refusal = _refuse_overtaking(entry, batch, verification)
         if refusal is not None:
             return refusal
     if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
@@ -192,6 +220,20 @@ def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
         InvalidProducerEpoch,
         f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, and epoch"
         f" {entry.producer_epoch} has been seen: a newer instance of this producer is at work",
+    )
+
+
+def _refuse_overtaking(
+    entry: ProducerEntry | None, batch: ProducedBatch, verification: Verification
+) -> Refuse | None:
+    sequence = batch.base_sequence or 0
+    begins_late = verification.raises_epoch and sequence and (entry is None or not entry.batches)
+    if not begins_late and sequence <= verification.lowest_sequence:
+        return None
+    return Refuse(
+        OutOfOrderSequenceNumber,
+        f"producer id {batch.producer_id} sent sequence {sequence}, and the batch with"
+        f" {verification.lowest_sequence} was not stored yet",
     )
 
 

@@ -107,7 +107,7 @@ class Standing(NamedTuple):
     """What the deadlines of a connection depend on.
 
     `active_ms`: when it last sent or took something. `request_ms`: since when an incomplete request is
-    there and read on. `is_waiting`: an answer is owed that is not the client's fault.
+    there and read on. `is_waiting`: an answer is owed that is not the client's fault. A throttled one idles.
     """
 
     phase: Phase

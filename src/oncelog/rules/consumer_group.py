@@ -19,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from oncelog.errors import (
+    BrokerError,
     FencedInstanceId,
     FencedMemberEpoch,
     GroupMaxSizeReached,
@@ -167,12 +168,18 @@ class ConsumerGroup:
     # Heartbeats
 
     def heartbeat(
-        self, beat: Beat, catalogue: Catalogue, now_ms: int, is_pending: IsPending = lambda regexes: False
+        self,
+        beat: Beat,
+        catalogue: Catalogue,
+        now_ms: int,
+        is_pending: IsPending = lambda regexes: False,
+        check_regex: Callable[[str], object] = str,
     ) -> BeatAnswer:
         """A member joins (epoch 0), is there, or leaves (-1; -2 a static one, to come back).
 
-        Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId,
-        GroupMaxSizeReached.
+        `check_regex` raises for a pattern that cannot be used. It is asked about a member's new pattern once
+        the member itself is known, as by Kafka. Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId,
+        UnreleasedInstanceId, GroupMaxSizeReached.
         """
         if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(beat)
@@ -180,6 +187,8 @@ class ConsumerGroup:
             raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
         before = self._member_of(beat)
         member = self._updated(before, beat)
+        if member.regex is not None and member.regex != before.regex:
+            check_regex(member.regex)
         # A new member without topics changes nobody's assignment, so it raises no epoch, as in Kafka 4.3.
         is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
@@ -335,6 +344,35 @@ class ConsumerGroup:
         else:
             self._remove(member.member_id)
         return BeatAnswer(beat.member_id, beat.epoch)
+
+    def remove_members(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
+        """Remove members that an administrator names by (member id, instance id); return their error codes.
+
+        An instance id goes with its member's id or with an empty one. All names are looked up before the
+        first member goes, so one that is named twice succeeds twice, and the epoch rises once.
+        """
+        removed: dict[str, None] = {}
+        codes = [0] * len(identities)
+        for index, (member_id, instance_id) in enumerate(identities):
+            try:
+                removed[self._named(member_id, instance_id)] = None
+            except BrokerError as error:
+                codes[index] = error.code
+        for member_id in removed:
+            self._forget(member_id)
+        if removed:
+            self._raise_epoch()
+        return codes
+
+    def _named(self, member_id: str, instance_id: str | None) -> str:
+        if instance_id is None:
+            return self._known(member_id).member_id
+        static = self.static_member(instance_id)
+        if static is None:
+            raise UnknownMemberId(f"instance {instance_id!r} is unknown")
+        if member_id and member_id != static.member_id:
+            raise FencedInstanceId(f"instance {instance_id!r} is member {static.member_id}")
+        return static.member_id
 
     def _remove(self, member_id: str) -> None:
         self._forget(member_id)

@@ -23,9 +23,11 @@ from oncelog.errors import (
     IllegalGeneration,
     InconsistentGroupProtocol,
     MemberIdRequired,
+    NotCoordinator,
     RebalanceInProgress,
     UnknownMemberId,
 )
+from oncelog.rules.deadlines import Deadlines
 from oncelog.rules.group_member import (
     GroupState,
     JoinAnswer,
@@ -40,6 +42,8 @@ from oncelog.rules.group_member import (
 )
 from oncelog.rules.group_roster import Roster
 
+_MIN_EXTENSION_MS = 1000
+"""How long a rebalance for which nobody came goes on at least, before it is looked at again."""
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
 
 
@@ -61,7 +65,8 @@ class ClassicGroup(Roster):
         self.state_since_ms = now_ms
         self.generation_id = 0
         self.is_unsaved = False
-        self._pending: dict[str, int] = {}
+        self._pending = Deadlines()
+        """Member ids that were given out, until their clients join with them."""
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial = False
@@ -84,7 +89,7 @@ class ClassicGroup(Roster):
         elif request.group_instance_id in self.static_members:
             self._replace_static(request, fresh_id, now_ms, answer)
         elif request.group_instance_id is None and request.requires_known_id:
-            self._pending[fresh_id] = now_ms + request.session_timeout_ms
+            self._pending.set(fresh_id, now_ms + request.session_timeout_ms)
             answer(JoinAnswer(MemberIdRequired.code, fresh_id))
         else:
             self._add(request, fresh_id, now_ms, answer)
@@ -96,8 +101,11 @@ class ClassicGroup(Roster):
             return GroupMaxSizeReached
         if not self.supports(request):
             return InconsistentGroupProtocol
-        if not request.member_id or request.member_id in self._pending:
+        if not request.member_id:
             return None
+        if request.member_id in self._pending:
+            # Only dynamic members are given ids. A static one would join twice under its instance.
+            return UnknownMemberId if request.group_instance_id is not None else None
         error = self._refusal_of(request.member_id, request.group_instance_id)
         if error is None and self.state is GroupState.EMPTY:
             return UnknownMemberId
@@ -120,7 +128,7 @@ class ClassicGroup(Roster):
 
     def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
         if request.member_id in self._pending:
-            del self._pending[request.member_id]
+            self._pending.remove(request.member_id)
             self._add(request, request.member_id, now_ms, answer)
             return
         member = self.members[request.member_id]
@@ -207,7 +215,8 @@ class ClassicGroup(Roster):
             self.forget(member)
         joined = [member for member in self.members.values() if member.join is not None]
         if self.members and not joined:
-            self._deadline_ms = now_ms + self.longest_rebalance_ms()
+            # Static members alone, which may still come. A client may have given 0 or -1 as its time-out.
+            self._deadline_ms = now_ms + max(self.longest_rebalance_ms(), _MIN_EXTENSION_MS)
             return
         self.generation_id += 1
         if not joined:
@@ -282,8 +291,11 @@ class ClassicGroup(Roster):
     def saved(self, error: BrokerError | None, mark: tuple[int, bool], now_ms: int) -> None:
         """The group is stored as of `mark`, or could not be; those that wait for an assignment are told.
 
-        What came since is stored by itself.
+        What came since is stored by itself. A group at rest that the disk refused is to be stored again:
+        otherwise a restart would bring back members that have left.
         """
+        if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
+            self.is_unsaved = True
         if mark != self.mark or self.state is not GroupState.COMPLETING_REBALANCE or not mark[1]:
             return
         if error is None:
@@ -318,8 +330,12 @@ class ClassicGroup(Roster):
         if group_instance_id is not None and not member_id:
             member_id = self.static_members.get(group_instance_id, "")
         if member_id in self._pending:
-            del self._pending[member_id]
-            self._complete_if_all_joined(now_ms)
+            self._pending.remove(member_id)
+            # As in Kafka, the others join again after anybody left, also one who had only an id.
+            if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+                self._rebalance(now_ms)
+            else:
+                self._complete_if_all_joined(now_ms)
             return 0
         error = self._refusal_of(member_id, group_instance_id)
         if error is not None:
@@ -329,7 +345,7 @@ class ClassicGroup(Roster):
 
     def tick(self, now_ms: int) -> None:
         """What time brings: silent members go, a rebalance ends without those that did not come."""
-        self._pending = {member_id: due for member_id, due in self._pending.items() if due > now_ms}
+        self._pending.take(now_ms)  # their clients may have died
         for member in list(self.members.values()):
             is_waiting = member.sync is not None or (member.join is not None and not member.is_new)
             if member.deadline_ms <= now_ms and not is_waiting and member.member_id in self.members:
@@ -353,9 +369,7 @@ class ClassicGroup(Roster):
             for member in self.members.values()
             if member.sync is None and (member.join is None or member.is_new)
         ]
-        deadlines += self._pending.values()
-        if self._deadline_ms is not None:
-            deadlines.append(self._deadline_ms)
+        deadlines += [due for due in (self._pending.next_ms, self._deadline_ms) if due is not None]
         return min(deadlines, default=None)
 
     def _remove(self, member: Member, now_ms: int) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from oncelog.errors import InvalidProducerEpoch, TransactionCoordinatorFenced
 from oncelog.rules.append import ProducerEntry, Refuse
+from oncelog.rules.sending import MAX_EPOCH
 from oncelog.types import Origin
 
 
@@ -62,6 +63,24 @@ def decide_marker(
         marker.producer_epoch, marker.coordinator_epoch, marker.timestamp_ms, now_ms, None, batches
     )
     return StoreMarker(successor, completed)
+
+
+def refuse_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Refuse | None:
+    """Return the refusal of a marker of transaction version 2 that does not raise the producer's epoch.
+
+    There every transaction ends with a raised epoch, so a marker with the epoch of the open transaction is a
+    late one of an earlier transaction. Where nothing is open it changes nothing, and the largest epoch cannot
+    be raised.
+    """
+    if entry is None or entry.producer_epoch != producer_epoch:
+        return None
+    if entry.current_txn_first_offset is None or producer_epoch == MAX_EPOCH:
+        return None
+    return Refuse(
+        InvalidProducerEpoch,
+        f"marker of producer id {producer_id} has the epoch {producer_epoch} of the open transaction; with"
+        " transaction version 2 it must be higher",
+    )
 
 
 def _refuse_marker(entry: ProducerEntry, marker: EndMarker) -> Refuse | None:

@@ -22,13 +22,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.append import REMEMBERED_BATCHES, ProducerEntry, RememberedBatch
-
-SHARD_ENTRIES = 680
-"""Idle entries per shard on average; shards of even ids have up to twice that, which a dict just holds
-before it grows again."""
-ENTRIES_AT_WORK = 2048
-"""Entries kept as objects. Who came first is packed first, and comes back when it appends again."""
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
 PLAIN = _TIGHT
@@ -151,9 +146,20 @@ class ProducerImage(NamedTuple):
 
 
 class ProducerTable:
-    """Producer id -> ProducerEntry for one partition."""
+    """Producer id -> ProducerEntry for one partition.
 
-    def __init__(self) -> None:
+    `max_at_work` entries are kept as objects; the one that came first is packed first. `shard_entries`:
+    packed entries per shard, on average. Shards of even ids have up to twice the default, which a dict just
+    holds before it grows again.
+    """
+
+    def __init__(
+        self,
+        max_at_work: int = DEFAULT_LIMITS.max_producers_at_work,
+        shard_entries: int = DEFAULT_LIMITS.producer_shard_entries,
+    ) -> None:
+        self._max_at_work = max_at_work
+        self._shard_entries = shard_entries
         self._at_work: dict[int, ProducerEntry] = {}
         self._idle: list[dict[int, bytes]] = [{}]
         self._is_shared = bytearray(1)  # per shard: an image may hold it as well
@@ -183,14 +189,14 @@ class ProducerTable:
         at_work = self._at_work
         if producer_id not in at_work:
             self._forget_idle(producer_id)
-            if len(at_work) >= ENTRIES_AT_WORK:
+            if len(at_work) >= self._max_at_work:
                 oldest = next(iter(at_work))
                 self.put_packed({oldest: pack_entry(at_work.pop(oldest))})
         at_work[producer_id] = entry
 
     def put_packed(self, entries: Mapping[int, bytes]) -> None:
         """Remember ids that are not known yet, as `pack_entry` gave them."""
-        while self._idle_count + len(entries) > SHARD_ENTRIES * len(self._idle):
+        while self._idle_count + len(entries) > self._shard_entries * len(self._idle):
             self._split()
         idle, short_mask = self._idle, self._mask
         count, mask = len(idle), 2 * short_mask + 1

@@ -29,6 +29,7 @@ from oncelog.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.append import Refuse
 from oncelog.rules.sending import MAX_EPOCH, Identity
 from oncelog.rules.transaction_entry import (
@@ -77,11 +78,13 @@ def decide_init(
     server_version: int,
     new_producer_id: int | None,
     now_ms: int,
+    first_epoch: int = DEFAULT_LIMITS.first_producer_epoch,
 ) -> Persist | FenceFirst | NeedsProducerId | Refuse:
     """Who the producer is from now on: the persisted entry's id and epoch.
 
     `given`: what the client had before and wants to go on from; None for a new instance, which fences
-    every other. `new_producer_id` None: none was taken yet. The first epoch is 0.
+    every other. `new_producer_id` None: none was taken yet. `first_epoch`: that of
+    a new transactional id.
     """
     if entry is None:
         if new_producer_id is None:
@@ -116,6 +119,8 @@ def decide_init(
         return Persist(
             fresh._replace(producer_id=new_producer_id, producer_epoch=0, last_producer_epoch=last_epoch)
         )
+    if entry.producer_epoch == NO_EPOCH:
+        return Persist(fresh._replace(producer_epoch=first_epoch, last_producer_epoch=NO_EPOCH))
     return _raise_epoch(entry, fresh, given)
 
 
@@ -125,7 +130,7 @@ def _raise_epoch(
     epoch = entry.producer_epoch
     if given is None:
         return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH))
-    if epoch == NO_EPOCH or given.producer_epoch == epoch:
+    if given.producer_epoch == epoch:
         return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=epoch))
     if _is_repeated(entry, given):
         return Persist(fresh)

@@ -33,6 +33,13 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _I32 = struct.Struct(">i")
 _SNAPPY_BEST_RATIO = 64
 """More than a snappy copy element (3 bytes for at most 64) can expand its input."""
+_MOST_GROWTH = {
+    Compression.NONE: 1,
+    Compression.GZIP: 1032,  # 258 bytes of a match in two bits
+    Compression.SNAPPY: _SNAPPY_BEST_RATIO,
+    Compression.LZ4: 255,  # one byte of a match's length
+    Compression.ZSTD: 1 << 15,  # a block of 128 KB in four bytes
+}
 
 _LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
 
@@ -109,6 +116,11 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
     packed = bytes(context.compress(data))
     pool.append(context)
     return packed
+
+
+def most_output(codec: Compression, size_bytes: int) -> int:
+    """Return the bytes that so many can become at most by a codec's format."""
+    return size_bytes * _MOST_GROWTH[codec]
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
