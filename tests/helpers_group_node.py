@@ -8,6 +8,7 @@ from typing import Any
 from oncelog.broker.node import Node, Request
 from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.manager import LogManager
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import GroupState
@@ -36,13 +37,16 @@ class GroupNode:
             "offsets.topic.num.partitions": 2,
             "transaction.state.log.num.partitions": 1,
         }
+        self.limits = DEFAULT_LIMITS
         given = {key.replace("_", "."): value for key, value in settings.items()}
         self._settings = BROKER.parse({"node.id": 1, **small, **given})
         self._disk, self._numbers, self.now_ms = MemoryDisk(), count(1), NOW_MS
         self.node = self._open()
 
     def _open(self) -> Node:
-        manager = LogManager.open(self._disk, node_id=1, new_uuid=self._uuid, now_ms=self.now_ms)
+        manager = LogManager.open(
+            self._disk, node_id=1, new_uuid=self._uuid, now_ms=self.now_ms, limits=self.limits
+        )
         return Node(manager, self._settings, new_uuid=self._uuid, now_ms=self.now_ms)
 
     def _uuid(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -18,9 +19,11 @@ from oncelog import Consumer
 from oncelog.client import consumer_pieces
 from oncelog.client.consumer_pieces import Piece
 from oncelog.client.fetching import PlacedBatch
-from oncelog.edge.broker import Broker
+from oncelog.edge.broker import Broker, recover_node
 from oncelog.errors import InvalidRecord, MessageTooLarge
-from oncelog.log import reading, validation
+from oncelog.limits import Limits
+from oncelog.log import compaction, validation
+from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
 from oncelog.log.reading import StepCost
 from oncelog.rules.visibility import Verdict
@@ -229,7 +232,7 @@ def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def behind() -> Partition:
     """A partition whose largest time is below its log start: a look-up finds nothing and reads all."""
-    partition = open_partition(log_config=config(segment_bytes=200_000))
+    partition = open_partition(log_config=config(segment_bytes=200_000, limits=Limits(search_step_cost=100)))
     put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
     for _ in range(3_000):
         put(partition, log_batch())
@@ -250,19 +253,13 @@ def _found(search: Any) -> int:
             return int(done.value.offset)
 
 
-def test_a_look_up_by_time_rests_after_a_bounded_number_of_batches(
-    behind: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_STEP_COST", 100)
+def test_a_look_up_by_time_rests_after_a_bounded_number_of_batches(behind: Partition) -> None:
     steps = _steps(behind.search_timestamp(NOW_MS + 1, StepCost()))
     first = next(iter(behind._segments))
     assert steps == (first.end_offset - 1) // 100 > 10
 
 
-def test_a_look_up_by_time_survives_a_deletion_between_its_steps(
-    behind: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_STEP_COST", 100)
+def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partition) -> None:
     put(behind, log_batch(timestamp_ms=NOW_MS + 1))
     search = behind.search_timestamp(NOW_MS + 1, StepCost())
     next(search)
@@ -272,7 +269,8 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(
 
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look-up goes on in steps; another client's request is answered before the last of them."""
-    monkeypatch.setattr(reading, "_STEP_COST", 2)
+    limits = Limits(search_step_cost=2)
+    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
     answered_at: list[int] = []
     steps: list[int] = []
     original = Partition.search_timestamp
@@ -329,3 +327,67 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
     assert done == jobs and steps >= count // 500
     (last,) = decode_records(partition.read(0, 1 << 20).records)
     assert last.offset == count - 1
+
+
+@pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
+def test_compaction_opens_what_may_become_large_in_a_thread(
+    codec: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of one record, of 10 KB, can become 256 MB."""
+    is_in_thread = False
+    original = records.decompress
+
+    def decompress(found: Compression, *args: Any) -> Any:
+        assert found is Compression.NONE or is_in_thread
+        return original(found, *args)
+
+    monkeypatch.setattr(records, "decompress", decompress)
+    monkeypatch.setattr(compaction, "_LARGE_BYTES", 100_000)
+    partition = open_partition(log_config=config(segment_bytes=1_000_000))
+    put(partition, log_batch(value=bytes(110_000), compression=codec))
+    put(partition, log_batch(value=b"new"))
+    partition._roll(NOW_MS)
+    partition.flush()
+    partition.reconfigure(config(cleanup_policy="compact"))
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    for job in partition.compact(dirty, NOW_MS):
+        if job is not None:
+            is_in_thread = True
+            job()
+            is_in_thread = False
+    assert [record.value for record in decode_records(partition.read(0, 1000).records)] == [b"new"]
+
+
+@pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
+def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None:
+    """With 2^31 offsets each, small batches would take a segment each, and its files and descriptor."""
+    partition = open_partition(log_config=config(max_message_bytes=10_000_000))
+    sealed = {"base_timestamp_ms": NOW_MS, "max_timestamp_ms": NOW_MS, "compression": codec}
+    count = 300_000  # of the shortest records, all alike
+    honest = seal([_KEYLESS * count], count, **sealed)
+    assert put(partition, memoryview(honest)).last_offset == count - 1
+    with pytest.raises(InvalidRecord, match="2147483647 records in a batch of"):
+        put(partition, memoryview(seal([_KEYLESS], 2**31 - 1, **sealed)))
+    assert partition.log_end_offset == count
+
+
+def test_a_reader_at_the_end_looks_at_no_aborted_transaction_before_it() -> None:
+    class Counted(list[AbortedTransaction]):
+        count = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.count += 1
+            return super().__getitem__(index)
+
+        def __iter__(self) -> Iterator[AbortedTransaction]:
+            for index in range(len(self)):
+                yield self[index]
+
+    partition = open_partition()
+    put(partition, log_batch(count=20_000))
+    entries = Counted(AbortedTransaction(n, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(10_000))
+    partition._segments.active.transactions._entries = entries
+    assert [entry.producer_id for entry in partition.aborted_transactions(19_998, 20_000)] == [9_999]
+    assert entries.count < 30
+    assert len(partition.aborted_transactions(0, 20_000)) == 10_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,9 +17,10 @@ from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartitio
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import open_node, recover_node
+from oncelog.edge.broker import recover_node
 from oncelog.edge.clock import Clock
-from oncelog.log import compacted
+from oncelog.edge.disk import RealDisk
+from oncelog.limits import Limits
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
@@ -30,6 +32,7 @@ from oncelog.wire.records import NewRecord
 QUICK = {"log.cleaner.backoff.ms": 20}
 NOW_MS = 1_700_000_000_000
 AT = TopicPartition("t", 0)
+SHORT = Limits(coordinator_roll_bytes=2_000)
 
 
 def small(servers: str, **settings: object) -> str:
@@ -141,7 +144,7 @@ class Coordinators:
         self.node = self._open()
 
     def _open(self) -> Node:
-        return open_node(self.directory, self.settings, Clock())
+        return recover_node(RealDisk(self.directory), self.settings, Clock(), limits=SHORT)
 
     def restart(self) -> None:
         """As after SIGKILL."""
@@ -169,9 +172,8 @@ class Coordinators:
 
 
 @pytest.fixture
-def coordinators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinators:
-    monkeypatch.setattr(compacted, "_SHORT_BYTES", 2_000)
-    return Coordinators(tmp_path / "data")
+def coordinators(tmp_path: Path) -> Coordinators:
+    return Coordinators(tmp_path)
 
 
 @pytest.mark.behaviour("T2")
@@ -255,7 +257,7 @@ def _offset(offset: int) -> CommittedOffset:
 
 def test_a_group_goes_on_after_its_log_was_compacted(tmp_path: Path) -> None:
     with (
-        patch.object(compacted, "_SHORT_BYTES", 2_000),
+        patch("oncelog.edge.broker.recover_node", partial(recover_node, limits=SHORT)),
         Broker(tmp_path, config={**QUICK, "offsets.topic.num.partitions": 1}) as broker,
     ):
         servers = broker.bootstrap_servers

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog import errors
-from oncelog.broker import patterns
 from oncelog.broker.groups import GroupCoordinator
 from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic
 from oncelog.edge.broker import Broker
+from oncelog.limits import Limits
 from oncelog.wire.messages import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
@@ -159,9 +159,7 @@ def test_what_a_coordinator_remembers_is_what_its_log_says(steps: list[tuple[str
     assert after == before
 
 
-def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet() -> None:
     node = GroupNode()
     for name in TOPICS:
         node.ask(create(name), 5)
@@ -169,8 +167,8 @@ def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
     (joined,) = node.ask(heartbeat("g", "m", **fields), 1)
     before = node.state()
     assert len(joined.assignment.topic_partitions) == 2
+    node.limits = Limits(pattern_step_cost=1)
     node.restart()
-    monkeypatch.setattr(patterns, "STEPS_AT_ONCE", 1)
     consumers, chores = node.node.groups.consumers, node.node.log_manager.chores
     chores.on_added = lambda: None  # they wait for this test
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
@@ -241,15 +239,13 @@ def test_offsets_of_what_a_pattern_matches_outlive_a_restart() -> None:
     assert node.node.groups.offsets.of("g")
 
 
-def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_others() -> None:
     node = GroupNode(offsets_retention_minutes=1)
     node.ask(create("t"), 5)
     (joined,) = node.ask(patterned("g", "m"), 1)
     node.ask(commit("g", 4, generation_id_or_member_epoch=joined.member_epoch, member_id="m"), 9)
+    node.limits = Limits(pattern_step_cost=1)
     node.restart()
-    monkeypatch.setattr(patterns, "STEPS_AT_ONCE", 1)
     groups, chores = node.node.groups, node.node.log_manager.chores
     chores.on_added = lambda: None  # they wait for this test
     (other,) = node.ask(patterned("g", "n"), 1)
@@ -436,6 +432,23 @@ def test_a_group_that_cannot_be_stored_does_not_cost_others_their_turn(refusing:
     refusing.names = set()
     node.pass_time(2_000)
     assert not node.node.groups.consumers._groups["stuck"].members
+
+
+def test_a_group_that_a_full_disk_left_with_its_members_is_stored_as_empty_later(refusing: Refusing) -> None:
+    """Found by the simulator, seed 298: after a restart the members that had left were there again."""
+    node = GroupNode(group_initial_rebalance_delay_ms=0)
+    node.ask(create("t"), 5)
+    (joined,) = node.ask(join("g"), 3)
+    node.ask(sync("g", joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
+    refusing.names = {b"g"}
+    node.ask(LeaveGroupRequest(group_id="g", member_id=joined.member_id), 2)
+    node.pass_time(5_000)
+    refusing.names = set()
+    node.pass_time(5_000)
+    before = node.state()
+    assert before["classic"]
+    node.restart()
+    assert node.state() == before
 
 
 LARGE = 3_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,13 @@ from helpers_broker import RawClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.broker import patterns
 from oncelog.broker.consumer_group_log import encode_entry
 from oncelog.broker.patterns import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES, Pattern, TopicPatterns
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, open_node
+from oncelog.edge.broker import Broker, open_node, recover_node
 from oncelog.edge.clock import Clock
 from oncelog.errors import InvalidRegularExpression
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.chores import Chores
 from oncelog.rules.consumer_group import CURRENT, EPOCH, MEMBER, Beat, ConsumerGroup, Entry
 from oncelog.wire.messages import (
@@ -143,7 +144,7 @@ def test_what_is_too_much_for_one_heartbeat_goes_on_in_the_background(matched: l
     found = TopicPatterns(chores)
     costly = "(?:a?){100}" * 8
     steps = Pattern(costly).steps("a" * 240)
-    per_round = patterns.STEPS_AT_ONCE // steps + 2
+    per_round = DEFAULT_LIMITS.pattern_step_cost // steps + 2
     names = [f"{'a' * 240}{index}" for index in range(10 * per_round)]
     found.list_topics([*names, "aaa"])
     assert found.find(costly) == []
@@ -193,13 +194,15 @@ def test_patterns_that_no_member_has_are_forgotten() -> None:
 
 
 def test_a_long_list_of_transactional_ids_is_matched_in_steps(
-    client: RawClient, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patterns, "STEPS_AT_ONCE", 1)
-    for index in range(3):
-        init = InitProducerIdRequest(transactional_id=f"stepwise-{index}", transaction_timeout_ms=60_000)
-        assert client.ask(init, 4).error_code == 0
-    answer = client.ask(by_pattern("stepwise-[12]"), 2)
+    limits = Limits(pattern_step_cost=1)
+    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        for index in range(3):
+            init = InitProducerIdRequest(transactional_id=f"stepwise-{index}", transaction_timeout_ms=60_000)
+            assert client.ask(init, 4).error_code == 0
+        answer = client.ask(by_pattern("stepwise-[12]"), 2)
     assert {each.transactional_id for each in answer.transaction_states} == {"stepwise-1", "stepwise-2"}
 
 

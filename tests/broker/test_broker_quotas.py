@@ -109,6 +109,18 @@ def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
         raw.socket.recv(1)
 
 
+def test_a_throttled_connection_whose_client_is_gone_ends() -> None:
+    config = {**WINDOW, "connections.max.idle.ms": 1_000}
+    with Broker(config=config) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic("t", 1)])
+        admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
+        for _ in range(5):
+            with RawClient(broker.bootstrap_servers) as client:
+                assert produce(client, "t", 100_000) > 60_000_000
+        wait_until(lambda: broker.metrics()["connections_ended.connections.max.idle.ms"] >= 5)
+        wait_until(lambda: broker.metrics()["connections"] <= 1)
+
+
 def test_fetch(limited: Broker, admin: Admin, raw: RawClient) -> None:
     raw.create_topic("t")
     produce(raw, "t", 50_000)
@@ -216,11 +228,8 @@ def test_connections(limited: Broker, admin: Admin) -> None:
     assert limited.metrics()["throttled.connection_creation_rate"] == 1
 
 
-def test_memory_is_bounded_whatever_clients_call_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quotas, "_KEPT", 100)
-    held = quotas.Quotas(RealDisk(tmp_path), BROKER.parse({}), {})
+def test_memory_is_bounded_whatever_clients_call_themselves(tmp_path: Path) -> None:
+    held = quotas.Quotas(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
     held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
     for number in range(1_000):
         held.charge("producer_byte_rate", Payer("u", f"client-{number}"), 10, number * 100)

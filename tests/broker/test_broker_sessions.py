@@ -7,15 +7,18 @@ from itertools import count
 import pytest
 from helpers_broker import fetch_request
 
-from oncelog.broker.sessions import EVICTION_MS, EXPIRY_MS, FetchSessions
+from oncelog.broker.sessions import FetchSessions
 from oncelog.broker.waiting import Deferred, FetchWait, FetchWaits
 from oncelog.errors import FetchSessionIdNotFound
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import FetchRequest
 
+EVICTION_MS, EXPIRY_MS = DEFAULT_LIMITS.session_eviction_ms, DEFAULT_LIMITS.session_expiry_ms
 
-def _sessions(slots: int = 1000, **how: int) -> FetchSessions:
-    return FetchSessions(slots, new_id=lambda: next(_IDS), **how)
+
+def _sessions(slots: int = 1000, **limits: int) -> FetchSessions:
+    return FetchSessions(slots, new_id=lambda: next(_IDS), limits=Limits(**limits))
 
 
 _IDS = count(1)
@@ -45,7 +48,7 @@ def test_a_session_id_is_drawn_again_while_it_is_taken() -> None:
 
 
 def test_fetch_sessions_remember_a_bounded_number_of_partitions() -> None:
-    sessions = _sessions(max_partitions=10)
+    sessions = _sessions(max_session_partitions=10)
     first = sessions.open(_request(0, 0, 6), 12, 0, "").session_id
     assert first and sessions.partition_count == 6
     assert sessions.open(_request(0, 0, 5), 12, 0, "").session_id == 0

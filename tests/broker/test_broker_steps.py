@@ -9,10 +9,9 @@ from typing import Any
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.broker.node import Node, Request
-from oncelog.broker.stepwise import STEP_ELEMENTS
 from oncelog.broker.topic_file import FILE_NAME
-from oncelog.broker.topics import PARTITIONS_PER_STEP
 from oncelog.broker.waiting import Deferred
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import (
@@ -24,6 +23,8 @@ from oncelog.wire.messages import (
     OffsetForLeaderEpochRequest,
 )
 
+STEP_ELEMENTS = DEFAULT_LIMITS.request_step_elements
+PARTITIONS_PER_STEP = DEFAULT_LIMITS.partitions_per_step
 MANY = 3 * STEP_ELEMENTS + 1
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient
+from helpers_group_node import GroupNode, create
 
 from oncelog.broker import transactions as coordinator
 from oncelog.broker.markers import Marker
 from oncelog.broker.node import Answer, Node, Request
-from oncelog.broker.state_topic import Written, partition_for, when_durable
+from oncelog.broker.state_topic import Written, must_wait, partition_for, when_durable
 from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
@@ -462,3 +463,25 @@ def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(p
 
 def identity(entry: TransactionEntry) -> Identity:
     return Identity(entry.producer_id, entry.producer_epoch)
+
+
+def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> None:
+    place = GroupNode(log_flush_interval_messages=1)
+    node, now_ms = place.node, place.now_ms
+    place.ask(create("t"), 5)
+
+    def flush() -> None:
+        for partition in node.flushes.take():
+            partition.flush()
+            node.flushes.finished(partition, None)
+
+    entries = [node.transactions.init(name, None, 60_000, now_ms).entry for name in ("x", "y")]
+    x, y = (Identity(entry.producer_id, entry.producer_epoch) for entry in entries)
+    added = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
+    assert must_wait(added.written)
+    when_durable(node, added.written, lambda error: None)
+    flush()
+    other = node.transactions.add_partitions("y", y, [TopicPartition("t", 1)], now_ms)
+    assert must_wait(other.written)
+    again = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
+    assert not must_wait(again.written)

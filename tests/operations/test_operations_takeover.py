@@ -13,7 +13,7 @@ import pytest
 from helpers_broker import RawClient, batch, wait_until
 from helpers_producer import producer_of, values
 
-from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
 from oncelog.broker.internal_topics import INTERNAL_TOPICS
 from oncelog.broker.kafka_metadata import DIRECTORY, read_metadata
 from oncelog.broker.takeover import take_over
@@ -588,3 +588,32 @@ def test_settings_of_groups_that_kafka_stores_are_told(plain: Path) -> None:
     notes = take_over(manager, settings_of(CONFIG))
     manager.release()
     assert any("of group g: consumer.session.timeout.ms=60000" in note for note in notes)
+
+
+def test_empty_partitions_count_where_the_list_of_topics_is_lost(tmp_path: Path) -> None:
+    """Groups belong to partitions of `__consumer_offsets` by the number of all, the empty ones too."""
+    config = {**CONFIG, "offsets.topic.num.partitions": 7, "oncelog.takeover.accept": "settings"}
+    at = TopicPartition("t", 0)
+    with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:
+        admin.create_topics([NewTopic("t", 4)])
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send("t", b"v", partition=0).result()
+        admin.alter_group_offsets("group", {at: 1})
+    (tmp_path / "oncelog-topics.json").unlink()
+    with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:
+        described = admin.describe_topics(["t", "__consumer_offsets"])
+        assert [len(described[name].partitions) for name in ("t", "__consumer_offsets")] == [4, 7]
+        admin.alter_group_offsets("group", {at: 0})
+    with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:
+        assert admin.group_offsets("group")[at].offset == 0
+
+
+@pytest.mark.parametrize("name", ["backup-20261122", "old-01", "moved-to-delete", "notes-2024"])
+def test_a_directory_that_is_no_partition_is_left_alone(tmp_path: Path, name: str) -> None:
+    with Broker(tmp_path) as broker, producer_of(broker.bootstrap_servers) as producer:
+        producer.send("t", b"v").result()
+    shutil.copytree(tmp_path / "t-0", tmp_path / name / "t-0")
+    for _ in range(2):
+        with Broker(tmp_path):
+            pass
+    assert list((tmp_path / name / "t-0").glob("*.log"))

@@ -143,16 +143,38 @@ def admit_produce(node: Node, request: Request, now_ms: int) -> Admission:
     message, version = request.message, request.header.api_version
     dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
     batches = list(_transactional_batches(node, request))
-    if len({who for _, who, _ in batches}) > 1:
+    if len({who for _, who, *_ in batches}) > 1:
         raise InvalidProducerIdMapping("the transactional batches of a request must be of one producer")
-    outside = {at: who for at, who, partition in batches if not partition.has_open_transaction(*who)}
+    outside = {}
+    for at, who, partition, sequence in batches:
+        if _needs_question(partition, who):
+            outside[at] = who
+            if sequence is not None:
+                partition.begin_verification(*who, sequence, raises_epoch=dialect.adds)
     return Admission(node, message.transactional_id or "", outside, dialect, now_ms)
+
+
+def _needs_question(partition: Partition, who: Identity) -> bool:
+    """True unless the transaction is open in the partition, or the partition knows a newer epoch.
+
+    An older epoch is refused when it comes to be appended. As in Kafka it must not become part of the
+    transaction before that.
+    """
+    return not partition.has_open_transaction(*who) and not knows_newer_epoch(partition, who)
+
+
+def knows_newer_epoch(partition: Partition, who: Identity) -> bool:
+    """True when the partition has seen a newer epoch of this producer."""
+    known = partition.producer(who.producer_id)
+    return (
+        known is not None and known.producer_epoch is not None and known.producer_epoch > who.producer_epoch
+    )
 
 
 def _transactional_batches(
     node: Node, request: Request
-) -> Iterator[tuple[TopicPartition, Identity, Partition]]:
-    """Yield the partitions whose batch is transactional, with its producer."""
+) -> Iterator[tuple[TopicPartition, Identity, Partition, int | None]]:
+    """Yield the partitions whose batch is transactional, with its producer and base sequence."""
     message: ProduceRequest = request.message
     for topic in message.topic_data:
         may_write = request.may(ResourceType.TOPIC, topic.name)
@@ -167,4 +189,5 @@ def _transactional_batches(
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue
             who = Identity(header.producer_id, header.producer_epoch)
-            yield TopicPartition(topic.name, part.index), who, known.partitions[part.index]
+            at = TopicPartition(topic.name, part.index)
+            yield at, who, known.partitions[part.index], header.base_sequence

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from oncelog.broker.config_text import ResourceType
 from oncelog.broker.dynamic_config import MAX_GROUP_NAME_CHARS, checked_broker
 from oncelog.broker.internal_topics import check_internal_settings
+from oncelog.broker.names import check_topic_name
 from oncelog.broker.topic_config import check_overrides
 from oncelog.errors import (
     BrokerError,
@@ -120,10 +121,14 @@ class _Plan:
             self._brokers[name] = checked_broker(change(dynamic.of_broker(name)))
 
     def _add_topic(self, name: str, change: Change) -> None:
+        if not name:
+            raise InvalidRequest("a topic has a name; there are no settings for all topics")
         topic = self._node.topics.get(name)
-        # Like Kafka, report a bad value even if the topic does not exist.
         present = {} if topic is None else topic.overrides
-        overrides = check_overrides(self._node.settings, change(present), present)
+        changed = change(present)
+        # Like Kafka, report a bad name, then a bad value, even if the topic does not exist.
+        check_topic_name(name)
+        overrides = check_overrides(self._node.settings, changed, present)
         if topic is None:
             raise UnknownTopicOrPartition()
         check_internal_settings(name, overrides)

@@ -6,21 +6,19 @@ Source: KIP-848; Kafka's GroupMetadataManager.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
-from oncelog.broker.patterns import TopicPatterns
+from oncelog.broker.patterns import Pattern, TopicPatterns
 from oncelog.broker.state_topic import StateTopic, Written
-from oncelog.errors import BrokerError, GroupIdNotFound
+from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
 from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicInfo
+from oncelog.rules.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
-_MAX_CATALOGUED = 100_000
-"""Topics in all remembered catalogues together, each counted once more for the catalogue itself."""
 RETRY_MS = 1000
 """How long after its records could not be stored a group's deadlines are looked at again."""
 
@@ -31,9 +29,8 @@ class ConsumerGroups:
     def __init__(self, node: Node, topic: StateTopic) -> None:
         self._node, self._topic = node, topic
         self._groups: dict[str, ConsumerGroup] = {}
-        self._due: list[tuple[int, str]] = []
-        self._scheduled_ms: dict[str, int] = {}
-        self.patterns = TopicPatterns(node.log_manager.chores)
+        self._deadlines = Deadlines()
+        self.patterns = TopicPatterns(node.log_manager.chores, node.limits.pattern_step_cost)
         self._max_patterns = 100
         self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
         self._catalogued = 0
@@ -54,7 +51,8 @@ class ConsumerGroups:
         """Return the answer, and what must be durable before it is given.
 
         `first`: records to store before the group's own, in the same batch. Raises GroupIdNotFound,
-        NotCoordinator, InvalidRequest, MessageTooLarge; and as ConsumerGroup.heartbeat.
+        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression; and as
+        ConsumerGroup.heartbeat.
         """
         group = self.get(group_id)
         if group is None and beat.epoch != 0:
@@ -62,8 +60,21 @@ class ConsumerGroups:
         draft = self._new(group_id) if group is None else group.draft()
         self.patterns.begin()
         self._forget_patterns()
-        answer = draft.heartbeat(beat, self._catalogue, now_ms, self.patterns.is_pending)
+        answer = draft.heartbeat(beat, self._catalogue, now_ms, self.patterns.is_pending, Pattern)
         return answer, self._replace(draft, now_ms, first)
+
+    def leave(
+        self, group_id: str, identities: Sequence[tuple[str, str | None]], now_ms: int
+    ) -> tuple[list[int], list[Written]]:
+        """Remove members by (member id, instance id); return their error codes, and what must be durable.
+
+        Raises UnknownMemberId without such a group; NotCoordinator, InvalidRequest, MessageTooLarge.
+        """
+        group = self.get(group_id)
+        if group is None:
+            raise UnknownMemberId(f"there is no consumer group {group_id!r}")
+        draft = group.draft()
+        return draft.remove_members(identities), self._replace(draft, now_ms)
 
     def _new(self, group_id: str) -> ConsumerGroup:
         settings = self._node.settings
@@ -99,7 +110,7 @@ class ConsumerGroups:
             if self._catalogues_of != (topics.revision, patterns.revision):
                 return made  # a pattern was resolved meanwhile, perhaps one that `find` was asked before
             self._catalogued += len(made) + 1
-            if self._catalogued > _MAX_CATALOGUED:
+            if self._catalogued > self._node.limits.max_catalogued_topics:
                 self._catalogues.clear()
                 self._catalogued = len(made) + 1
             self._catalogues[key] = made
@@ -137,21 +148,17 @@ class ConsumerGroups:
         return written
 
     def _schedule(self, group_id: str, due_ms: int | None) -> None:
-        scheduled_ms = self._scheduled_ms.get(group_id)
-        if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
-            self._scheduled_ms[group_id] = due_ms
-            heapq.heappush(self._due, (due_ms, group_id))
+        if due_ms is not None:
+            self._deadlines.set_if_earlier(group_id, due_ms)
 
     @property
     def next_deadline_ms(self) -> int | None:
         """When `tick` has something to do."""
-        return self._due[0][0] if self._due else None
+        return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
         """Groups whose time has come."""
-        while self._due and self._due[0][0] <= now_ms:
-            _, group_id = heapq.heappop(self._due)
-            self._scheduled_ms.pop(group_id, None)
+        for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is None:
                 continue

@@ -5,12 +5,12 @@ Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
-from oncelog.broker.consumer_groups import ConsumerGroups
+from oncelog.broker.consumer_groups import RETRY_MS, ConsumerGroups
+from oncelog.broker.expiry import ExpiryRounds
 from oncelog.broker.group_log import decode_group, encode_group, group_key
 from oncelog.broker.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.offsets import Offsets
@@ -27,6 +27,7 @@ from oncelog.errors import (
     UnknownMemberId,
 )
 from oncelog.rules.consumer_group import Beat, BeatAnswer
+from oncelog.rules.deadlines import Deadlines
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import GroupState
 from oncelog.types import TopicPartition
@@ -63,8 +64,8 @@ class GroupCoordinator:
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
         """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
-        self._due: list[tuple[int, str]] = []
-        self._scheduled_ms: dict[str, int] = {}
+        self._deadlines = Deadlines()
+        self._expiring = ExpiryRounds(node.log_manager.chores, node.limits.expire_step_entries)
 
     # Groups
 
@@ -84,6 +85,11 @@ class GroupCoordinator:
         """Return True for a group in `group_ids`, without a look at the others. Raises NotCoordinator."""
         is_group = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return is_group or self.offsets.has(group_id)
+
+    def has_only_offsets(self, group_id: str) -> bool:
+        """Return True for a group that nobody has joined, but that has offsets. Raises NotCoordinator."""
+        has_joined = self.get(group_id) is not None or self.consumers.get(group_id) is not None
+        return not has_joined and self.offsets.has(group_id)
 
     def open(self, group_id: str, now_ms: int) -> ClassicGroup:
         """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
@@ -145,11 +151,15 @@ class GroupCoordinator:
             return
         if group.is_unsaved:
             self._save(group, now_ms)
+        self._schedule(group, now_ms)
+
+    def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()
-        scheduled_ms = self._scheduled_ms.get(group.group_id)
-        if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
-            self._scheduled_ms[group.group_id] = due_ms
-            heapq.heappush(self._due, (due_ms, group.group_id))
+        if group.is_unsaved:  # the disk refused it
+            retry_ms = now_ms + RETRY_MS
+            due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
+        if due_ms is not None:
+            self._deadlines.set_if_earlier(group.group_id, due_ms)
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
         # Taken back now: a rebalance that begins before this is durable must not find it set.
@@ -163,7 +173,9 @@ class GroupCoordinator:
 
         def on_durable(error: BrokerError | None) -> None:
             group.saved(error, mark, now_ms)
-            if group.is_unsaved:
+            if error is not None:
+                self._schedule(group, now_ms)
+            elif group.is_unsaved:
                 self.settle(group, now_ms)
 
         when_durable(self._node, written, on_durable)
@@ -171,13 +183,11 @@ class GroupCoordinator:
     @property
     def next_deadline_ms(self) -> int | None:
         """When `tick` has something to do."""
-        return self._due[0][0] if self._due else None
+        return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
         """Groups whose time has come."""
-        while self._due and self._due[0][0] <= now_ms:
-            _, group_id = heapq.heappop(self._due)
-            self._scheduled_ms.pop(group_id, None)
+        for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
@@ -308,28 +318,32 @@ class GroupCoordinator:
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""
-        for group_id in list(self.group_ids()):
-            group = self._groups.get(group_id)
-            consumers = self.consumers.get(group_id)
-            is_empty = group is None or group.state is GroupState.EMPTY
-            if group is not None and not is_empty and group.state is not GroupState.STABLE:
-                continue  # who reads which topic is known after the rebalance
-            since_ms = (
-                group.state_since_ms if group is not None and is_empty and group.protocol_type else None
-            )
+        self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, now_ms))
+
+    def _forget_expired(self, group_id: str, now_ms: int) -> None:
+        group = self._groups.get(group_id)
+        consumers = self.consumers.get(group_id)
+        is_empty = group is None or group.state is GroupState.EMPTY
+        if group is not None and not is_empty and group.state is not GroupState.STABLE:
+            return  # who reads which topic is known after the rebalance
+        since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
+        try:
             subscribed = self.subscribed_topics(group_id)
             if subscribed is None:
-                continue  # its members may read any of the topics
-            try:
-                self.offsets.forget_expired(group_id, subscribed, since_ms, now_ms)
-                if self.offsets.places_of(group_id):
-                    continue
-                if consumers is not None and not consumers.members:
-                    self.consumers.bury(group_id, now_ms)
-                if group is not None and is_empty and group.next_deadline_ms() is None:
-                    self._bury(group, now_ms)
-            except BrokerError:
-                continue  # it cannot be written now; the next check tries again
+                return  # its members may read any of the topics
+            self.offsets.forget_expired(group_id, subscribed, since_ms, now_ms)
+            if self.offsets.places_of(group_id):
+                return
+            if consumers is not None and not consumers.members:
+                self.consumers.bury(group_id, now_ms)
+            if group is not None and is_empty and group.next_deadline_ms() is None:
+                self._bury(group, now_ms)
+        except BrokerError:
+            return  # it cannot be written now; the next round tries again
+
+    def close(self) -> None:
+        """End the round under way."""
+        self._expiring.close()
 
     # The start
 

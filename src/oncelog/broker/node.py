@@ -25,13 +25,14 @@ from oncelog.broker.producer_ids import ProducerIds
 from oncelog.broker.quotas import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
-from oncelog.broker.sessions import EXPIRY_MS, FetchSessions
+from oncelog.broker.sessions import FetchSessions
 from oncelog.broker.takeover import take_over
 from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.users import Users
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
 from oncelog.config import INT64_MAX
+from oncelog.limits import Limits
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
@@ -103,6 +104,7 @@ class Node:
         on_append: Callable[[AppendEvent], None] | None = None,
     ) -> None:
         self.log_manager = log_manager
+        self.limits = limits = log_manager.limits
         # A copy: what clients change while it runs is this node's alone.
         self.settings = settings = settings.replaced({})
         self.dynamic = DynamicConfig(log_manager.disk, settings)
@@ -119,16 +121,17 @@ class Node:
         self.takeover_notes = take_over(log_manager, settings)
         """What was left out or accepted when a directory of another broker became ours."""
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
-        self.producer_ids = ProducerIds(log_manager.disk, now_ms)
+        self.producer_ids = ProducerIds(log_manager.disk, now_ms, limits.producer_id_block)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
         self.token_keys: str | None = None
         """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the edge reads and replaces it."""
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
         self.authorizer = _authorizer(log_manager, settings)
-        self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled)
+        self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled, limits.max_quota_shares)
         self.sessions = FetchSessions(
             settings["max.incremental.fetch.session.cache.slots"],
             new_id=lambda: int.from_bytes(new_uuid()[:4], "big") >> 1,
+            limits=limits,
         )
         self.fetch_waits = FetchWaits()
         self.flushes = Flushes(self._note_visible)
@@ -141,7 +144,7 @@ class Node:
         self.transactions = TransactionCoordinator(self)
         self.groups = GroupCoordinator(self)
         self.topics.offset_ends = self.groups.offsets.ends_of
-        self._jobs = _periodic_jobs(settings, now_ms)
+        self._jobs = _periodic_jobs(settings, limits, now_ms)
         self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
         self.transactions.load()
         self.groups.load(now_ms)
@@ -250,6 +253,8 @@ class Node:
     def close(self, now_ms: int) -> None:
         """Snapshots, synced files and the clean-shutdown marker."""
         self.groups.consumers.patterns.close()
+        self.groups.close()
+        self.transactions.close()
         self.log_manager.close(now_ms)
 
 
@@ -266,7 +271,7 @@ def _authorizer(log_manager: LogManager, settings: Settings) -> Authorizer | Non
 _Job = Callable[[Node, int], None]
 
 
-def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job]]:
+def _periodic_jobs(settings: Settings, limits: Limits, now_ms: int) -> list[tuple[int, int, _Job]]:
     """(due_ms, every_ms, job)."""
     jobs: list[tuple[str, _Job]] = [
         ("log.retention.check.interval.ms", _enforce_retention),
@@ -278,10 +283,9 @@ def _periodic_jobs(settings: Settings, now_ms: int) -> list[tuple[int, int, _Job
         ("offsets.retention.check.interval.ms", _forget_offsets),
     ]
     timed: list[tuple[int, _Job]] = [(max(settings[key], 1), job) for key, job in jobs]
-    return [
-        (now_ms + every_ms, every_ms, job)
-        for every_ms, job in [*timed, (FLUSH_CHECK_MS, _flush_by_time), (EXPIRY_MS // 4, _expire_sessions)]
-    ]
+    session_check_ms = max(limits.session_expiry_ms // 4, 1)
+    timed += [(FLUSH_CHECK_MS, _flush_by_time), (session_check_ms, _expire_sessions)]
+    return [(now_ms + every_ms, every_ms, job) for every_ms, job in timed]
 
 
 def _enforce_retention(node: Node, now_ms: int) -> None:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 KEY_VERSIONS = (0, 1)
 _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
-_MAX_TOMBSTONES = 1000
-"""Of one batch."""
-
 _Offsets = dict[TopicPartition, CommittedOffset]
 
 
@@ -151,8 +148,9 @@ class Offsets:
         if not doomed:
             return None
         index, written = self._topic.partition_of(group), None
-        for first in range(0, len(doomed), _MAX_TOMBSTONES):
-            tombstones = doomed[first : first + _MAX_TOMBSTONES]
+        most = self._node.limits.max_tombstones_per_batch
+        for first in range(0, len(doomed), most):
+            tombstones = doomed[first : first + most]
             written = self._topic.append(index, [(_key(group, at), None) for at in tombstones], now_ms)
             for at in tombstones:
                 self._drop(group, at)
@@ -213,6 +211,7 @@ class Offsets:
         topic's by now. Returns the topics of which something stays in the log: the disk is full, a partition
         is damaged, or an open transaction has new offsets for the same key, which a tombstone would end too.
         """
+        most = self._node.limits.max_tombstones_per_batch
         doomed: dict[int, list[bytes]] = {}
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
         for group, at in self._of_topics(before):
@@ -223,8 +222,8 @@ class Offsets:
                 left.add(at.topic)
         try:
             for index, keys in doomed.items():
-                for first in range(0, len(keys), _MAX_TOMBSTONES):
-                    records = [(key, None) for key in keys[first : first + _MAX_TOMBSTONES]]
+                for first in range(0, len(keys), most):
+                    records = [(key, None) for key in keys[first : first + most]]
                     self._topic.append(index, records, now_ms)
         except BrokerError:
             return set(before)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import re2
 
 from oncelog.errors import InvalidRegularExpression
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.chores import Chore, Chores
 
 MAX_PATTERN_BYTES = 4096
@@ -25,8 +26,6 @@ MAX_UNICODE_CLASSES = 16
 """Of \\p and \\P together: each costs as much to parse as 250 bytes of anything else."""
 _MAX_MEMORY_BYTES = 262_144
 """Bounds the program to about 10,000 instructions, and what one compiled pattern keeps."""
-STEPS_AT_ONCE = 4_000_000
-"""Instructions times bytes matched before others are served: 20 ms at worst, mostly far below 1 ms."""
 _COMPILING_STEPS = 200
 """What a byte of a pattern is charged for being compiled."""
 
@@ -77,16 +76,19 @@ def _reason(error: Exception) -> str:
 
 
 def matching_texts(
-    pattern: Pattern, candidates: Iterable[T], text_of: Callable[[T], str]
+    pattern: Pattern,
+    candidates: Iterable[T],
+    text_of: Callable[[T], str],
+    step_cost: int = DEFAULT_LIMITS.pattern_step_cost,
 ) -> Generator[None, None, list[T]]:
-    """Return the candidates that match; yields after each `STEPS_AT_ONCE` of work."""
+    """Return the candidates that match; yields after each `step_cost` of work."""
     found, steps = [], 0
     for candidate in candidates:
         text = text_of(candidate)
         if pattern.matches(text):
             found.append(candidate)
         steps += pattern.steps(text)
-        if steps >= STEPS_AT_ONCE:
+        if steps >= step_cost:
             steps = 0
             yield
     return found
@@ -114,12 +116,13 @@ class TopicPatterns:
     until then it matches nothing, as on Kafka, which always resolves in the background.
     """
 
-    def __init__(self, chores: Chores) -> None:
+    def __init__(self, chores: Chores, step_cost: int = DEFAULT_LIMITS.pattern_step_cost) -> None:
         self._chores = chores
+        self._step_cost = step_cost
         self._resolutions: dict[str, _Resolution] = {}
         self._listed: dict[str, None] = {}
         self._in_order: list[str] = []
-        self._steps_left = STEPS_AT_ONCE
+        self._steps_left = self._step_cost
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
@@ -129,8 +132,8 @@ class TopicPatterns:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Begin a heartbeat, which may do `STEPS_AT_ONCE` of work before the rest waits."""
-        self._steps_left = STEPS_AT_ONCE
+        """Begin a heartbeat, which may do `step_cost` of work before the rest waits."""
+        self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:
         """Take note of the topics there are; only names that were never listed will be matched."""
@@ -209,7 +212,7 @@ class TopicPatterns:
                 text = next(iter(self._unresolved))
                 resolution = self._resolutions.get(text)
                 if resolution is not None:
-                    self._advance(text, resolution, STEPS_AT_ONCE)
+                    self._advance(text, resolution, self._step_cost)
                 if resolution is None or not self._is_behind(resolution):
                     self._unresolved.pop(text, None)
                     self.revision += 1

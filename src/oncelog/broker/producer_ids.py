@@ -14,10 +14,10 @@ import json
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.config import INT64_MAX
 from oncelog.errors import StorageError
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 from oncelog.types import ProducerId
 
-BLOCK_SIZE = 1000
 FILE_NAME = "oncelog-producer-ids.json"
 IDS_PER_MS_BITS = 10
 MAX_START = 1 << 62
@@ -34,8 +34,9 @@ def first_producer_id(stored: int, seen: int, now_ms: int) -> int:
 class ProducerIds:
     """Hands out ids, unique over all incarnations of the data directory."""
 
-    def __init__(self, disk: Disk, now_ms: int) -> None:
+    def __init__(self, disk: Disk, now_ms: int, block_size: int = DEFAULT_LIMITS.producer_id_block) -> None:
         self._disk = disk
+        self._block_size = block_size
         self._stored = stored_next_id(disk)
         self._now_ms = now_ms
         self._next = self._block_end = first_producer_id(self._stored, -1, now_ms)
@@ -46,10 +47,10 @@ class ProducerIds:
 
     def take(self) -> ProducerId:
         """A new id. Raises StorageError (nothing handed out) when a new block cannot be written down."""
-        if self._next > INT64_MAX - BLOCK_SIZE:
+        if self._next > INT64_MAX - self._block_size:
             raise StorageError(f"no producer id is left: {FILE_NAME} says {self._stored}")
         if self._next >= self._block_end:
-            block_end = self._block_end + BLOCK_SIZE
+            block_end = self._block_end + self._block_size
             write_next_id(self._disk, block_end)
             self._block_end = block_end
         taken = ProducerId(self._next)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.errors import BrokerError, StorageError, ThrottlingQuotaExceeded
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 from oncelog.rules.quotas import (
     CONNECTIONS,
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Request
 
 FILE_NAME = "oncelog-quotas.json"
-_KEPT = 10_000
-"""Clients remembered, and buckets kept without asking whether they are empty: client ids are the clients'
-to choose."""
 
 _PRODUCE, _FETCH, _INIT_PRODUCER_ID = 0, 1, 22
 _CREATE_TOPICS, _DELETE_TOPICS, _CREATE_PARTITIONS = 19, 20, 37
@@ -69,11 +67,19 @@ class Quotas:
     `throttled`: answers told to wait, by quota, for metrics.
     """
 
-    def __init__(self, disk: Disk, settings: Settings, throttled: dict[str, int]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        settings: Settings,
+        throttled: dict[str, int],
+        max_shares: int = DEFAULT_LIMITS.max_quota_shares,
+    ) -> None:
+        # Also how many buckets are kept without asking whether they are empty: clients choose their ids.
+        self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
         self._buckets: dict[tuple[str, Share], Bucket] = {}
-        self._swept_at = _KEPT
+        self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, Payer], Share | None] = {}
@@ -178,7 +184,7 @@ class Quotas:
         at = key, payer
         if at in self._shares:
             return self._shares[at]
-        if len(self._shares) >= _KEPT:
+        if len(self._shares) >= self._max_shares:
             self._shares.clear()
         share = self._shares[at] = find_share(self._rates[key], payer)
         return share
@@ -188,7 +194,7 @@ class Quotas:
         self._buckets = {
             at: bucket for at, bucket in self._buckets.items() if drained(bucket, at[1].rate, now_ms).amount
         }
-        self._swept_at = max(2 * len(self._buckets), _KEPT)
+        self._swept_at = max(2 * len(self._buckets), self._max_shares)
 
     # Connections and their requests
 

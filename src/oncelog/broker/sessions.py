@@ -16,16 +16,11 @@ from oncelog.errors import (
     FetchSessionTopicIdError,
     InvalidFetchSessionEpoch,
 )
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
 
 FULL_AND_CREATE, FULL_WITHOUT_SESSION = 0, -1
 INT32_MAX = 2**31 - 1
-EVICTION_MS = 120_000
-"""A session unused for this long gives up its slot to a new one."""
-EXPIRY_MS = 600_000
-"""A session unused for this long is forgotten; its client begins another one."""
-MAX_PARTITIONS = 200_000
-"""What all sessions together remember: about 80 MB."""
 
 PartitionKey = tuple[str, bytes, int]
 """Topic name ("" from version 13 on), topic id (NO_ID before it), partition."""
@@ -88,8 +83,9 @@ class FetchContext:
 
     def _tell(self, target: Target, result: FetchResponse.PartitionData) -> bool:
         told = (result.high_watermark, result.last_stable_offset, result.log_start_offset)
-        has_news = bool(result.error_code or result.records) or told != target.told
-        # An error is told again with the next fetch, when it may be over.
+        # Each fetch repeats an error, and a diverging epoch, until it is over.
+        is_problem = result.error_code or result.diverging_epoch
+        has_news = bool(is_problem or result.records) or told != target.told
         target.told = None if result.error_code else told
         if result.records and self.session and target.key in self.session.targets:
             # To the end of the line: partitions behind it get their turn when max_bytes is short.
@@ -98,18 +94,17 @@ class FetchContext:
 
 
 class FetchSessions:
-    """At most `slots` sessions of `max_partitions` partitions together.
+    """At most `slots` sessions, which share `limits.max_session_partitions` partitions.
 
     When there is no room, clients get session id 0 and send everything. A session belongs to the principal
     that opened it; to others its id is not known. `new_id` draws a random one, so that none can be guessed.
     """
 
-    def __init__(
-        self, slots: int, *, new_id: Callable[[], int], max_partitions: int = MAX_PARTITIONS
-    ) -> None:
+    def __init__(self, slots: int, *, new_id: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
         self._slots = slots
         self._new_id = new_id
-        self._max_partitions = max_partitions
+        self._max_partitions = limits.max_session_partitions
+        self._eviction_ms, self._expiry_ms = limits.session_eviction_ms, limits.session_expiry_ms
         self._partition_count = 0
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
 
@@ -150,7 +145,7 @@ class FetchSessions:
         """Forget the sessions that nobody has used for long."""
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
-            if now_ms - oldest.used_ms < EXPIRY_MS:
+            if now_ms - oldest.used_ms < self._expiry_ms:
                 return
             self._close(oldest)
 
@@ -196,7 +191,7 @@ class FetchSessions:
 
     def _evict_one(self, now_ms: int) -> bool:
         oldest = next(iter(self._sessions.values()), None)
-        if oldest is None or now_ms - oldest.used_ms < EVICTION_MS:
+        if oldest is None or now_ms - oldest.used_ms < self._eviction_ms:
             return False
         self._close(oldest)
         return True

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node
     from oncelog.broker.topics import Topic
 
-_READ_BYTES = 4_194_304
 
 Then = Callable[[BrokerError | None], None]
 """Told once: None when what was appended is as durable as its topic promises, else why it is not."""
@@ -234,7 +233,7 @@ class _Replay:
         partition = self._partition
         offset = partition.log_start_offset
         while offset < partition.log_end_offset:
-            found = partition.read(offset, _READ_BYTES)
+            found = partition.read(offset, partition.config.limits.coordinator_read_bytes)
             data = memoryview(found.records)
             for position, header in iter_batches(data):
                 self.offset = header.base_offset

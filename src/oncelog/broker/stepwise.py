@@ -21,22 +21,20 @@ _T = TypeVar("_T")
 Work = Generator[Job | None, None, _T]
 """Work in bounded steps, as `oncelog.log.chores` does it, and what comes of it."""
 
-STEP_ELEMENTS = 1_000
-"""Elements of a request that are answered in one step: a few milliseconds' work."""
-
 
 class Pace:
     """The elements of one request that were answered since its last step."""
 
-    __slots__ = ("_count",)
+    __slots__ = ("_count", "_step_elements")
 
-    def __init__(self) -> None:
+    def __init__(self, step_elements: int) -> None:
         self._count = 0
+        self._step_elements = step_elements
 
     def next(self) -> bool:
         """Count an element; return True if others have their turn now."""
         self._count += 1
-        if self._count < STEP_ELEMENTS:
+        if self._count < self._step_elements:
             return False
         self._count = 0
         return True

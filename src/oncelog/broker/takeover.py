@@ -283,23 +283,26 @@ def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Setting
 
 def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
     """Directories of topics that no list names: their settings are lost."""
-    unnamed: dict[str, list[int]] = {}
+    unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)
-        if entry is not None:
-            if tp.partition >= entry.partition_count and not _is_without_records(logs, tp):
-                plan.refuse(
-                    "partitions",
-                    f"topic {tp.topic} has {entry.partition_count} partitions by the list of topics, and"
-                    f" {tp} is here with records, which nobody could read",
-                )
-            continue
-        # A creation that failed on a broken disk leaves such directories, and nothing is lost with them.
-        if _is_without_records(logs, tp):
-            plan.leftovers.append(str(tp))
-        else:
-            unnamed.setdefault(tp.topic, []).append(tp.partition)
+        if entry is None:
+            if logs.is_partition(tp):
+                unnamed.setdefault(tp.topic, {})[tp.partition] = not _is_without_records(logs, tp)
+            else:
+                plan.notes.append(f"{logs.disk.describe(str(tp))} is no partition and is left alone")
+        elif tp.partition >= entry.partition_count and not _is_without_records(logs, tp):
+            plan.refuse(
+                "partitions",
+                f"topic {tp.topic} has {entry.partition_count} partitions by the list of topics, and"
+                f" {tp} is here with records, which nobody could read",
+            )
     for name, indexes in sorted(unnamed.items()):
+        if not any(indexes.values()):
+            # A creation that failed on a broken disk leaves such directories, and nothing is lost with them.
+            plan.leftovers += [f"{name}-{index}" for index in sorted(indexes)]
+            continue
+        # Empty ones count: keys and groups belong to partitions by the number of all.
         count = max(indexes) + 1
         if name not in INTERNAL_TOPICS:
             plan.refuse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from oncelog.config import INT64_MAX, TOPIC
@@ -32,6 +33,9 @@ BROKER_DEFAULT_OF = {
     "segment.ms": "log.roll.ms",
 }
 """Topic key -> the broker key that is its default."""
+
+THROTTLED_REPLICAS = {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
+_REPLICA = re.compile(r"\s*(?:[0-9]+:[0-9]+)?\s*")
 
 MIN_SEGMENT_BYTES = 1 << 20
 """The least segment.bytes that a client may set. Source: Kafka 4.0's LogConfig."""
@@ -85,8 +89,8 @@ def check_overrides(
 ) -> dict[str, str]:
     """The overrides in the table's spelling. Raises InvalidConfig: unknown, malformed, null, too small.
 
-    `present`: the topic's own settings before. A small segment.bytes among them may stay: versions before
-    0.5.0 accepted it.
+    `present`: the topic's own settings before. What older versions accepted may stay among them: a small
+    segment.bytes, gzip's level 0, throttled replicas of any form.
     """
     for key, value in overrides.items():
         if value is None:
@@ -95,7 +99,13 @@ def check_overrides(
             raise InvalidConfig(f"unknown topic setting {key!r}")
     given = {key: str(value) for key, value in overrides.items()}
     settings = topic_settings(broker, given)
-    is_new = present is None or given.get("segment.bytes") != present.get("segment.bytes")
-    if is_new and settings.is_user_set("segment.bytes") and settings["segment.bytes"] < MIN_SEGMENT_BYTES:
+    changed = {key for key in given if present is None or given[key] != present.get(key)}
+    if "segment.bytes" in changed and settings["segment.bytes"] < MIN_SEGMENT_BYTES:
         raise InvalidConfig(f"segment.bytes={given['segment.bytes']}: must be at least {MIN_SEGMENT_BYTES}")
+    if "compression.gzip.level" in changed and settings["compression.gzip.level"] == 0:
+        raise InvalidConfig("compression.gzip.level=0: must be -1 or 1 to 9")
+    for key in changed & THROTTLED_REPLICAS:
+        replicas = settings[key]
+        if replicas != ["*"] and not all(_REPLICA.fullmatch(replica) for replica in replicas):
+            raise InvalidConfig(f"{key}={given[key]}: must be * or PARTITION:BROKER, separated by commas")
     return given

@@ -34,10 +34,6 @@ from oncelog.log.partition import LogConfig, Partition
 from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
-_ANSWERS_KEPT = 16
-PARTITIONS_PER_STEP = 16
-"""Partitions that are made between turns of others: each takes a millisecond or two."""
-
 
 @dataclass(eq=False, slots=True)
 class Topic:
@@ -151,7 +147,7 @@ class Topics:
 
     def keep_answer(self, key: object, body: bytes) -> None:
         """Remember an answer among the few that are asked for again and again."""
-        if len(self.large_answers) >= _ANSWERS_KEPT:
+        if len(self.large_answers) >= self._logs.limits.max_answers_kept:
             self.large_answers.clear()
         self.large_answers[key] = body
 
@@ -242,7 +238,7 @@ class Topics:
                 except Exception as error:
                     failed[topic.name] = error
                 self._opened_count += 1
-                if self._opened_count % PARTITIONS_PER_STEP == 0:
+                if self._opened_count % self._logs.limits.partitions_per_step == 0:
                     yield None
                     if self._logs.is_closing:
                         raise KafkaStorageError("the broker stops; its next start makes the other partitions")
@@ -361,7 +357,8 @@ class Topics:
         return topic
 
     def _log_config(self, topic: Topic) -> LogConfig:
-        return LogConfig.from_settings(topic.settings, self._settings["producer.id.expiration.ms"])
+        expiration_ms = self._settings["producer.id.expiration.ms"]
+        return LogConfig.from_settings(topic.settings, expiration_ms, self._logs.limits)
 
     def _open_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
         config = self._log_config(topic)

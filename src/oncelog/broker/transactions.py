@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncelog.broker.expiry import ExpiryRounds
 from oncelog.broker.internal_topics import TRANSACTION_STATE
 from oncelog.broker.markers import Marker, write_marker
 from oncelog.broker.state_topic import StateTopic, StoredBatch, UnreadableRecord, Written, when_durable
@@ -72,12 +73,17 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
+        self._last_offsets: dict[str, int] = {}
+        """Offset of the newest record of each transactional id that was written since the start."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
         """Where a marker is still to be written, by transactional id."""
         self._marked: dict[str, list[Written]] = {}
         """And the markers that are written, perhaps in an earlier attempt, and not durable yet."""
         self._undecided: list[tuple[TransactionEntry, Written]] = []
         """Decisions that could not be made durable: no marker may be written for them yet."""
+        chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
+        self._timing_out = ExpiryRounds(chores, step_entries)
+        self._expiring = ExpiryRounds(chores, step_entries)
 
     # Requests
 
@@ -120,6 +126,7 @@ class TransactionCoordinator:
                 server_version=self.version,
                 new_producer_id=new_producer_id,
                 now_ms=now_ms,
+                first_epoch=self._node.limits.first_producer_epoch,
             )
 
         verdict = decide(None)
@@ -149,6 +156,7 @@ class TransactionCoordinator:
 
     def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:
         """Raises what `rules.transaction.verify` refuses with when the partition is in no transaction."""
+        _check_id(transactional_id)
         refusal = verify(self.get(transactional_id), who, at)
         if refusal is not None:
             raise refusal.error(refusal.reason)
@@ -220,10 +228,16 @@ class TransactionCoordinator:
 
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
-        for entry in [entry for entry in self._entries.values() if is_timed_out(entry, now_ms)]:
-            # The log failed, or no producer id could be reserved: it is decided anew next time.
-            with suppress(NotCoordinator, CoordinatorLoadInProgress):
-                self._end(self._fenced(entry, now_ms), now_ms)
+
+        def look(transactional_id: str) -> None:
+            entry = self._entries.get(transactional_id)
+            if entry is not None and is_timed_out(entry, now_ms):
+                # The log failed, or no producer id could be reserved: the next round decides again.
+                with suppress(NotCoordinator, CoordinatorLoadInProgress):
+                    self._end(self._fenced(entry, now_ms), now_ms)
+
+        timed_out = [key for key, entry in self._entries.items() if is_timed_out(entry, now_ms)]
+        self._timing_out.begin(timed_out, look)
 
     def _fenced(self, entry: TransactionEntry, now_ms: int) -> TransactionEntry:
         fenced = fence(entry, server_version=self.version, new_producer_id=None, now_ms=now_ms)
@@ -244,11 +258,22 @@ class TransactionCoordinator:
     def forget_expired(self, now_ms: int) -> None:
         """Write tombstones for ids that have been idle for long enough (row T9)."""
         expiration_ms = self._node.settings["transactional.id.expiration.ms"]
-        for entry in [e for e in self._entries.values() if is_expired(e, now_ms, expiration_ms)]:
-            key = entry.transactional_id
-            with suppress(NotCoordinator):
-                self.topic.append(self.topic.partition_of(key), [(encode_key(key), None)], now_ms)
-                del self._entries[key]
+
+        def look(key: str) -> None:
+            entry = self._entries.get(key)
+            if entry is not None and is_expired(entry, now_ms, expiration_ms):
+                with suppress(NotCoordinator):
+                    self.topic.append(self.topic.partition_of(key), [(encode_key(key), None)], now_ms)
+                    del self._entries[key]
+                    self._last_offsets.pop(key, None)
+
+        expired = [key for key, entry in self._entries.items() if is_expired(entry, now_ms, expiration_ms)]
+        self._expiring.begin(expired, look)
+
+    def close(self) -> None:
+        """End the rounds under way."""
+        self._timing_out.close()
+        self._expiring.close()
 
     # Effects
 
@@ -256,12 +281,17 @@ class TransactionCoordinator:
         key, version = entry.transactional_id, min(self.version, 1)
         record = encode_key(key), encode_value(entry, version)
         written = self.topic.append(self.topic.partition_of(key), [record], now_ms)
-        self._entries[key] = entry
+        self._entries[key], self._last_offsets[key] = entry, written.last_offset
         return written
 
     def _newest(self, transactional_id: str) -> Written:
-        """What was decided of an id before stands no later than this."""
-        return self.topic.newest(self.topic.partition_of(transactional_id))
+        """Return a record that is no earlier than the newest one of an id.
+
+        That is the id's own newest record where it is known. The partition's newest one may belong to another
+        id, and with flush.messages=1 a request that waits for it may find a newer one after each sync.
+        """
+        newest = self.topic.newest(self.topic.partition_of(transactional_id))
+        return newest._replace(last_offset=self._last_offsets.get(transactional_id, newest.last_offset))
 
     def _end(self, prepared: TransactionEntry, now_ms: int) -> Written:
         """Write the decision; when it is durable, its markers."""

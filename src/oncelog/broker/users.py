@@ -120,6 +120,12 @@ class Users:
             self._save(credentials)
         return errors
 
+    def check(
+        self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
+    ) -> None:
+        """Raise as `alter` would; nothing changes."""
+        self._checked(self._credentials, name, deletions, upsertions)
+
     def _checked(
         self,
         credentials: Mapping[_Key, Credential],
@@ -129,6 +135,8 @@ class Users:
     ) -> tuple[set[_Key], dict[_Key, Credential]]:
         """Return what a change removes and adds. Raises as `alter`."""
         removed: set[_Key] = set()
+        if not name:
+            raise UnacceptableCredential("a user needs a name")
         for number in deletions:
             key = name, check_mechanism(number)
             if key not in credentials or key in removed:
@@ -137,7 +145,7 @@ class Users:
         added: dict[_Key, Credential] = {}
         for number, salt, salted_password, iterations in upsertions:
             mechanism = check_mechanism(number)
-            _check(name, salt, salted_password, iterations)
+            _check(salt, salted_password, iterations)
             added[name, mechanism] = make_credential(mechanism, salt, salted_password, iterations)
         return removed, added
 
@@ -175,9 +183,7 @@ class Users:
         self._credentials = credentials
 
 
-def _check(name: str, salt: bytes, salted_password: bytes, iterations: int) -> None:
-    if not name:
-        raise UnacceptableCredential("a user needs a name")
+def _check(salt: bytes, salted_password: bytes, iterations: int) -> None:
     if not LEAST_ITERATIONS <= iterations <= MOST_ITERATIONS:
         raise UnacceptableCredential(
             f"{iterations} iterations; {LEAST_ITERATIONS} to {MOST_ITERATIONS} are accepted"

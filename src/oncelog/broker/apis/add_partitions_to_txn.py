@@ -81,10 +81,10 @@ class _Adding:
         bad = {at: code for at in asked if (code := self._refusal(at))}
         if self.is_by_client and not self.request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
             codes = dict.fromkeys(asked, TransactionalIdAuthorizationFailed.code)
-        elif not transactional_id:
-            codes = dict.fromkeys(asked, InvalidRequest.code)
         elif bad:
             codes = {at: bad.get(at, OperationNotAttempted.code) for at in asked}
+        elif not transactional_id:
+            codes = dict.fromkeys(asked, InvalidRequest.code)
         elif is_only_asked:
             codes = {at: self._verify(transactional_id, who, at) for at in asked}
         else:

@@ -1,11 +1,13 @@
 """AlterUserScramCredentials (key 51), version 0: add, replace and remove SCRAM users' credentials.
 
-31 without ALTER of the cluster, 33 an unknown mechanism, 91 nothing to delete, 92 a user named twice,
-93 iterations, salt or name that will not do. One answer for each user.
+CLUSTER_AUTHORIZATION_FAILED without ALTER, UNSUPPORTED_SASL_MECHANISM, RESOURCE_NOT_FOUND (nothing to
+delete), DUPLICATE_RESOURCE (a user named twice, unless an earlier row was refused), UNACCEPTABLE_CREDENTIAL
+(iterations, salt or name). One answer for each user.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.users import UserChange
@@ -23,34 +25,39 @@ _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
     message: AlterUserScramCredentialsRequest = request.message
-    deletions: dict[str, list[int]] = {}
-    upsertions: dict[str, list[tuple[int, bytes, bytes, int]]] = {}
-    for one in message.deletions:
-        deletions.setdefault(one.name, []).append(one.mechanism)
-    for each in message.upsertions:
-        credential = each.mechanism, each.salt, each.salted_password, each.iterations
-        upsertions.setdefault(each.name, []).append(credential)
-    results = {name: _Result(user=name) for name in (*deletions, *upsertions)}
-    sound: list[UserChange] = []
-    for name, result in results.items():
-        change = name, deletions.get(name, []), upsertions.get(name, [])
+    changes: dict[str, UserChange] = {}
+    errors: dict[str, BrokerError] = {}
+    for change in _changes(message):
+        name = change[0]
+        if name in errors:
+            continue
         try:
             request.check(ResourceType.CLUSTER)
-            if len(change[1]) + len(change[2]) > 1:
+            if changes.pop(name, None) is not None:
                 raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
+            node.users.check(*change)
         except BrokerError as error:
-            _refuse(result, error)
+            errors[name] = error
         else:
-            sound.append(change)
+            changes[name] = change
     try:
-        errors = node.users.alter_all(sound)
+        refusals = node.users.alter_all(changes.values())
     except StorageError as error:
-        errors = [KafkaStorageError(str(error))] * len(sound)
-    for (name, *_), refusal in zip(sound, errors, strict=True):
-        if refusal is not None:
-            _refuse(results[name], refusal)
-    return AlterUserScramCredentialsResponse(results=list(results.values()))
+        refusals = [KafkaStorageError(str(error))] * len(changes)
+    errors |= {name: refusal for name, refusal in zip(changes, refusals, strict=True) if refusal is not None}
+    names = dict.fromkeys(change[0] for change in _changes(message))
+    return AlterUserScramCredentialsResponse(results=[_result(name, errors.get(name)) for name in names])
 
 
-def _refuse(result: _Result, error: BrokerError) -> None:
-    result.error_code, result.error_message = error.code, error.message
+def _changes(message: AlterUserScramCredentialsRequest) -> Iterator[UserChange]:
+    """Yield each row of the request as a change of its own, in the order in which Kafka looks at them."""
+    for deletion in message.deletions:
+        yield deletion.name, [deletion.mechanism], []
+    for row in message.upsertions:
+        yield row.name, [], [(row.mechanism, row.salt, row.salted_password, row.iterations)]
+
+
+def _result(name: str, error: BrokerError | None) -> _Result:
+    if error is None:
+        return _Result(user=name)
+    return _Result(user=name, error_code=error.code, error_message=error.message)

@@ -1,4 +1,7 @@
-"""ConsumerGroupDescribe (key 69), versions 0-1: groups of KIP-848's protocol. 69: not there, or classic."""
+"""ConsumerGroupDescribe (key 69), versions 0-1: groups of KIP-848's protocol.
+
+GROUP_ID_NOT_FOUND (not there, or classic), INVALID_GROUP_ID (empty).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import allowed_bits
 from oncelog.broker.consumer_group_log import by_topic_id
-from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator, TopicAuthorizationFailed
+from oncelog.errors import (
+    GroupAuthorizationFailed,
+    GroupIdNotFound,
+    InvalidGroupId,
+    NotCoordinator,
+    TopicAuthorizationFailed,
+)
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.consumer_group import ConsumerGroup
 from oncelog.rules.consumer_member import NOTHING, Place
@@ -53,6 +62,10 @@ def _described(node: Node, request: Request, group_id: str) -> _Group:
 
 
 def _describe(node: Node, group_id: str) -> _Group:
+    if not group_id:
+        return _Group(
+            group_id=group_id, error_code=InvalidGroupId.code, error_message="A group id may not be empty."
+        )
     group = node.groups.consumers.get(group_id)
     if group is None:
         text = "is not a consumer group" if node.groups.has(group_id) else "not found"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import by_topic_id, places_of
-from oncelog.broker.patterns import Pattern
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.errors import (
     BrokerError,
@@ -68,8 +67,6 @@ def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> 
         _check_first(message)
     if message.server_assignor is not None and message.server_assignor not in _assignors(node):
         raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
-    if message.subscribed_topic_regex:
-        Pattern(message.subscribed_topic_regex)  # raises InvalidRegularExpression
 
 
 def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:

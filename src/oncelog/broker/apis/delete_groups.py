@@ -1,4 +1,7 @@
-"""DeleteGroups (key 42), versions 0-2: groups without members, with their offsets. 68 members, 69 unknown."""
+"""DeleteGroups (key 42), versions 0-2: groups without members, with their offsets.
+
+NON_EMPTY_GROUP (members), GROUP_ID_NOT_FOUND. A group named twice is answered once, as by Kafka.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     answer = DeleteGroupsResponse(
         results=[
             DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=delete(group_id))
-            for group_id in message.groups_names
+            for group_id in dict.fromkeys(message.groups_names)
         ]
     )
 

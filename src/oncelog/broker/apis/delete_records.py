@@ -37,7 +37,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
 def _delete_all(node: Node, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
     message: DeleteRecordsRequest = request.message
-    response, pace = DeleteRecordsResponse(topics=[]), Pace()
+    response, pace = DeleteRecordsResponse(topics=[]), Pace(node.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

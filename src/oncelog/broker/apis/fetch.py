@@ -162,9 +162,10 @@ class _Fetch:
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
         # As on Kafka an offset between high watermark and log end is no error: there is nothing yet.
-        if not first <= asked.fetch_offset <= end:
-            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{end}")
+        # Before the range: a reader behind a log that was cut must learn where to cut back to.
         diverges = self._diverges(result, partition, asked)
+        if not diverges and not first <= asked.fetch_offset <= end:
+            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{end}")
         result.high_watermark, result.last_stable_offset, result.log_start_offset = high, stable, first
         upper_offset = stable if is_committed_only else high
         if is_committed_only:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.group_log import check_member
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import BrokerError, InvalidSessionTimeout
+from oncelog.errors import BrokerError, InvalidGroupId, InvalidSessionTimeout
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import JoinAnswer, JoinRequest
 from oncelog.wire.messages import JoinGroupRequest, JoinGroupResponse
@@ -32,10 +32,13 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     group_id = message.group_id
     try:
         request.check(ResourceType.GROUP, group_id)
+        if not group_id:
+            raise InvalidGroupId("a group id may not be empty")
         _check_timeout(node, message.session_timeout_ms)
         # Before a group is made for it: what no record can hold must leave nothing behind.
         check_member(group_id, message.member_id or fresh_id, joining, node.settings["message.max.bytes"])
-        group = node.groups.joined(group_id) if message.member_id else node.groups.open(group_id, now_ms)
+        is_new = not message.member_id or node.groups.has_only_offsets(group_id)
+        group = node.groups.open(group_id, now_ms) if is_new else node.groups.joined(group_id)
     except BrokerError as error:
         return _response(JoinAnswer(error.code, message.member_id), version)
     deferred = Deferred(holds_later_requests=True)

@@ -45,7 +45,7 @@ def _answer_all(node: Node, request: Request) -> Work[ListOffsetsResponse]:
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {at for at, times in named.items() if times > 1}
-    response, cost, pace = ListOffsetsResponse(topics=[]), StepCost(), Pace()
+    response, cost, pace = ListOffsetsResponse(topics=[]), StepCost(), Pace(node.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

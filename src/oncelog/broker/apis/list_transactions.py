@@ -41,7 +41,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     ]
     if pattern is None:
         return _response(message, chosen)
-    matching = matching_texts(pattern, chosen, lambda entry: entry.transactional_id)
+    step_cost = node.limits.pattern_step_cost
+    matching = matching_texts(pattern, chosen, lambda entry: entry.transactional_id, step_cost)
     try:
         next(matching)
     except StopIteration as stop:
@@ -84,6 +85,5 @@ def _is_chosen(entry: TransactionEntry, message: ListTransactionsRequest, now_ms
         return False
     if message.producer_id_filters and entry.producer_id not in message.producer_id_filters:
         return False
-    return message.duration_filter < 0 or (
-        entry.start_ms >= 0 and now_ms - entry.start_ms > message.duration_filter
-    )
+    # An id that has had no transaction started at -1, so it is older than any filter, as in Kafka.
+    return message.duration_filter < 0 or now_ms - entry.start_ms > message.duration_filter

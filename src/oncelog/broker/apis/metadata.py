@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 3
-_LARGE_PARTITIONS = 100
 
 _Topic = MetadataResponse.MetadataResponseTopic
 
@@ -82,7 +81,7 @@ def _handle(node: Node, request: Request, now_ms: int) -> Work[Message]:
     if (
         revision == node.topics.revision
         and is_for_all
-        and sum(len(topic.partitions) for topic in answer.topics) >= _LARGE_PARTITIONS
+        and sum(len(topic.partitions) for topic in answer.topics) >= node.limits.large_answer_partitions
     ):
         body = answer.encode(version)
         node.topics.keep_answer(key, body)
@@ -96,7 +95,7 @@ def _answer(
     asked: list[MetadataRequest.MetadataRequestTopic] | None,
     refused: Mapping[str, BrokerError],
 ) -> Work[MetadataResponse]:
-    topics, pace = [], Pace()
+    topics, pace = [], Pace(node.limits.request_step_elements)
     if asked is None:
         seen = [topic for topic in node.topics.all() if request.may(ResourceType.TOPIC, topic.name)]
         topics = [_describe(node, topic) for topic in seen]

@@ -92,9 +92,14 @@ def check_offset(node: Node, request: Request, at: TopicPartition, metadata: str
     topic = node.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code
-    if metadata is not None and len(metadata) > node.settings["offset.metadata.max.bytes"]:
+    if metadata is not None and _java_length(metadata) > node.settings["offset.metadata.max.bytes"]:
         return OffsetMetadataTooLarge.code
     return 0
+
+
+def _java_length(text: str) -> int:
+    """Return the length that Kafka compares with offset.metadata.max.bytes, which is in UTF-16 units."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def codes_of_refusal(codes: Mapping[TopicPartition, int], error: BrokerError) -> dict[TopicPartition, int]:

@@ -1,7 +1,7 @@
 """OffsetDelete (key 47), version 0: forget committed offsets.
 
-GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of another protocol type than "consumer"). Per partition
-GROUP_SUBSCRIBED_TO_TOPIC, also where members' subscriptions cannot be read.
+INVALID_GROUP_ID (empty); GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of another protocol type than
+"consumer"). Per partition GROUP_SUBSCRIBED_TO_TOPIC, also where members' subscriptions cannot be read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
     GroupSubscribedToTopic,
+    InvalidGroupId,
     NonEmptyGroup,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
@@ -39,6 +40,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if not request.may(ResourceType.GROUP, message.group_id):
         return refusal(GroupAuthorizationFailed())
     try:
+        if not message.group_id:
+            raise InvalidGroupId("a group id may not be empty")
         if not node.groups.has(message.group_id):
             raise GroupIdNotFound
     except BrokerError as error:

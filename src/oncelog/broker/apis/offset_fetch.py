@@ -48,7 +48,14 @@ def _answer_all(node: Node, request: Request) -> Work[OffsetFetchResponse]:
         except BrokerError as error:
             return _refused(message, request.header.api_version, error.code)
         result = OffsetFetchResponse(topics=[])
-        for part in _told(node, request, message.group_id, message.topics, is_stable, Pace()):
+        for part in _told(
+            node,
+            request,
+            message.group_id,
+            message.topics,
+            is_stable,
+            Pace(node.limits.request_step_elements),
+        ):
             if part is None:
                 yield None
                 continue
@@ -68,7 +75,7 @@ def _answer_all(node: Node, request: Request) -> Work[OffsetFetchResponse]:
         raise PeerError(
             f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
         )
-    response, pace = OffsetFetchResponse(groups=[]), Pace()
+    response, pace = OffsetFetchResponse(groups=[]), Pace(node.limits.request_step_elements)
     for asked in once.values():
         response.groups.append((yield from _group(node, request, asked, is_stable, pace)))
         if pace.next():
@@ -172,7 +179,8 @@ def _told(
     committed = node.groups.offsets.of(group_id)
     pending = node.groups.offsets.pending_of(group_id) if is_stable else ()
     if topics is None:
-        everything = sorted(at for at in {*committed, *pending} if request.may(ResourceType.TOPIC, at.topic))
+        # A partition with pending offsets only has no offset yet. Kafka leaves it out too.
+        everything = sorted(at for at in committed if request.may(ResourceType.TOPIC, at.topic))
         asked = [
             (topic, [at.partition for at in each]) for topic, each in groupby(everything, lambda at: at.topic)
         ]

@@ -31,7 +31,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
 def _answer_all(node: Node, request: Request) -> Work[OffsetForLeaderEpochResponse]:
     message: OffsetForLeaderEpochRequest = request.message
-    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace()
+    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace(node.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(

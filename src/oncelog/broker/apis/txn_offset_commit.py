@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from oncelog.broker.admission import Admission, Dialect
+from oncelog.broker.admission import Admission, Dialect, knows_newer_epoch
 from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal, is_for_group
 from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
@@ -20,6 +20,7 @@ from oncelog.errors import (
     CoordinatorNotAvailable,
     InvalidCommitOffsetSize,
     InvalidGroupId,
+    InvalidProducerEpoch,
     MessageTooLarge,
     NotEnoughReplicas,
 )
@@ -100,6 +101,10 @@ def _admit(
 ) -> Admission:
     at = node.groups.offsets_partition(message.group_id, now_ms)
     _, partition = node.topics.partition(at)
+    if knows_newer_epoch(partition, who):
+        raise InvalidProducerEpoch(
+            f"a newer epoch of producer id {who.producer_id} than {who.producer_epoch} is known"
+        )
     outside = {} if partition.has_open_transaction(*who) else {at: who}
     dialect = Dialect(
         adds=version >= FIRST_ADDING_VERSION, knows_abortable=version >= FIRST_ABORTABLE_VERSION

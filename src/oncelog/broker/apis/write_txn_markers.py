@@ -1,6 +1,8 @@
 """WriteTxnMarkers (key 27), versions 1-2: markers from a coordinator, or from an operator (row T14).
 
-Errors per partition: 3 unknown, 47 epoch below the one seen, 52 coordinator epoch below the one seen.
+Errors per partition: UNKNOWN_TOPIC_OR_PARTITION; INVALID_PRODUCER_EPOCH, below the one seen or, with
+transaction version 2, not above that of the open transaction; TRANSACTION_COORDINATOR_FENCED, below the one
+seen.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from oncelog.broker.markers import Marker, write_marker
 from oncelog.broker.state_topic import Written, answer_when_durable
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
+from oncelog.rules.marker import refuse_same_epoch
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
 
 KEY = 27
+FIRST_RAISING_VERSION = 2
+"""The transaction version whose markers carry a raised producer epoch (KIP-890, KIP-1228)."""
 
 _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
@@ -71,6 +76,8 @@ def _write(
 
     def one(at: TopicPartition) -> _Partition:
         try:
+            if asked.transaction_version >= FIRST_RAISING_VERSION:
+                _check_epoch_raised(node, at, marker)
             written.append(write_marker(node, at, marker, now_ms))
         except BrokerError as error:
             return _Partition(partition_index=at.partition, error_code=error.code)
@@ -86,3 +93,12 @@ def _write(
             for topic in asked.topics
         ],
     )
+
+
+def _check_epoch_raised(node: Node, at: TopicPartition, marker: Marker) -> None:
+    """Raise what `refuse_same_epoch` refuses with."""
+    _, partition = node.topics.partition(at)
+    entry = partition.producer(marker.producer_id)
+    refusal = refuse_same_epoch(entry, marker.producer_id, marker.producer_epoch)
+    if refusal is not None:
+        raise refusal.error(refusal.reason)

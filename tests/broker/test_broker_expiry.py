@@ -1,0 +1,154 @@
+"""Expiry of many groups, transactional ids and transactions: in steps, between which others use them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers_group_node import GroupNode, commit, create
+
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.wire.messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+
+COUNT, STEP = 9, 2
+DAY_MS = 86_400_000
+
+
+class SteppedNode(GroupNode):
+    """A node whose background work is done when the test says so."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.limits = replace(DEFAULT_LIMITS, expire_step_entries=STEP)
+        self.restart()
+        self.ask(create("t"), 5)
+        self.node.log_manager.chores.on_added = lambda: None
+
+    def step(self) -> bool:
+        """Do one step; return False when there is nothing left to do."""
+        chores = self.node.log_manager.chores
+        if len(chores) and (job := chores.step()) is not None:
+            job()
+        return bool(len(chores))
+
+    def init(self, transactional_id: str) -> Any:
+        asked = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1_000)
+        (answer,) = self.ask(asked, 5)
+        assert answer.error_code == 0
+        return answer
+
+    def begin(self, transactional_id: str) -> Any:
+        """Open a transaction; return who does."""
+        who = self.init(transactional_id)
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="t", partitions=[0])
+        asked = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=who.producer_id,
+            v3_and_below_producer_epoch=who.producer_epoch,
+            v3_and_below_topics=[topic],
+        )
+        (answer,) = self.ask(asked, 3)
+        assert answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == 0
+        return who
+
+
+@pytest.fixture
+def node() -> SteppedNode:
+    return SteppedNode()
+
+
+def rounds_of(node: SteppedNode, size: Any) -> list[int]:
+    """Do the round under way to its end; return how much each step took away."""
+    took = []
+    goes_on = True
+    while goes_on:
+        before = size()
+        goes_on = node.step()
+        took.append(before - size())
+    return took
+
+
+def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) -> None:
+    groups = node.node.groups
+    for index in range(COUNT):
+        node.ask(commit(f"g{index}", 5, generation_id_or_member_epoch=-1), 7)
+    node.now_ms += 8 * DAY_MS
+    groups.forget_expired(node.now_ms)
+    assert len(list(groups.group_ids())) == COUNT
+    node.step()
+    (used, *_) = groups.group_ids()
+    node.ask(commit(used, 6, generation_id_or_member_epoch=-1), 7)
+    groups.forget_expired(node.now_ms)  # a round that begins meanwhile must not double the work
+    took = rounds_of(node, lambda: len(list(groups.group_ids())))
+    assert max(took) <= STEP
+    assert sum(took) == COUNT - STEP - 1
+    assert list(groups.group_ids()) == [used]
+    groups.forget_expired(node.now_ms + 8 * DAY_MS)
+    rounds_of(node, lambda: 0)
+    assert not list(groups.group_ids())
+
+
+def test_transactional_ids_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) -> None:
+    transactions = node.node.transactions
+    for index in range(COUNT):
+        node.init(f"x{index}")
+    node.now_ms += 8 * DAY_MS
+    transactions.forget_expired(node.now_ms)
+    assert len(list(transactions.all())) == COUNT
+    node.step()
+    used = max(entry.transactional_id for entry in transactions.all())
+    node.init(used)
+    took = rounds_of(node, lambda: len(list(transactions.all())))
+    assert max(took) <= STEP
+    assert [entry.transactional_id for entry in transactions.all()] == [used]
+
+
+def test_transactions_time_out_a_few_in_a_step_and_none_that_was_ended_meanwhile(node: SteppedNode) -> None:
+    transactions = node.node.transactions
+    who = {name: node.begin(name) for name in (f"x{index}" for index in range(COUNT))}
+
+    def open_ids() -> set[str]:
+        return {entry.transactional_id for entry in transactions.all() if entry.state.label == "Ongoing"}
+
+    node.now_ms += 2_000
+    transactions.abort_timed_out(node.now_ms)
+    assert len(open_ids()) == COUNT
+    node.step()
+    ended = max(open_ids())
+    (answer,) = node.ask(
+        EndTxnRequest(
+            transactional_id=ended,
+            producer_id=who[ended].producer_id,
+            producer_epoch=who[ended].producer_epoch,
+            committed=True,
+        ),
+        4,
+    )
+    assert answer.error_code == 0
+    took = rounds_of(node, lambda: len(open_ids()))
+    assert max(took) <= STEP
+    assert not open_ids()
+    labels = {entry.transactional_id: entry.state.label for entry in transactions.all()}
+    assert labels.pop(ended) == "CompleteCommit"
+    assert set(labels.values()) == {"CompleteAbort"}
+
+
+def test_a_broker_that_is_closed_does_not_finish_the_round_first(node: SteppedNode) -> None:
+    transactions, groups = node.node.transactions, node.node.groups
+    for index in range(COUNT):
+        node.init(f"x{index}")
+        node.ask(commit(f"g{index}", 5, generation_id_or_member_epoch=-1), 7)
+    node.now_ms += 8 * DAY_MS
+    transactions.forget_expired(node.now_ms)
+    groups.forget_expired(node.now_ms)
+    node.step()
+    node.step()
+    left = len(list(transactions.all())), len(list(groups.group_ids()))
+    assert left == (COUNT - STEP, COUNT - STEP)
+    node.restart()
+    assert (len(list(node.node.transactions.all())), len(list(node.node.groups.group_ids()))) == left

@@ -1,0 +1,93 @@
+"""Timers of groups: a deadline costs little, whoever sets it, and no group keeps the broker from others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers_group_node import GroupNode, create, heartbeat, join, sync
+
+from oncelog.rules.consumer_group import ConsumerGroup
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.group_member import GroupState
+from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
+
+
+@pytest.fixture
+def node() -> GroupNode:
+    made = GroupNode(group_initial_rebalance_delay_ms=0, group_consumer_min_session_timeout_ms=1000)
+    made.ask(create("t"), 5)
+    return made
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The groups whose deadlines were looked at, in order."""
+    seen: list[str] = []
+    for kind in (ClassicGroup, ConsumerGroup):
+
+        def tick(group: Any, now_ms: int, original: Any = kind.tick) -> None:
+            seen.append(group.group_id)
+            original(group, now_ms)
+
+        monkeypatch.setattr(kind, "tick", tick)
+    return seen
+
+
+def settled(node: GroupNode, group: str, **fields: Any) -> Any:
+    """Join a group and bring its first assignment."""
+    (joined,) = node.ask(join(group, **fields), 3)
+    node.ask(sync(group, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
+    node.pass_time(6_000)  # the deadline of the rebalance, which is earlier than those below
+    return joined
+
+
+def test_a_group_is_looked_at_once_for_each_of_its_deadlines(node: GroupNode, ticks: list[str]) -> None:
+    joined = settled(node, "g", session_timeout_ms=60_000)
+    for earlier_ms in range(500):
+        node.ask(
+            join("g", session_timeout_ms=30_000 - earlier_ms), 4
+        )  # gets a member id, and never comes back
+    node.pass_time(31_000)
+    ticks.clear()
+    for _ in range(4):
+        beat = HeartbeatRequest(group_id="g", generation_id=joined.generation_id, member_id=joined.member_id)
+        assert node.ask(beat, 3)[0].error_code == 0
+        node.pass_time(50_000)
+    # Once a session: what the 500 left behind must not be looked at again and again.
+    assert len(ticks) <= 8
+
+
+def test_a_group_of_the_consumer_protocol_is_looked_at_once_for_each_deadline(
+    node: GroupNode, ticks: list[str]
+) -> None:
+    consumers = node.node.groups.consumers
+    node.ask(heartbeat("g", "stays"), 1)
+    for earlier_ms in range(100):
+        consumers._schedule("g", node.now_ms + 40_000 - earlier_ms)
+    node.pass_time(41_000)
+    ticks.clear()
+    for _ in range(4):
+        epoch = consumers._groups["g"].members["stays"].epoch
+        assert node.ask(heartbeat("g", "stays", epoch), 1)[0].error_code == 0
+        node.pass_time(44_000)
+    assert len(ticks) <= 8
+
+
+@pytest.mark.parametrize("rebalance_timeout_ms", [0, -1, 1])
+def test_a_rebalance_without_time_for_which_nobody_came_ends_each_look_at_it(
+    node: GroupNode, ticks: list[str], rebalance_timeout_ms: int
+) -> None:
+    static = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": rebalance_timeout_ms}
+    settled(node, "g", group_instance_id="a", **static)
+    node.ask(join("g", group_instance_id="b", **static), 5)
+    gone = LeaveGroupRequest.MemberIdentity(member_id="", group_instance_id="b")
+    node.ask(LeaveGroupRequest(group_id="g", members=[gone]), 4)
+    group = node.node.groups._groups["g"]
+    assert group.state is GroupState.PREPARING_REBALANCE
+    assert list(group.static_members) == ["a"]
+    node.pass_time(50_000)
+    assert len(ticks) < 100
+    assert list(group.static_members) == ["a"]
+    node.pass_time(20_000)
+    assert group.state is GroupState.EMPTY
