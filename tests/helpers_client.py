@@ -135,6 +135,12 @@ class ScriptedBroker:
             writer.close()
         self._writers.clear()
 
+    def abort_all(self) -> None:
+        """End every open connection at once, whatever has not been read."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
 
 @asynccontextmanager
 async def scripted_broker(port: int = 0) -> AsyncIterator[ScriptedBroker]:

@@ -30,6 +30,8 @@ from oncelog.wire.messages import (
     ListOffsetsRequest,
     MetadataRequest,
     ProduceRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
 )
 
 T0 = TopicPartition("t", 0)
@@ -553,3 +555,90 @@ def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: p
         assert await cluster.leader(T0, unknown_topic_patience_ms=60_000) == 1
 
     play(story, slow)
+
+
+def test_what_waits_for_a_new_login_survives_the_connection() -> None:
+    """The connection ends while it logs in again: what came meanwhile goes to the next one, at once."""
+
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        await cluster.start()
+        second_login = asyncio.Event()
+
+        def fall_silent(header: Any, message: Any) -> None:
+            second_login.set()
+            broker.handlers["SaslHandshake"] = shake_hands
+
+        broker.handlers["SaslHandshake"] = fall_silent
+        await second_login.wait()
+        answer = cluster.submit(1, ask())
+        broker.cut_all()
+        assert (await asyncio.wait_for(answer, 60)).controller_id == 0
+        assert broker.connection_count >= 2
+
+    def shake_hands(header: Any, message: Any) -> SaslHandshakeResponse:
+        return SaslHandshakeResponse(mechanisms=["PLAIN"])
+
+    def prepare(broker: ScriptedBroker) -> None:
+        answer_number(broker)
+        broker.handlers["SaslHandshake"] = shake_hands
+        broker.handlers["SaslAuthenticate"] = lambda header, message: SaslAuthenticateResponse(
+            session_lifetime_ms=100
+        )
+
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    user = {"sasl.username": "alice", "sasl.password": "secret"}
+    play(story, prepare, **login, **user, **{"request.timeout.ms": 600_000})
+
+
+def test_a_request_without_an_answer_is_done_when_the_socket_has_taken_it() -> None:
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        await cluster.start()
+        released = asyncio.Event()
+
+        async def read_no_further(header: Any, message: Any) -> None:
+            await released.wait()
+
+        broker.handlers["Produce"] = read_no_further
+        sent = [cluster.submit(1, produce_without_answer()) for _ in range(64)]
+        await sent[0]
+        await asyncio.sleep(0)
+        assert not sent[-1].done()
+        link = next(iter(cluster._links.values()))
+        assert link.in_flight_count
+        released.set()
+        await asyncio.wait_for(asyncio.gather(*sent), 60)
+        assert not link.in_flight_count
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["cut", "late", "closed"])
+def test_a_request_without_an_answer_fails_with_its_connection(how: str) -> None:
+    async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
+        await cluster.start()
+        begun = asyncio.Event()
+
+        async def never(header: Any, message: Any) -> None:
+            begun.set()
+            await asyncio.sleep(600)
+
+        broker.handlers["Produce"] = never
+        timeout_ms = 200 if how == "late" else 600_000
+        sent = [cluster.submit(1, produce_without_answer(), timeout_ms=timeout_ms) for _ in range(64)]
+        await begun.wait()
+        if how == "cut":
+            broker.abort_all()
+        elif how == "closed":
+            await cluster.close()
+        with pytest.raises(DisconnectedError):
+            await asyncio.wait_for(sent[-1], 60)
+        await asyncio.gather(*sent, return_exceptions=True)
+
+    play(story)
+
+
+def produce_without_answer() -> ProduceRequest:
+    """A megabyte with acks=0."""
+    partition = ProduceRequest.PartitionProduceData(index=0, records=bytes(1 << 20))
+    topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
+    return ProduceRequest(acks=0, timeout_ms=1000, topic_data=[topic])

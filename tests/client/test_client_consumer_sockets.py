@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers_client import CUT, ScriptedBroker, api_versions, batch_of, scripted_broker
+from helpers_client import CUT, ScriptedBroker, api_versions, batch_of, metadata, scripted_broker
 
 from oncelog.aio import Consumer
-from oncelog.errors import CorruptMessage, PeerError
+from oncelog.errors import CorruptMessage, PeerError, UnknownTopicOrPartition
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import iter_batches, stamp
 from oncelog.wire.control import encode_end_marker
@@ -307,3 +307,29 @@ def test_positions_that_cannot_be_looked_up_are_an_error_then_tried_again() -> N
         assert await consumer.position(T0) == 0
 
     play(log, story)
+
+
+def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
+    missing = [TopicPartition("missing", index) for index in range(3)]
+
+    async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
+        def only_asked(header: Any, message: Any) -> Any:
+            asked = {topic.name for topic in message.topics or ()}
+            errors = {"missing": UnknownTopicOrPartition.code} if "missing" in asked else None
+            return metadata(broker.port, {"t": 1} if "t" in asked else None, errors=errors)
+
+        broker.handlers["Metadata"] = only_asked
+        consumer.pause(T0)  # so that nothing else looks for its leader
+        cluster = await consumer._connected()
+        await cluster.fetch_metadata(["missing"])
+        while consumer._is_awaited(cluster, missing[0]):
+            await asyncio.sleep(0.001)
+        cluster.metadata.mark_stale([T0])
+        assert cluster.metadata.leader_of(T0) is None
+        await consumer._find_leaders(cluster, [*missing, T0])
+        assert cluster.metadata.leader_of(T0) == 1
+        with pytest.raises(UnknownTopicOrPartition, match="missing"):
+            await consumer.poll(0)
+        assert not consumer._core.has_error, "one for the topic, not one for each of its partitions"
+
+    play(ScriptedLog(*plain(1)), story, **{"request.timeout.ms": 50})

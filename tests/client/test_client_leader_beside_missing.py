@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from helpers_client import metadata, scripted_broker
 from helpers_producer import new_topic, requests
 
 from oncelog import Broker
 from oncelog.edge.producer import AsyncProducer
+from oncelog.errors import LeaderNotAvailable
 from oncelog.faults import Proxy, Rule
+from oncelog.wire.messages import ProduceResponse
 
 
 def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
@@ -28,3 +32,36 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
 
     with Broker(config={"auto.create.topics.enable": False}) as broker:
         asyncio.run(run(broker.bootstrap_servers, [new_topic(broker.bootstrap_servers) for _ in range(5)]))
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_being_written() -> None:
+    """In a cluster of several brokers the first partition's only replica may be down."""
+
+    async def run() -> None:
+        async with scripted_broker() as broker:
+
+            def half_led(header: Any, message: Any) -> Any:
+                answer = metadata(broker.port, {"t": 2})
+                if answer.topics:
+                    first = answer.topics[0].partitions[0]
+                    first.error_code, first.leader_id = LeaderNotAvailable.code, -1
+                return answer
+
+            broker.handlers["Metadata"] = half_led
+            broker.handlers["Produce"] = lambda header, message: ProduceResponse(
+                responses=[
+                    ProduceResponse.TopicProduceResponse(
+                        name="t",
+                        partition_responses=[
+                            ProduceResponse.PartitionProduceResponse(index=1, base_offset=7)
+                        ],
+                    )
+                ]
+            )
+            settings = {"enable.idempotence": False, "delivery.timeout.ms": 600_000}
+            producer = AsyncProducer({"bootstrap.servers": broker.bootstrap_servers, **settings})
+            sent = await asyncio.wait_for(producer.send("t", b"x", partition=1), 20)
+            assert (await asyncio.wait_for(sent, 20)).offset == 7
+            await producer.close()
+
+    asyncio.run(run())

@@ -205,3 +205,30 @@ def test_close_refuses_what_others_send_and_waits_for_what_was_taken(servers: st
         assert not thread.is_alive()
     assert all(future.done() and future.exception() is None for future in taken)
     assert len(values(servers, topic)) == len(taken)
+
+
+def test_futures_are_done_when_an_asyncio_flush_returns(servers: str) -> None:
+    """A flush that found everything settled returned before the futures were set."""
+    topic = new_topic(servers, 1)
+    seen: list[bool] = []
+
+    async def produce() -> None:
+        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 0}) as producer:
+
+            def flush_at_once(*_: object) -> None:
+                asyncio.get_running_loop().call_soon(begin)
+
+            def begin() -> None:
+                flushing = producer.flush()
+                try:
+                    flushing.send(None)
+                except StopIteration:
+                    seen.append(future.done())
+                finally:
+                    flushing.close()
+
+            future = await producer.send(topic, b"v", partition=0, on_delivery=flush_at_once)
+            await future
+            assert all(seen)
+
+    asyncio.run(produce())

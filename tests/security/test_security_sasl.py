@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
+from helpers_broker import RawClient, wait_until
 from helpers_security import (
     PASSWORD,
     Certificates,
@@ -29,6 +30,7 @@ from oncelog.edge.broker import Broker
 from oncelog.errors import AuthenticationError, ConfigError, UnacceptableCredential
 from oncelog.rules.scram import Mechanism
 from oncelog.sim.disk import MemoryDisk
+from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,
     MetadataRequest,
@@ -279,3 +281,34 @@ def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytes
     assert [type(error) for error in errors] == [UnacceptableCredential] + [type(None)] * 100
     assert len(users.names()) == 100 and len(writes) == 1
     assert users.alter_all([("nobody", [1], [])]) and len(writes) == 1
+
+
+def test_one_password_is_checked_before_others_have_their_turn(
+    plain: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    begun, sent, answered = threading.Event(), threading.Event(), threading.Event()
+    was_answered: list[bool] = []
+
+    def has_password(_users: Users, name: str, _password: str) -> bool:
+        checked.append(name)
+        begun.set()
+        assert sent.wait(60)
+        if len(checked) == 5:
+            was_answered.append(answered.wait(20))
+        return True
+
+    monkeypatch.setattr(Users, "has_password", has_password)
+    token = SaslAuthenticateRequest(auth_bytes=b"\0alice\0" + PASSWORD.encode())
+    again = encode_request(SaslHandshakeRequest(mechanism="PLAIN"), 1, 1, "x")
+    again += encode_request(token, 2, 2, "x")
+    with RawClient(plain.bootstrap_servers) as client, RawClient(plain.bootstrap_servers) as other:
+        other.ask(ApiVersionsRequest(), 0)
+        client.socket.sendall(again * 100)
+        assert begun.wait(60)
+        other.send(ApiVersionsRequest(), 0)
+        sent.set()
+        assert other.read_frame() is not None
+        answered.set()
+        wait_until(lambda: bool(was_answered))
+    assert was_answered == [True]

@@ -36,7 +36,7 @@ _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
 """Of a session's lifetime, after which the client says again who it is."""
 _API_VERSIONS_KEY = 18
-CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.5.0"
+CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.5.1"
 
 
 class Completed(NamedTuple):

@@ -52,6 +52,9 @@ class AsyncConsumer(AsyncSubscribing):
         self._connecting: asyncio.Task[None] | None = None
         # A rebalance of which the application has not been told to the end.
         self._untold: Rebalance | None = None
+        # The task in which a step of a poll is under way, and whether `close` has cancelled it.
+        self._stepping: asyncio.Task[Any] | None = None
+        self._is_step_ended = False
         self._closed = False
 
     @property
@@ -104,6 +107,7 @@ class AsyncConsumer(AsyncSubscribing):
         `on_lost`) with the partitions that are given up. Safe to call twice.
         """
         check_running_loop(self._loop, "consumer")
+        await self.end_polling()
         self._untold = None
         try:
             if not self._closed:
@@ -241,8 +245,38 @@ class AsyncConsumer(AsyncSubscribing):
     async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
         """Return a Rebalance to tell the application of, or whether records are ready.
 
-        The same Rebalance is returned again until `note_told`.
+        The same Rebalance is returned again until `note_told`. Raises MisuseError while another poll is under
+        way, and when the consumer is closed meanwhile.
         """
+        while self._stepping is not None and self._stepping.cancelling():
+            await asyncio.sleep(0)  # a poll that was interrupted twice is about to end
+        if self._stepping is not None:
+            raise MisuseError("another thread or task is polling this consumer; give each one of its own")
+        self._stepping = task = asyncio.current_task()
+        assert task is not None
+        try:
+            return await self._poll_step(deadline_ms, prepare)
+        except asyncio.CancelledError:
+            if self._is_step_ended and not task.uncancel():
+                raise MisuseError("this consumer was closed, or unsubscribed, while it was polled") from None
+            raise
+        finally:
+            self._stepping = None
+
+    async def end_polling(self) -> None:
+        """End a poll that another thread or task has under way; that one raises MisuseError."""
+        step = self._stepping
+        if step is None or step is asyncio.current_task():
+            return
+        self._is_step_ended = True
+        step.cancel()
+        try:
+            while self._stepping is step:
+                await asyncio.sleep(0)
+        finally:
+            self._is_step_ended = False
+
+    async def _poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
         with self._polling():
             while self._untold is None:
                 following = await self._advanced(deadline_ms)
@@ -287,6 +321,7 @@ class AsyncConsumer(AsyncSubscribing):
 
         Calls `on_revoked` (or `on_lost`) with the partitions that are given up.
         """
+        await self.end_polling()
         self._untold = None
         await super().unsubscribe()
 
@@ -479,10 +514,13 @@ class AsyncConsumer(AsyncSubscribing):
         try:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
-            for tp in partitions:
-                await self._find_leader(cluster, tp)
-        except Exception as error:
-            self._core.note_error(error)
+            # All of them: a topic that does not exist must not keep those behind it from being read.
+            outcomes = await asyncio.gather(
+                *(self._find_leader(cluster, tp) for tp in partitions), return_exceptions=True
+            )
+            errors = {str(each): each for each in outcomes if isinstance(each, Exception)}
+            for error in errors.values():  # one per topic, however many of its partitions are read
+                self._core.note_error(error)
         finally:
             self._finding_leaders = False
         self._step(cluster)

@@ -35,6 +35,7 @@ from oncelog.edge.metrics_server import MetricsServer, metrics_token
 from oncelog.edge.server import Server
 from oncelog.edge.tls import uses_sasl, uses_tls
 from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.disk import Disk, explain
 from oncelog.log.manager import LOCK, LogManager
 from oncelog.settings import Settings
@@ -178,11 +179,17 @@ def _log_opening(data_dir: Path, node: Node) -> None:
 
 
 def recover_node(
-    disk: Disk, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
+    disk: Disk,
+    settings: Settings,
+    clock: Clock,
+    on_append: Callable[[AppendEvent], None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Node:
-    """`open_node` on any disk."""
+    """`open_node` on any disk, with any limits."""
     now_ms, new_uuid = clock.now_ms(), machine.current().new_uuid
-    manager = LogManager.open(disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms)
+    manager = LogManager.open(
+        disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
+    )
     try:
         return Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
     except OSError as error:

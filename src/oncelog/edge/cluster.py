@@ -313,33 +313,64 @@ class ClusterConnection:
         Raises UnknownTopicOrPartition after its patience (None: a short one), the broker's own error when it
         is final, and the last error when request.timeout.ms is over.
         """
+        await self._find(
+            tp,
+            lambda: self.metadata.leader_of(tp) is not None,
+            allow_auto_topic_creation=allow_auto_topic_creation,
+            unknown_topic_patience_ms=unknown_topic_patience_ms,
+        )
+        node_id = self.metadata.leader_of(tp)
+        assert node_id is not None
+        return node_id
+
+    async def topic(self, name: str, *, unknown_topic_patience_ms: float) -> int:
+        """Return a topic's number of partitions, created if the broker does so; raises as `leader`.
+
+        None of them needs a leader: one that has none must not keep the others from being written.
+        """
+        await self._find(
+            TopicPartition(name, 0),
+            lambda: bool(self.metadata.partition_count(name)),
+            unknown_topic_patience_ms=unknown_topic_patience_ms,
+        )
+        return self.metadata.partition_count(name) or 0
+
+    async def _find(
+        self,
+        tp: TopicPartition,
+        is_found: Callable[[], bool],
+        *,
+        allow_auto_topic_creation: bool = True,
+        unknown_topic_patience_ms: float | None = None,
+    ) -> None:
+        """Ask the cluster about a topic until what is sought is found, or the time for it is over."""
         topic_of(tp.topic)
         started_ms = self.now_ms()
         attempt = 0
         look_up = self._look_ups.setdefault(tp.topic, _LookUp())
-        while (node_id := self.metadata.leader_of(tp)) is None:
+        while not is_found():
             count = look_up.count
             async with look_up.asking:
-                if is_asked_by_another := look_up.count != count:
-                    error = self._why_no_leader(tp)
-                else:
+                error = None
+                if not (is_asked_by_another := look_up.count != count):
                     error = await self._refresh_for(tp, allow_auto_topic_creation)
                     look_up.count += 1
-                if error is not None:
+                if is_found():
+                    return
+                if (error := error or self.why_no_leader(tp)) is not None:
                     limit_ms = self._limit_ms(error, unknown_topic_patience_ms)
                     pause_ms = self._pause_ms_or_raise(error, attempt, started_ms + limit_ms)
                     if not is_asked_by_another:
                         await asyncio.sleep(pause_ms / 1000)
                         attempt += 1
-        return node_id
 
     async def _refresh_for(self, tp: TopicPartition, create: bool) -> OncelogError | None:
-        """Refresh once; return why the leader is still unknown, or None."""
+        """Refresh once; return why the cluster could not be asked, or None."""
         try:
             await self.refresh_metadata([tp.topic], allow_auto_topic_creation=create)
         except (DisconnectedError, TimedOut) as unreachable:
-            return unreachable if self.metadata.leader_of(tp) is None else None
-        return self._why_no_leader(tp)
+            return unreachable
+        return None
 
     def _limit_ms(self, error: OncelogError, unknown_topic_patience_ms: float | None) -> float:
         limit_ms: float = self._settings["request.timeout.ms"]
@@ -357,7 +388,7 @@ class ClusterConnection:
             raise error
         return pause_ms
 
-    def _why_no_leader(self, tp: TopicPartition) -> OncelogError | None:
+    def why_no_leader(self, tp: TopicPartition) -> OncelogError | None:
         """Return why the leader is unknown, or None if it is not."""
         if self.metadata.leader_of(tp) is not None:
             return None

@@ -82,6 +82,7 @@ class Consumer:
 
     def _tell_of_leaving(self) -> None:
         """Commit if that is automatic, and call the application's callback, in this thread."""
+        self._thread.run(self._async.end_polling(), _CLOSE_SECONDS)
         rebalance = self._thread.run(self._async.give_up(), _CLOSE_SECONDS)
         if rebalance is not None:
             self._listeners.tell(rebalance)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncelog.client.producer_batch import OffsetRange, Outcome
+from oncelog.edge.loop import bounded
 from oncelog.errors import TimedOut
 from oncelog.types import RecordMetadata
 
@@ -22,7 +23,7 @@ def _wait(outcome: Outcome, timeout: float | None) -> None:
         return
     done = threading.Event()
     outcome.listen(done.set)
-    if not done.wait(timeout):
+    if not done.wait(bounded(timeout)):
         raise TimedOut(f"no outcome within {timeout:g} s; the record is still under way")
 
 

@@ -56,6 +56,8 @@ class BrokerLink:
         self._settings = settings
         self._security = security
         self._waiting: deque[_Outgoing] = deque()
+        self._undrained: deque[_Outgoing] = deque()
+        """Requests without an answer that the socket has not taken whole."""
         self._protocol: LinkProtocol | None = None
         self._features: dict[str, int] = {}
         self._connecting: asyncio.Task[None] | None = None
@@ -91,7 +93,8 @@ class BrokerLink:
 
     @property
     def in_flight_count(self) -> int:
-        return len(self._waiting) + (self._protocol.core.in_flight_count if self._protocol else 0)
+        in_flight_count = self._protocol.core.in_flight_count if self._protocol else 0
+        return len(self._waiting) + len(self._undrained) + in_flight_count
 
     def submit(
         self,
@@ -102,7 +105,10 @@ class BrokerLink:
         max_version: int | None = None,
         answered: bool = True,
     ) -> asyncio.Future[Any]:
-        """Queue or write a request now; the future gives its answer (None if not `answered`)."""
+        """Queue or write a request now; the future gives its answer.
+
+        Of one that is not `answered` it gives None, as soon as the socket has taken it whole.
+        """
         future: asyncio.Future[Any] = self.loop.create_future()
         if self._closed:
             future.set_exception(DisconnectedError(f"the client of {self.peer} is closed"))
@@ -138,12 +144,30 @@ class BrokerLink:
         except (OncelogError, ValueError, TypeError, OverflowError) as error:
             out.future.set_exception(error)
             return
+        if not out.answered:
+            protocol.watch_writing()
         if len(pieces) == 1:
             protocol.transport.write(pieces[0])
         else:
             protocol.transport.writelines(pieces)
         if not out.answered:
-            out.future.set_result(None)
+            # A broker that reads slowly must hold its sender up: what is done leaves buffer.memory.
+            self._undrained.append(out)
+            if not protocol.is_writing_paused:
+                self.on_drained()
+
+    def on_drained(self) -> None:
+        """Everything written so far is out."""
+        done, self._undrained = self._undrained, deque()
+        for out in done:
+            if not out.future.done():
+                out.future.set_result(None)
+
+    def _fail_undrained(self, error: OncelogError) -> None:
+        lost, self._undrained = self._undrained, deque()
+        for out in lost:
+            if not out.future.done():
+                out.future.set_exception(error)
 
     def on_answer(self, future: asyncio.Future[Any], response: Any, latency_ms: float) -> None:
         if self.latencies is not None:
@@ -162,6 +186,9 @@ class BrokerLink:
             self._protocol, self._heard_from_ms = None, 0.0
             self._stop_watching()
             self._note_failure(error)
+            self._fail_undrained(error)
+            if self._waiting and not self._closed:  # they came while it logged in again
+                self._connecting = self.loop.create_task(self._connect())
 
     def _note_failure(self, error: BaseException) -> None:
         base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
@@ -271,7 +298,7 @@ class BrokerLink:
     def _check_deadlines(self) -> None:
         self._timer = None
         now_ms = self.now_ms()
-        deadlines = [out.deadline_ms for out in self._waiting]
+        deadlines = [out.deadline_ms for out in (*self._waiting, *self._undrained)]
         self._expire_waiting(now_ms)
         if self._protocol is not None:
             self._expire_in_flight(self._protocol, now_ms)
@@ -300,7 +327,7 @@ class BrokerLink:
                         "whether it was carried out is unknown"
                     )
                 )
-        if late:
+        if late or any(out.deadline_ms <= now_ms for out in self._undrained):
             protocol.fail(
                 DisconnectedError(
                     f"connection to {self.peer} given up after a request in front went unanswered; "
@@ -315,7 +342,7 @@ class BrokerLink:
         if limit_ms < 0 or protocol is None or self._closed:
             return
         idle_ms = self.now_ms() - self._last_used_ms
-        if idle_ms >= limit_ms and protocol.core.in_flight_count == 0 and protocol.transport:
+        if idle_ms >= limit_ms and self.in_flight_count == 0 and protocol.transport:
             self._protocol = None
             self._stop_watching()
             protocol.transport.close()
@@ -357,6 +384,7 @@ class BrokerLink:
             self._connecting = None
         error = DisconnectedError(f"the client of {self.peer} was closed")
         self._fail_waiting(error)
+        self._fail_undrained(error)
         protocol, self._protocol = self._protocol, None
         if protocol:
             for future in protocol.core.abandon():

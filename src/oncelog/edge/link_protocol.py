@@ -26,11 +26,25 @@ class LinkProtocol(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.failure: OncelogError | None = None
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
-        self._is_in_room = False
+        self._is_in_room = self._is_watching = False
         self.is_lost = asyncio.Event()
+        self.is_writing_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+
+    def watch_writing(self) -> None:
+        """Be told from now on of every byte that the socket does not take at once."""
+        if self.transport is not None and not self._is_watching:
+            self._is_watching = True
+            self.transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self.link.on_drained()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self.core.room(_RECEIVE_BYTES)

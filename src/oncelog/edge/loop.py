@@ -15,6 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from oncelog.errors import MisuseError, TimedOut
 
 T = TypeVar("T")
+_CLOSED = "this client is closed; make a new one"
+_CLOSED_MEANWHILE = "this client was closed by another thread during this call; make a new one"
 _SIGNAL_SECONDS = 0.5
 """The longest time that the exception of a signal handler may wait for a blocking call."""
 
@@ -72,6 +74,11 @@ class ClientThread(Protocol):
     def stop(self) -> None: ...
 
 
+def bounded(timeout: float | None) -> float | None:
+    """Return a time-out that threads can wait for; the longest one stands for infinity."""
+    return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+
+
 class _Call(Generic[T]):
     """A coroutine that runs on a loop's thread while the caller's thread waits.
 
@@ -88,7 +95,12 @@ class _Call(Generic[T]):
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        self._loop.call_soon_threadsafe(self._start)
+        """Hand the coroutine over. Raises MisuseError when the loop has been closed."""
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+        except RuntimeError:
+            self._coroutine.close()
+            raise MisuseError(_CLOSED_MEANWHILE) from None
 
     def _start(self) -> None:
         if self._is_cancelled:
@@ -112,10 +124,12 @@ class _Call(Generic[T]):
             self._coroutine.close()
             self._end()
 
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until the coroutine has ended; false after `timeout` seconds."""
+    def wait(self, timeout: float | None, is_over: Callable[[], bool]) -> bool:
+        """Wait until the coroutine has ended; false after `timeout` seconds, or when the loop is over."""
         # A signal that comes after the last bytecode and before the wait begins does not end the wait.
         while not self._has_ended and (timeout is None or timeout > 0):
+            if is_over():  # it was stopped before it came to this call
+                return self._has_ended
             seconds = _SIGNAL_SECONDS if timeout is None else min(_SIGNAL_SECONDS, timeout)
             with suppress(queue.Empty):
                 self._news.get(timeout=seconds)
@@ -124,7 +138,8 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         """Return what the coroutine returned, or raise what it raised."""
-        assert self._task is not None
+        if self._task is None or not self._task.done():  # the loop ended before it came to this call
+            raise MisuseError(_CLOSED_MEANWHILE)
         return self._task.result()
 
 
@@ -138,6 +153,8 @@ class LoopThread:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
+        # Not Thread.is_alive: a signal handler that raises in there makes a running thread look ended.
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -146,8 +163,11 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            self._drain()
-            close_loop(self._loop)
+            try:
+                self._drain()
+                close_loop(self._loop)
+            finally:
+                self._is_over = True
 
     def _drain(self) -> None:
         # Cancelled tasks, and calls of other threads that came last, may start further ones.
@@ -172,7 +192,7 @@ class LoopThread:
                 "this client was made before a fork and its thread is not here; make one in the child process"
             )
         if self._stopped:
-            raise MisuseError("this client is closed; make a new one")
+            raise MisuseError(_CLOSED)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop. Raises MisuseError when closed or after a fork."""
@@ -205,25 +225,39 @@ class LoopThread:
         call = _Call(self._loop, coroutine)
         try:
             call.start()
-            if not call.wait(timeout):
-                call.cancel()
-                raise TimedOut(f"not finished within {timeout:g} s")
-        except TimedOut:
-            raise
+            has_ended = call.wait(timeout, self._loop_is_over)
         except BaseException:
-            call.cancel()
-            call.wait(None)
+            with suppress(RuntimeError):  # the loop has ended, and the coroutine with it
+                call.cancel()
+                call.wait(None, self._loop_is_over)
             raise
-        return call.result()
+        if not has_ended and not self._is_over:
+            call.cancel()
+            raise TimedOut(f"not finished within {timeout:g} s")
+        return self._result_of(call)
+
+    def _loop_is_over(self) -> bool:
+        return self._is_over
+
+    def _result_of(self, call: _Call[T]) -> T:
+        try:
+            return call.result()
+        except asyncio.CancelledError:
+            if self._stopped:  # by another thread, which has cancelled every task
+                raise MisuseError(_CLOSED_MEANWHILE) from None
+            raise
 
     def wait_for(self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None) -> bool:
         """Holding the lock of `told`, wait until something is so; false after `timeout` seconds."""
-        return told.wait_for(is_so, timeout)
+        return told.wait_for(is_so, bounded(timeout))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop's thread, soon; calls keep their order."""
         self._check()
-        self._loop.call_soon_threadsafe(function, *args)
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            raise MisuseError(_CLOSED_MEANWHILE) from None
 
     def stop(self) -> None:
         """End the thread; tasks still running are cancelled. Safe to call twice and after a fork."""

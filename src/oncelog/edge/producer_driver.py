@@ -22,6 +22,7 @@ from oncelog.errors import (
     MisuseError,
     OncelogError,
     TimedOut,
+    UnknownTopicOrPartition,
     UnsupportedVersion,
     raise_for_code,
 )
@@ -276,17 +277,20 @@ class ProducerDriver:
     async def _partition_count(self, topic: str) -> int:
         timeout_s = self.options.max_block_ms / 1000
         try:
-            await asyncio.wait_for(self._find_leader(TopicPartition(topic, 0)), timeout_s)
+            return await asyncio.wait_for(self._find_topic(topic), timeout_s)
         except TimeoutError:
+            error = self.cluster.why_no_leader(TopicPartition(topic, 0))
+            if isinstance(error, UnknownTopicOrPartition):  # says more than that the time is over
+                raise error from None
             raise TimedOut(
                 f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}"
             ) from None
+
+    async def _find_topic(self, topic: str) -> int:
+        # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
+        await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
+        await self.cluster.start()  # from here on metadata is asked for again by its age
         count = self.cluster.metadata.partition_count(topic)
         if count is None:
             raise TimedOut(f"topic {topic!r} went away while it was looked up")
         return count
-
-    async def _find_leader(self, tp: TopicPartition) -> None:
-        # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
-        await self.cluster.leader(tp, unknown_topic_patience_ms=self.options.max_block_ms)
-        await self.cluster.start()  # from here on metadata is asked for again by its age

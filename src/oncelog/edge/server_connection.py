@@ -271,7 +271,10 @@ class Connection(Accepted):
         payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
         if payload is None:
             self._begin_any(frame, now_ms, started)
-            return 1 if int.from_bytes(frame[:2]) == PRODUCE else 1 + len(frame) // REQUEST_BYTES
+            key = int.from_bytes(frame[:2])
+            if key == SASL_AUTHENTICATE:
+                return ROUND_REQUESTS  # PLAIN takes milliseconds, however small the request is
+            return 1 if key == PRODUCE else 1 + len(frame) // REQUEST_BYTES
         if self._quotas.is_any:
             payload = self._throttle.produced_directly(self.door, frame, payload, now_ms)
         self._outbox.put(payload)
@@ -404,7 +407,8 @@ class Connection(Accepted):
             phase = Phase.HANDSHAKE
         else:
             phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
-        is_waiting = bool(self._outbox.slots) or self._throttle.is_silent
+        # A throttled connection is not read, so only the idle limit tells that its client is gone (KIP-219).
+        is_waiting = bool(self._outbox.slots)
         return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, is_waiting)
 
     def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:

@@ -1,0 +1,152 @@
+"""A call while another thread or task is in the consumer: both learn what happened, by MisuseError."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oncelog import Consumer, Producer, TopicPartition
+from oncelog.aio import Consumer as AsyncConsumer
+from oncelog.edge.loop import LoopThread
+from oncelog.errors import MisuseError
+
+T0 = TopicPartition("two-threads", 0)
+
+
+def consumer_of(servers: str, kind: str) -> Consumer:
+    settings: dict[str, object] = {"bootstrap.servers": servers}
+    if kind == "assign":
+        consumer = Consumer(settings)
+        consumer.assign(T0)
+    else:
+        consumer = Consumer(settings, group_id=f"two-threads-{kind}", group_protocol=kind)
+        consumer.subscribe(T0.topic)
+    return consumer
+
+
+class Polling:
+    """A thread that polls; what its poll raised."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.raised: BaseException | None = None
+        self.thread = threading.Thread(target=self._poll, args=(consumer,), daemon=True)
+        self.thread.start()
+        while consumer._async._stepping is None and self.thread.is_alive():
+            self.thread.join(0.01)
+
+    def _poll(self, consumer: Consumer) -> None:
+        try:
+            consumer.poll(600)
+        except BaseException as raised:
+            self.raised = raised
+
+    def ended(self) -> BaseException | None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        return self.raised
+
+
+@pytest.mark.parametrize("kind", ["assign", "classic", "consumer"])
+@pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe], ids=["close", "unsubscribe"])
+def test_a_poll_is_told_that_another_thread_closed_the_consumer(
+    ours: str, kind: str, end: Callable[[Consumer], None]
+) -> None:
+    consumer = consumer_of(ours, kind)
+    polling = Polling(consumer)
+    end(consumer)
+    raised = polling.ended()
+    assert isinstance(raised, MisuseError)
+    assert "while it was polled" in str(raised)
+    consumer.close()
+
+
+@pytest.mark.parametrize("kind", ["assign", "classic", "consumer"])
+def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
+    with consumer_of(ours, kind) as consumer:
+        polling = Polling(consumer)
+        with pytest.raises(MisuseError, match="another thread or task"):
+            consumer.poll(600)
+        assert polling.thread.is_alive()
+    assert isinstance(polling.ended(), MisuseError)
+
+
+def test_a_task_that_polls_is_told_that_another_closed_the_consumer(ours: str) -> None:
+    async def story() -> None:
+        consumer = AsyncConsumer(bootstrap_servers=ours)
+        consumer.assign(T0)
+        polling = asyncio.create_task(consumer.poll(600))
+        while consumer._stepping is None:
+            await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(MisuseError, match="while it was polled"):
+            await polling
+        assert not polling.cancelling()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_call_is_told_that_the_thread_was_stopped_meanwhile() -> None:
+    thread, begun = LoopThread(), threading.Event()
+    raised: list[BaseException] = []
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    def call() -> None:
+        try:
+            thread.run(wait())
+        except BaseException as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    assert begun.wait(60)
+    thread.stop()
+    caller.join(60)
+    assert [type(error) for error in raised] == [MisuseError]
+
+
+@pytest.mark.parametrize("act", ["run", "call_soon"])
+def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = LoopThread()
+    thread.stop()
+    monkeypatch.setattr(thread, "_stopped", False)  # as another thread may have read it before
+    with pytest.raises(MisuseError):
+        thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)
+
+
+def test_a_call_that_the_loop_never_came_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was handed over between the loop's last turn and its end."""
+    thread = LoopThread()
+    thread.stop()
+    monkeypatch.setattr(thread, "_stopped", False)
+    monkeypatch.setattr(thread, "_loop", _SilentLoop())
+    coroutine: Any = asyncio.sleep(0)
+    with pytest.raises(MisuseError, match="closed"):
+        thread.run(coroutine)
+    coroutine.close()
+
+
+class _SilentLoop:
+    """A loop that takes calls and has ended."""
+
+    def call_soon_threadsafe(self, *_: object) -> None:
+        pass
+
+
+def test_a_time_out_may_be_infinite(ours: str) -> None:
+    endless = float("inf")
+    with Producer(bootstrap_servers=ours, linger_ms=600_000) as producer:
+        sent = producer.send(T0.topic, b"x")
+        producer.flush(endless)
+        assert sent.result(endless).topic == T0.topic
+        last = producer.send(T0.topic, b"z")
+        producer.close(endless)
+        assert last.exception(endless) is None
