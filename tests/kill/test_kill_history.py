@@ -90,7 +90,7 @@ LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
 def test_late_ends(version: int) -> None:
     """KAFKA-17754 for real: an epoch per transaction refuses them, an epoch that stays does not."""
     found: list[Anomaly] = []
-    for seed in range(40 if version == 1 else 1):
+    for seed in range(20 if version == 1 else 1):
         with (
             Broker(config={"oncelog.transaction.version": version}) as broker,
             Proxy(broker.bootstrap_servers, rules=[LATE_ENDS], seed=seed) as proxy,
@@ -99,7 +99,8 @@ def test_late_ends(version: int) -> None:
             load.create_topics(broker.bootstrap_servers)
             load.work(time.sleep, 2)
             found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
-        if found:
+        # A seed may meet nothing but anomalies of another kind.
+        if any(isinstance(each, AbortedRead) for each in found):
             break
     assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)
     assert version == 1 or found == []

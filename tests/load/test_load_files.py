@@ -151,3 +151,17 @@ def test_changed_while_it_is_read(tmp_path: Path) -> None:
             file.write(b"more\n")
         with pytest.raises(LoadRefused, match=r"changed while it was being read"):
             list(pieces)
+
+
+def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
+    """Its digest would be that of the new file, which the next run would go on in the middle of."""
+    path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for target, first in ((path, 1000), (other, 5000)):
+        pyarrow.parquet.write_table(pa.table({"n": list(range(first, first + 1000))}), target)
+    assert path.stat().st_size == other.stat().st_size
+    layout = layout_of(path.name, None)
+    assert layout is not None
+    with closing(open_reader(path, layout, Options())) as reader:
+        other.replace(path)
+        with pytest.raises(LoadRefused, match="changed while"):
+            next(reader.pieces(max_records=400, max_bytes=1 << 20))

@@ -15,6 +15,7 @@ import oncelog
 from oncelog.edge.admin import Admin, ConfigResource
 from oncelog.errors import MisuseError
 from oncelog.faults import Proxy, Rule
+from oncelog.spark import audit
 from oncelog.spark.audit import audit_topic
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
@@ -321,3 +322,29 @@ def test_what_a_pipeline_lost_and_doubled(spark: Any, shared_broker: oncelog.Bro
 def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
     with pytest.raises(MisuseError, match="'a' is to be compared with itself"):
         audit_topic(spark, "127.0.0.1:1", ["a", "b"], against="a")
+
+
+def test_only_what_was_looked_up_is_read(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a broker removes or adds between the look-up and the reading is no violation."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    store(bootstrap, topic, numbered(7))
+    look_up = audit._look_up
+
+    def change_after(change: Callable[[Admin], object]) -> None:
+        def look_up_and_change(*args: Any) -> Any:
+            found = look_up(*args)
+            with Admin({"bootstrap.servers": bootstrap}) as admin:
+                change(admin)
+            return found
+
+        monkeypatch.setattr(audit, "_look_up", look_up_and_change)
+
+    change_after(lambda admin: (admin.create_partitions({topic: 2}), store(bootstrap, topic, numbered(8), 1)))
+    result = audit_topic(spark, bootstrap, topic)
+    assert result.verdict == "clean" and list(result.partitions) == [TopicPartition(topic, 0)]
+    change_after(lambda admin: admin.delete_records({TopicPartition(topic, 0): 8}))
+    with pytest.raises(Exception, match="OFFSET_OUT_OF_RANGE"):
+        audit_topic(spark, bootstrap, topic)

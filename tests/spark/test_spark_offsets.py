@@ -245,6 +245,17 @@ def test_a_target_is_not_passed() -> None:
     assert next_position(end, now, limit=None, target={A0: 12})[0] is end
 
 
+def test_a_partition_that_a_target_lacks_keeps_its_place() -> None:
+    """A broker that is behind may leave it out of the first look; it must not begin at 0 later."""
+    start = Position({A0: 10, A1: 7}, {"a": "1"})
+    now = available({A0: 30, A1: 9})
+    end, losses = next_position(start, now, limit=None, target={A0: 30})
+    assert (end.offsets, losses) == ({A0: 30, A1: 7}, [])
+    assert next_position(end, now, limit=None, target={A0: 30})[0] is end
+    later, _ = next_position(through_json(end), now, limit=None)
+    assert ranges_of_batch(end, through_json(later)) == [OffsetRange(A1, 7, 9)]
+
+
 @pytest.mark.parametrize(
     ("now", "said", "resumed"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,28 @@ def test_a_broker_that_is_away_is_not_a_topic_that_is_gone(tmp_path: Path) -> No
             broker.stop()
             with pytest.raises(OncelogError):
                 lookup.available(may_miss=True)
+
+
+def test_partitions_of_the_checkpoint_are_waited_for(
+    shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is behind knows fewer; without a wait the first trigger of a run would call them lost."""
+    create_topic(shared_broker.bootstrap_servers, topic)
+    given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic}
+    first = TopicPartition(topic, 0)
+    with Lookup(parse_options(given, "stream")) as lookup:
+        describe = lookup._admin.describe_topics
+        asked: list[int] = []
+
+        def describe_late(names: Any, *, raise_errors: bool = True) -> Any:
+            asked.append(1)
+            found = describe(names, raise_errors=raise_errors)
+            return found if len(asked) > 1 else {name: replace(t, partitions=()) for name, t in found.items()}
+
+        monkeypatch.setattr(lookup._admin, "describe_topics", describe_late)
+        known = [first, TopicPartition("of another subscription", 0)]
+        assert lookup.available(may_miss=True, expected=known).latest == {first: 0}
+    assert len(asked) == 2
 
 
 def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, topic: str) -> None:

@@ -7,14 +7,19 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from random import SystemRandom
+from types import FrameType
 
 from oncelog.errors import OncelogError, TimedOut
 
 STOP_TIMEOUT_S = 30.0
 READY_TIMEOUT_S = 120.0
+_SERVER_PORTS = range(20_000, 32_768)
 
 
 def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.Signals) -> None:
@@ -32,15 +37,21 @@ def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.S
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports free a moment ago, on loopback."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports free a moment ago, on loopback.
+
+    They lie below those that systems give to outgoing connections, so that a node that is started again
+    does not find its port taken by one. Raises OSError when too few are free.
+    """
+    ports: list[int] = []
+    with ExitStack() as bound:
+        for port in SystemRandom().sample(_SERVER_PORTS, len(_SERVER_PORTS)):
+            if len(ports) == count:
+                return ports
+            probe = bound.enter_context(socket.socket())
+            with suppress(OSError):  # taken
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    raise OSError(f"fewer than {count} ports from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} are free")
 
 
 def are_free(ports: Iterable[int]) -> bool:
@@ -55,6 +66,25 @@ def are_free(ports: Iterable[int]) -> bool:
             except OSError:
                 return False
     return True
+
+
+@contextmanager
+def deferring_interrupt() -> Iterator[None]:
+    """Hold a Ctrl-C back until the end of the block, in the main thread; the handler is called then.
+
+    The signal is not blocked: a process started in the block would inherit that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[FrameType | None] = []
+    handler = signal.signal(signal.SIGINT, lambda _, frame: received.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(signal.SIGINT, received[0])
 
 
 def dying_with_parent() -> list[str]:
@@ -93,7 +123,8 @@ class NodeProcess:
 
     def launch(self) -> None:
         """Start the process; `wait_until_ready` says when it serves."""
-        with self.log_file.open("ab") as log:
+        # An interrupt between the start and the assignment would leave a process that nobody knows.
+        with self.log_file.open("ab") as log, deferring_interrupt():
             # In a session of its own, so that Ctrl-C in a terminal is for whoever started it.
             self._process = subprocess.Popen(
                 self._command,
@@ -129,5 +160,5 @@ class NodeProcess:
         self._end(signal.SIGKILL)
 
     def _end(self, signal_number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        end_process(process, signal_number)
+        end_process(self._process, signal_number)
+        self._process = None  # not before: an interrupted stop is tried again

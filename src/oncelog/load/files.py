@@ -187,9 +187,15 @@ class _ParquetReader:
 
     @cached_property
     def _digest(self) -> str:
-        """Of the whole file, which is read for it once it is asked for."""
+        """Of the whole file, which is read for it once it is asked for.
+
+        It is read by its name once more, so it must be the file that was opened. Guard:
+        test_a_parquet_file_that_is_replaced_after_it_was_opened.
+        """
         with Path(self._source.name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        _check_unchanged(self._source)
+        return digest
 
     def close(self) -> None:
         self._rows.close()

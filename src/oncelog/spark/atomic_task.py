@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from oncelog.client.partitioner import Partitioner, Partitions
 from oncelog.config import PRODUCER
@@ -82,15 +81,22 @@ def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Parti
 
 
 def write_share(
-    batches: Iterable[pa.RecordBatch], *, sink: Sink, batch_id: int, share: TransactionShare
+    batches: Iterable[pa.RecordBatch],
+    *,
+    sink: Sink,
+    batch_id: int,
+    share: TransactionShare,
+    task: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write into the driver's transaction and report rows and bytes of each partition."""
+    """Write into the driver's transaction and report rows and bytes of each partition.
+
+    `task`: the number of the task; default: what Spark says.
+    """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return
-    task = TaskContext.get()
-    claim = Claiming(sink, task.partitionId() if task else 0, batch_id, share)
+    claim = Claiming(sink, _task_number() if task is None else task, batch_id, share)
     rows = SinkRows(None, sink.settings.max_row_bytes)
     try:
         claim.take()
@@ -108,6 +114,13 @@ def write_share(
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
     )
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return task.partitionId() if task else 0
 
 
 def hash_part(part: Part) -> int:

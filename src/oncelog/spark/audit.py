@@ -20,9 +20,10 @@ from oncelog.rules.hanging import Hanging
 from oncelog.spark import _pyspark as _pyspark
 from oncelog.spark.audit_keys import check_keys, compare_keys
 from oncelog.spark.audit_result import AuditFinding, AuditResult, Difference, KeyTotals
-from oncelog.spark.headers import CHECK_RECORDS, BatchHeadersSource
+from oncelog.spark.headers import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
 from oncelog.spark.judging import Bounds, Judged, judge
 from oncelog.spark.lookup import Lookup
+from oncelog.spark.offsets import Available
 from oncelog.spark.options import parse_options
 from oncelog.spark.segment_records import committed_records
 from oncelog.spark.segments import SegmentHeadersSource, find_segments
@@ -81,9 +82,10 @@ def audit_topic(
     def options(of: Sequence[str]) -> dict[str, str]:
         return _options(bootstrap_servers, of, client_config or {}, offsets_per_task)
 
-    bounds = _look_up(options(names), compacted_topics)
+    now, bounds = _look_up(options(names), compacted_topics)
     spark.dataSource.register(BatchHeadersSource)
     headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
+    headers = headers.option(AVAILABLE, encode_available(now))
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
     judged = judge(headers, bounds, max_findings)
     _ask_coordinators(options(names), names, judged)
@@ -184,16 +186,22 @@ def _options(
     }
 
 
-def _look_up(options: Mapping[str, str], compacted_topics: Collection[str]) -> dict[TopicPartition, Bounds]:
-    """What the brokers say of each partition, before its batches are read."""
+def _look_up(
+    options: Mapping[str, str], compacted_topics: Collection[str]
+) -> tuple[Available, dict[TopicPartition, Bounds]]:
+    """What the brokers say of each partition, before its batches are read. Only that is read then.
+
+    With a second look-up for the reading, a log start that had moved meanwhile was a violation.
+    """
     with Lookup(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
         now = lookup.available()
         compacted = lookup.is_compacted({tp.topic for tp in now.earliest})
     compacted |= dict.fromkeys(compacted_topics, True)
-    return {
+    bounds = {
         tp: Bounds(at, compacted[tp.topic], now.latest[tp], is_internal=tp.topic == _OFFSETS_TOPIC)
         for tp, at in now.earliest.items()
     }
+    return now, bounds
 
 
 def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: Judged) -> None:

@@ -8,6 +8,7 @@ read_committed reader does, so that a row says whether such a reader gets them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,10 +30,9 @@ from oncelog.errors import CorruptMessage, InvalidRecord, TimedOut
 from oncelog.rules.audit import StoredBatch
 from oncelog.rules.visibility import Verdict
 from oncelog.spark.batch_records import records_problem
-from oncelog.spark.lookup import Lookup
-from oncelog.spark.offsets import OffsetRange, ranges_between, split_ranges
+from oncelog.spark.offsets import Available, OffsetRange, ranges_between, split_ranges
 from oncelog.spark.options import SourceOptions, parse_options
-from oncelog.types import Isolation
+from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import BatchHeader, verify_crc
 from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.primitives import Buffer
@@ -67,6 +67,8 @@ _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
 _FETCH_BYTES = "max.partition.fetch.bytes"
 CHECK_RECORDS = "checkRecords"
+AVAILABLE = "available"
+"""What is to be read: what the brokers said once, so that the audit knows the same of all it gets."""
 
 HeaderRow = tuple[Any, ...]
 
@@ -83,9 +85,23 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_records = is_checking_records(self.options)
-        given = {key: value for key, value in self.options.items() if key.lower() != CHECK_RECORDS.lower()}
+        now = decode_available(self.options[AVAILABLE])
+        ours = (AVAILABLE, CHECK_RECORDS.lower())
+        given = {key: value for key, value in self.options.items() if key.lower() not in ours}
         given["kafka.isolation.level"] = "read_committed"
-        return BatchHeadersReader(parse_options(given, "batch"), check_records)
+        return BatchHeadersReader(parse_options(given, "batch"), now, check_records)
+
+
+def encode_available(now: Available) -> str:
+    """Return the value of the option AVAILABLE."""
+    return json.dumps([[*tp, now.earliest[tp], now.latest[tp], now.written[tp]] for tp in now.earliest])
+
+
+def decode_available(text: str) -> Available:
+    """Undo `encode_available`; topic ids are left out."""
+    rows = [(TopicPartition(topic, number), bounds) for topic, number, *bounds in json.loads(text)]
+    earliest, latest, written = ({tp: bounds[n] for tp, bounds in rows} for n in range(3))
+    return Available(earliest, latest, written)
 
 
 def is_checking_records(options: Mapping[str, str]) -> bool:
@@ -109,13 +125,12 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
     So a batch across the border of two ranges comes from exactly one task.
     """
 
-    def __init__(self, options: SourceOptions, check_records: bool) -> None:
-        self._options = options
+    def __init__(self, options: SourceOptions, now: Available, check_records: bool) -> None:
+        self._options, self._now = options, now
         self._check_records = check_records
 
     def partitions(self) -> list[InputPartition]:
-        with Lookup(self._options) as lookup:
-            now = lookup.available()
+        now = self._now
         stable = {tp: max(end, now.earliest[tp]) for tp, end in now.latest.items()}
         size = self._options.max_records_per_partition
         decided = split_ranges(ranges_between(now.earliest, stable), max_records=size)

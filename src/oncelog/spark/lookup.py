@@ -64,27 +64,30 @@ class Lookup:
     ) -> None:
         self.close()
 
-    def available(self, *, may_miss: bool = False) -> Available:
+    def available(self, *, may_miss: bool = False, expected: Collection[TopicPartition] = ()) -> Available:
         """What the subscription holds now, by asking for offsets only: no record is read.
 
         Raises UnknownTopicOrPartition for a topic named by the user that does not exist, unless
-        `may_miss`: a running stream tells its loss itself.
+        `may_miss`: a running stream tells its loss itself. `expected`: partitions that were there before.
         """
-        partitions, topic_ids = self._partitions(may_miss)
+        partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)
         written = latest
         if self._isolation is Isolation.READ_COMMITTED:
             written = self._offsets(partitions, "latest", Isolation.READ_UNCOMMITTED)
         return Available(self._offsets(partitions, "earliest"), latest, written, topic_ids)
 
-    def _partitions(self, may_miss: bool) -> tuple[list[TopicPartition], dict[str, str]]:
+    def _partitions(
+        self, may_miss: bool, expected: Collection[TopicPartition]
+    ) -> tuple[list[TopicPartition], dict[str, str]]:
         subscription = self._options.subscription
         if subscription.pattern is not None:
             names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
         must_be = set(subscription.partitions) or {TopicPartition(name, 0) for name in names}
-        described = describe_patiently(self._admin, names, self._seen if may_miss else must_be)
+        before = self._seen.union(tp for tp in expected if tp.topic in names)
+        described = describe_patiently(self._admin, names, before if may_miss else must_be)
         there = _partitions_of(described)
         if subscription.partitions:
             there &= set(subscription.partitions)

@@ -316,10 +316,17 @@ def count_waiting(start: Position, now: Available) -> int:
 def _window(
     start: Position, now: Available, losses: Sequence[Loss], target: Offsets | None
 ) -> tuple[Offsets, Offsets]:
-    """From where to where a micro-batch could go; never backwards."""
-    begin = {tp: start.offsets.get(tp, 0) for tp in now.latest if target is None or tp in target}
+    """From where to where a micro-batch could go; never backwards.
+
+    A partition that is not in `target` stays where it is: without its offset it would begin at 0 later.
+    """
+    begin = {
+        tp: start.offsets.get(tp, 0)
+        for tp in now.latest
+        if target is None or tp in target or tp in start.offsets
+    }
     begin |= {loss.tp: loss.resume for loss in losses if loss.resume is not None and loss.tp in begin}
-    bound = now.latest if target is None else {tp: min(now.latest[tp], target[tp]) for tp in begin}
+    bound = now.latest if target is None else {tp: min(now.latest[tp], target.get(tp, 0)) for tp in begin}
     return begin, {tp: max(bound[tp], begin[tp]) for tp in begin}
 
 

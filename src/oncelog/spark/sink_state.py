@@ -14,12 +14,12 @@ Version 0.4.1 used PREFIX-NAME and PREFIX-NAME-3, which are still read.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from oncelog.edge.admin import Admin
+from oncelog.edge.machine import current
 from oncelog.errors import OncelogError, TransactionalIdNotFound, UnsupportedVersion
 from oncelog.rules.lane import BatchBegun, Finished, LaneMarker, PlanNote, SinkError
 from oncelog.spark.sink_options import SinkSettings
@@ -33,7 +33,7 @@ _ENDED_KEPT_MS = 24 * 3_600_000
 
 def new_run_id() -> str:
     """Return an id for one attempt of the driver to write a batch."""
-    return uuid.uuid4().hex[:12]
+    return current().new_uuid().hex()[:12]
 
 
 @dataclass(frozen=True, slots=True)

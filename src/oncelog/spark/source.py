@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -235,10 +235,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lookup": None}
 
-    def _available(self, *, may_miss: bool) -> Available:
+    def _available(self, *, may_miss: bool, expected: Collection[TopicPartition] = ()) -> Available:
         if self._lookup is None:
             self._lookup = Lookup(self._options)
-        self._seen = self._lookup.available(may_miss=may_miss)
+        self._seen = self._lookup.available(may_miss=may_miss, expected=expected)
         return self._seen
 
     def initialOffset(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = Position.from_json(start)
-        now = self._available(may_miss=True)
+        now = self._available(may_miss=True, expected=before.offsets)
         takes_all = isinstance(limit, ReadAllAvailable)
         count = None if takes_all else self._options.max_offsets_per_trigger
         end, losses = next_position(before, now, limit=count, target=self._target)
