@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -14,24 +11,14 @@ from click.testing import CliRunner
 from oncelog.cli.simulate import command
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
-from oncelog.sim.loop import NoRest
+from oncelog.sim.loop import Livelock
+from oncelog.sim.mutants.interrupted import CLIENT_MUTANTS
+from oncelog.sim.mutants.mutant import search
 from oncelog.sim.scene import Run
 from oncelog.sim.scheduler import Scheduler
 from oncelog.sim.world import World
 
 Play = Callable[[int], Run]
-
-
-def _load_tool() -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "mutants.py"
-    spec = importlib.util.spec_from_file_location("tool_client_mutants", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _load_tool()
 
 
 def violations_of(play: Play, seeds: range) -> dict[int, list[str]]:
@@ -94,7 +81,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
     with scheduler.patched():
         for _ in range(2):
             threading.Thread(target=turn).start()
-        with pytest.raises(NoRest):
+        with pytest.raises(Livelock):
             world.loop.run_until(world.loop.create_future(), 1_000_000)
     assert threading.active_count() == before
 
@@ -134,15 +121,15 @@ def test_command_plays_clients_that_are_interrupted() -> None:
     assert result.exit_code == 0 and "starts (process 1)" in result.output
 
 
-@pytest.mark.parametrize("name", [each.name for each in mutants.CLIENT_MUTANTS])
+@pytest.mark.parametrize("name", [each.name for each in CLIENT_MUTANTS])
 def test_a_broken_client_is_noticed(name: str) -> None:
-    (mutant,) = [each for each in mutants.CLIENT_MUTANTS if each.name == name]
-    assert mutants.caught_by_clients(mutant, 400) is not None
+    (mutant,) = [each for each in CLIENT_MUTANTS if each.name == name]
+    assert search(mutant, 400) is not None
 
 
 def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
     """The rule behind `group_metadata()` on such a consumer being refused."""
-    (mutant,) = [each for each in mutants.CLIENT_MUTANTS if each.name == "a copier commits automatically"]
-    found = mutants.caught_by_clients(mutant, 400)
+    (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
+    found = search(mutant, 400)
     assert found is not None and found[1].startswith("copied")
     assert play_cancelled(found[0]).violations == []

@@ -12,9 +12,9 @@ import pytest
 from oncelog.cli.simulate import parse_seeds
 from oncelog.errors import ConfigError
 from oncelog.sim.faults import Fault
-from oncelog.sim.loop import NoRest
+from oncelog.sim.loop import Livelock
 from oncelog.sim.shrink import shrink
-from oncelog.sim.stage import Plan, Result, plan_for
+from oncelog.sim.simulation import Result, Scenario, scenario_for
 from oncelog.sim.world import Host, World
 
 
@@ -98,7 +98,7 @@ def test_what_goes_on_for_ever_at_one_moment_is_an_error() -> None:
         world.loop.call_soon(again)
 
     world.loop.call_soon(again)
-    with pytest.raises(NoRest):
+    with pytest.raises(Livelock):
         world.loop.run_until(world.loop.create_future(), 1 << 60)
 
 
@@ -163,13 +163,13 @@ def test_a_paused_process_goes_on_where_it_was(two: World2) -> None:
 
 def test_shrinking_keeps_the_faults_that_are_needed() -> None:
     faults = tuple(Fault(number, "cut", "broker", 0, 0) for number in range(10))
-    plan = replace(plan_for(0), faults=faults)
+    scenario = replace(scenario_for(0), faults=faults)
 
-    def played(given: Plan) -> Result:
+    def played(given: Scenario) -> Result:
         is_failing = {faults[2], faults[7]} <= set(given.faults)
         return Result(given, ["lost: something"] if is_failing else [], "", [])
 
-    assert shrink(played(plan), played).plan.faults == (faults[2], faults[7])
+    assert shrink(played(scenario), played).scenario.faults == (faults[2], faults[7])
 
 
 def test_seeds_as_they_are_asked_for() -> None:

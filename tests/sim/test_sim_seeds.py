@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
 
 from oncelog.cli.main import EXIT_VIOLATIONS
 from oncelog.cli.simulate import command
-from oncelog.sim.stage import plan_for, play
+from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
+from oncelog.sim.mutants.mutant import search
+from oncelog.sim.simulation import play, scenario_for
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 25
 
 
-def _load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tool_mutants", ROOT / "tools" / "mutants.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _load_tool()
-ALL = {each.name: each for each in mutants.MUTANTS}
+ALL = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = ("duplicates are stored again", "producers are not recovered", "no sequence check")
 """Those that one of the first seeds notices."""
 
 
 def failures(seeds: range, fault_count: int | None = None) -> dict[int, list[str]]:
-    return {seed: found for seed in seeds if (found := play(plan_for(seed, fault_count)).violations)}
+    return {seed: found for seed in seeds if (found := play(scenario_for(seed, fault_count)).violations)}
 
 
 @pytest.mark.timeout(600)
@@ -59,9 +50,9 @@ def test_nothing_is_violated_with_many_faults() -> None:
 
 def test_a_seed_gives_the_same_world_again() -> None:
     for seed in range(3):
-        one, other = play(plan_for(seed)), play(plan_for(seed))
+        one, other = play(scenario_for(seed)), play(scenario_for(seed))
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
-        assert one.digest != play(plan_for(seed + 1)).digest
+        assert one.digest != play(scenario_for(seed + 1)).digest
 
 
 def test_a_seed_gives_the_same_bytes_in_every_process() -> None:
@@ -81,18 +72,18 @@ def test_a_seed_gives_the_same_bytes_in_every_process() -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_broken_rule_is_noticed(name: str) -> None:
-    assert mutants.caught_by(ALL[name], 8) is not None
+    assert search(ALL[name], 8) is not None
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [name for name in ALL if name not in mutants.NOT_CAUGHT])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NOT_CAUGHT])
 def test_every_broken_rule_is_noticed(name: str) -> None:
-    assert mutants.caught_by(ALL[name], 400) is not None
+    assert search(ALL[name], 400) is not None
 
 
 def test_the_page_has_every_broken_rule() -> None:
-    page = (ROOT / "docs" / "simulation.md").read_text()
+    page = (ROOT / "docs" / "internals" / "simulation.md").read_text()
     for name in ALL:
         assert f"| {name} |" in page, "run: tools/mutants.py --write"
 
@@ -100,7 +91,7 @@ def test_the_page_has_every_broken_rule() -> None:
 def test_command_tells_a_failure_with_the_faults_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, attribute, instead in ALL["duplicates are stored again"].patches:
         monkeypatch.setattr(owner, attribute, instead)
-    seed, _ = mutants.caught_by(ALL["duplicates are stored again"], 8)
+    seed, _ = search(ALL["duplicates are stored again"], 8)
     result = CliRunner().invoke(command, ["--seed", str(seed)])
     assert result.exit_code == EXIT_VIOLATIONS
     assert "FAILED" in result.output and "VIOLATION" in result.output

@@ -14,7 +14,7 @@ from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncelog.sim.scene import Run
-    from oncelog.sim.stage import Plan, Result
+    from oncelog.sim.simulation import Result, Scenario
     from oncelog.sim.world import Event
 
 TIMELINE_EVENTS = 60
@@ -32,6 +32,9 @@ def parse_seeds(text: str) -> range:
 @click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Which runs.")
 @click.option("--seed", type=int, help="One run, told as a timeline.")
 @click.option("--fault-count", type=click.IntRange(0), help="Faults a seed, instead of 2 to 20.")
+@click.option(
+    "--workload", help="Play it in every seed: hostile, pipelined, ... (docs/internals/simulation.md)."
+)
 @click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
 @click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
 @click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
@@ -44,6 +47,7 @@ def command(
     seeds: str,
     seed: int | None,
     fault_count: int | None,
+    workload: str | None,
     kept: str | None,
     no_shrink: bool,
     digest: bool,
@@ -54,8 +58,11 @@ def command(
     A run is its seed: the same seed gives the same bytes. Exit code 3 when a run violates what is promised;
     its faults are then dropped one by one as long as it still does, and it is told as a timeline.
     """
-    from oncelog.sim.stage import plan_for, play
+    from oncelog.sim.simulation import APART, WORKLOADS, play, scenario_for
 
+    names = [*WORKLOADS, *APART]
+    if workload not in (None, *names):
+        raise ConfigError(f"--workload={workload!r}: expected one of {', '.join(names)}")
     wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
     for each in wanted:
@@ -64,14 +71,14 @@ def command(
             virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
             failed += [each] if run.violations else []
             continue
-        result = play(_with_faults(plan_for(each, fault_count), kept))
+        result = play(_with_faults(scenario_for(each, fault_count, workload), kept))
         virtual_s += result.virtual_s
         records += result.record_count
         if digest:
             click.echo(f"{each} {result.digest}")
         if result.violations:
             failed.append(each)
-            _tell_failure(result, fault_count, is_shrunk=not no_shrink)
+            _tell_failure(result, fault_count, workload, is_shrunk=not no_shrink)
         elif seed is not None:
             _tell(result)
     cpu_s = time.process_time() - began
@@ -99,34 +106,37 @@ def _play_clients(seed: int, clients: str, *, is_told: bool, digest: bool) -> Ru
     return run
 
 
-def _with_faults(plan: Plan, kept: str | None) -> Plan:
+def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
     if kept is None:
-        return plan
+        return scenario
     numbers = [int(number) for number in kept.split(",") if number.strip().isdigit()]
-    if any(number >= len(plan.faults) for number in numbers):
-        raise ConfigError(f"--faults={kept!r}: seed {plan.seed} has faults 0 to {len(plan.faults) - 1}")
-    return dataclasses.replace(plan, faults=tuple(plan.faults[number] for number in numbers))
+    if any(number >= len(scenario.faults) for number in numbers):
+        raise ConfigError(
+            f"--faults={kept!r}: seed {scenario.seed} has faults 0 to {len(scenario.faults) - 1}"
+        )
+    return dataclasses.replace(scenario, faults=tuple(scenario.faults[number] for number in numbers))
 
 
-def _tell_failure(result: Result, fault_count: int | None, *, is_shrunk: bool) -> None:
+def _tell_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
     from oncelog.sim.shrink import shrink
-    from oncelog.sim.stage import plan_for, play
+    from oncelog.sim.simulation import play, scenario_for
 
-    count = len(result.plan.faults)
+    count = len(result.scenario.faults)
     if is_shrunk:
         result = shrink(result, play)
-    click.echo(f"seed {result.plan.seed} FAILED with {len(result.plan.faults)} of its {count} faults")
+    click.echo(f"seed {result.scenario.seed} FAILED with {len(result.scenario.faults)} of its {count} faults")
     _tell(result)
-    every = plan_for(result.plan.seed, fault_count).faults
-    kept = ",".join(str(every.index(fault)) for fault in result.plan.faults)
+    every = scenario_for(result.scenario.seed, fault_count, workload).faults
+    kept = ",".join(str(every.index(fault)) for fault in result.scenario.faults)
     counted = "" if fault_count is None else f"--fault-count {fault_count} "
-    click.echo(f"again: oncelog simulate --seed {result.plan.seed} {counted}--faults {kept or ','}\n")
+    counted += "" if workload is None else f"--workload {workload} "
+    click.echo(f"again: oncelog simulate --seed {result.scenario.seed} {counted}--faults {kept or ','}\n")
 
 
 def _tell(result: Result) -> None:
-    plan = result.plan
-    click.echo("broker  " + " ".join(f"{key}={value}" for key, value in plan.broker.items()))
-    for fault in plan.faults:
+    scenario = result.scenario
+    click.echo("broker  " + " ".join(f"{key}={value}" for key, value in scenario.broker.items()))
+    for fault in scenario.faults:
         click.echo(f"fault   {fault}")
     _tell_events(result.timeline, result.violations)
 

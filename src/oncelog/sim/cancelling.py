@@ -24,12 +24,12 @@ from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import OncelogError, TimedOut
 from oncelog.rules.history import Item, Kind, Outcome
-from oncelog.sim.acts import create_topic
 from oncelog.sim.blocking import member_settings
 from oncelog.sim.checks import check_copies
 from oncelog.sim.clients import QUICK, Application, Call, LastReader
 from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, play_scene
-from oncelog.sim.transactors import Copier, Writer
+from oncelog.sim.txn_clients import ConsumeTransformProduce, Writer
+from oncelog.sim.workloads import create_topic
 from oncelog.sim.world import World
 from oncelog.types import Record, TopicPartition
 
@@ -343,33 +343,19 @@ class CutWriter(Writer):
                     self.world.violate("a closed producer's transaction stays open", f"{tp}")
 
 
-class CutCopier(Copier):
-    """A Copier whose calls are cancelled. After some it commits as if nothing had happened."""
+class CutCopier(ConsumeTransformProduce):
+    """A copier whose calls are cancelled. After some it commits as if nothing had happened."""
 
     async def new_producer(self) -> Any:
         return _Transacting(await super().new_producer(), self, 0.4)
 
     async def work(self) -> None:
         while not self.is_told_to_stop:
-            with suppress(_Restart):
-                await self.copy_as_member()
+            with suppress(_Restart):  # it closes the consumer
+                await super().work()
 
-    async def copy_as_member(self) -> None:
-        """Until told to stop, or a restart, which closes the consumer."""
-        async with Cutting(AsyncConsumer(self.reading), self, 0.2) as consumer:
-            consumer.subscribe(
-                [self.source],
-                on_assigned=self._on_change,
-                on_revoked=self._on_change,
-                on_lost=self._on_change,
-            )
-            while not self.is_told_to_stop:
-                producer = await self.new_producer()
-                await self.go_back(consumer)  # type: ignore[arg-type]
-                try:
-                    await self.copy(consumer, producer)  # type: ignore[arg-type]
-                except OncelogError as error:
-                    self.world.note(self.name, f"needs a new producer: {error!r}")
+    def new_consumer(self) -> Any:
+        return Cutting(super().new_consumer(), self, 0.2)
 
     async def pass_on(self, consumer: AsyncConsumer, producer: AsyncProducer, records: list[Record]) -> bool:
         is_committed = await super().pass_on(consumer, producer, records)

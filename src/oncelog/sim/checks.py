@@ -10,6 +10,18 @@ from oncelog.broker.node import Node
 from oncelog.log.partition import Partition
 from oncelog.rules.audit import FindingKind, PartitionAudit, StoredBatch
 from oncelog.rules.history import Item, Kind, Operation, Outcome, check
+from oncelog.rules.sending import MAX_EPOCH
+from oncelog.rules.sequence import advance
+from oncelog.sim.coordinator_state import (
+    Metadata,
+    State,
+    after_resume,
+    differences,
+    live_state,
+    metadata,
+    metadata_differences,
+    replayed_state,
+)
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import iter_batches
@@ -17,6 +29,8 @@ from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.header import BatchHeader, verify_crc
 
 _EVERYTHING = 1 << 40
+REPLAY_EVERY_LOOKS = 10
+"""A replay reads all that coordinators have stored, so not every look makes one."""
 
 
 class Known(NamedTuple):
@@ -27,10 +41,10 @@ class Known(NamedTuple):
     txn_first_offset: int | None
 
 
-def batches_of(partition: Partition) -> list[tuple[BatchHeader, memoryview]]:
-    """All that is stored."""
+def batches_of(partition: Partition, from_offset: int | None = None) -> list[tuple[BatchHeader, memoryview]]:
+    """Return all that is stored, or what is stored from an offset on."""
     found = []
-    offset = partition.log_start_offset
+    offset = partition.log_start_offset if from_offset is None else from_offset
     while offset < partition.log_end_offset:
         piece = partition.read(offset, _EVERYTHING)
         data = memoryview(bytes(piece.records))
@@ -54,6 +68,10 @@ def remembered(partition: Partition) -> dict[int, Known]:
     }
 
 
+def _last_only(known: dict[int, Known]) -> dict[int, Known]:
+    return {producer_id: each._replace(batches=each.batches[-1:]) for producer_id, each in known.items()}
+
+
 def replayed(stored: list[tuple[BatchHeader, memoryview]]) -> dict[int, Known]:
     """What it should have in memory, told from the log alone."""
     known: dict[int, Known] = {}
@@ -75,22 +93,7 @@ def replayed(stored: list[tuple[BatchHeader, memoryview]]) -> dict[int, Known]:
     return known
 
 
-def coordinated(node: Node) -> dict[str, Any] | None:
-    """Return what coordinators know of offsets and transactions; None while a start would finish some.
-
-    What a client may ask again for, that lost an answer, is left out: Kafka's records do not keep all of it.
-    """
-    entries = {
-        entry.transactional_id: entry._replace(last_producer_epoch=-1, previous_producer_id=-1)
-        for entry in node.transactions.all()
-    }
-    if any(entry.state.is_prepared for entry in entries.values()):
-        return None
-    committed, pending = node.groups.offsets.snapshot()
-    return {"transactions": entries, "committed offsets": committed, "pending offsets": pending}
-
-
-class Watch:
+class InvariantMonitor:
     """Looks at the broker while it runs, and over its ends and starts."""
 
     def __init__(self, world: World) -> None:
@@ -99,10 +102,19 @@ class Watch:
         """High watermark and last stable offset by partition and topic id, as seen last."""
         self.before: dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, Known]]] | None = None
         """Log ends and producers of the broker that ended; None when the disk may have lost something."""
-        self.coordinated: dict[str, Any] | None = None
-        """What coordinators knew then; None as for `before`, and when a start goes on with something."""
+        self.state: State | None = None
+        """State of the coordinators at that end; None as for `before`."""
+        self.metadata: Metadata | None = None
+        """What the small files said when the last broker ended; None when it ended in a write."""
+        self.writes_failed = False
+        """True in a world in which the disk may refuse a write."""
+        self.compacted_topics: set[str] = set()
+        """Topics that may have been compacted once, whatever their policy is now."""
+        self._look_count = 0
         self.positions: dict[tuple[str, TopicPartition], int] = {}
         """What groups have committed, as seen last."""
+        self.compares_producers = True
+        """False once producers may have expired: a start takes those of the log for living ones."""
         self.unguarded_groups: set[str] = set()
         """Of which no position is looked at."""
 
@@ -123,49 +135,74 @@ class Watch:
                     text = f"{group} {tp} {before} to {committed.offset}"
                     self.world.violate("a committed position went back", text)
                 self.positions[group, tp] = committed.offset
+        self._look_count += 1
+        if self._look_count % REPLAY_EVERY_LOOKS == 0:
+            self.replay(node)
 
-    def ending(self, node: Node, *, keeps_all: bool) -> None:
-        """The broker is about to end. `keeps_all`: all that it has written will be there again."""
-        self.before = self.coordinated = None
-        if keeps_all:
+    def replay(self, node: Node) -> State:
+        """Compare what coordinators have in memory with a replay of their logs; return the former."""
+        live = live_state(node)
+        stored = replayed_state(node, self.world.now_us // 1000)
+        for kind, text in differences(live, stored):
+            self.world.violate("coordinator state is not what its log says", f"{kind}: {text}")
+        return live
+
+    def ending(self, node: Node, *, is_in_write: bool, lose_power: bool) -> None:
+        """The broker is about to end; without a write or a power loss all will be there again.
+
+        What the high watermark covered is there even after a power loss: only what is synced is visible
+        where the power may go.
+        """
+        self.before = self.state = self.metadata = None
+        if not is_in_write:
             self.look(node)
-            self.coordinated = coordinated(node)
-            self.before = {
-                (tp, partition.topic_id): (partition.log_end_offset, remembered(partition))
-                for tp, partition in node.log_manager.partitions.items()
-            }
-        else:
-            self.floors.clear()
+            self.metadata = metadata(node)
+        if is_in_write or lose_power:
             self.positions.clear()
+            return
+        self.state = self.replay(node)
+        self.before = {
+            (tp, partition.topic_id): (partition.log_end_offset, remembered(partition))
+            for tp, partition in node.log_manager.partitions.items()
+        }
 
     def recovered(self, node: Node) -> None:
-        """Producer state is what the log says, and after a mere kill what it was.
+        """The node is what its disk says: producers, coordinators, small files.
 
-        So is what coordinators know.
+        After a mere kill all of that is what it was.
         """
-        found = coordinated(node)
-        if self.coordinated is not None and found is not None:
-            for what, known in self.coordinated.items():
-                if known != found[what]:
-                    text = f"{what}: {known} before, {found[what]} now"
-                    self.world.violate("recovered coordinator state differs", text)
+        self._compare_coordinators(node)
         for tp, partition in node.log_manager.partitions.items():
             producers = remembered(partition)
-            if not partition.config.is_compacted and partition.log_start_offset == 0:
+            is_whole = not partition.config.is_compacted and tp.topic not in self.compacted_topics
+            if is_whole and partition.log_start_offset == 0:
                 self._compare(tp, "the log", replayed(batches_of(partition)), producers)
             if self.before is not None and (tp, partition.topic_id) in self.before:
                 end_offset, known = self.before[tp, partition.topic_id]
                 if partition.log_end_offset < end_offset:
                     text = f"{tp} ends at {partition.log_end_offset}, before it ended at {end_offset}"
                     self.world.violate("a kill lost records", text)
-                if partition.log_end_offset == end_offset:
+                if partition.log_end_offset == end_offset and is_whole:
                     self._compare(tp, "before", known, producers)
+                elif partition.log_end_offset == end_offset:
+                    # Compaction keeps a producer's last batch; Apache Kafka's restarts remember no other.
+                    self._compare(tp, "before", _last_only(known), _last_only(producers))
         self.before = None
+
+    def _compare_coordinators(self, node: Node) -> None:
+        now = self.replay(node)
+        if self.state is not None:
+            for kind, text in differences(after_resume(self.state, now), now):
+                self.world.violate("recovered coordinator state differs", f"{kind}: {text}")
+        if self.metadata is not None:
+            found = metadata_differences(self.metadata, metadata(node), writes_failed=self.writes_failed)
+            for kind, text in found:
+                self.world.violate("the node's files changed with a restart", f"{kind}: {text}")
 
     def _compare(
         self, tp: TopicPartition, what: str, expected: dict[int, Known], found: dict[int, Known]
     ) -> None:
-        for producer_id in sorted(expected.keys() | found.keys()):
+        for producer_id in sorted(expected.keys() | found.keys()) if self.compares_producers else ():
             if expected.get(producer_id) != found.get(producer_id):
                 self.world.violate(
                     "recovered producer state differs",
@@ -174,18 +211,35 @@ class Watch:
 
 
 def check_log(
-    world: World, tp: TopicPartition, partition: Partition, but_for: frozenset[FindingKind] = frozenset()
+    world: World,
+    tp: TopicPartition,
+    partition: Partition,
+    but_for: frozenset[FindingKind] = frozenset(),
+    first_sequence: int | None = None,
 ) -> None:
-    """The independent audit of a partition: sequences, epochs, offsets, checksums."""
+    """The independent audit of a partition: sequences, epochs, offsets, checksums.
+
+    `first_sequence`: where producers may begin besides 0; the audit is given their distance from it.
+    """
     audit = PartitionAudit(log_start_offset=partition.log_start_offset)
+    first_sequences: dict[tuple[int | None, int | None], int] = {}
     for header, data in batches_of(partition):
+        is_last_epoch = header.producer_epoch == MAX_EPOCH
+        if is_last_epoch and header.is_transactional and not header.is_control:
+            world.violate("a client has the last epoch", f"{tp} id {header.producer_id}")  # nothing fences it
+        sequence = header.base_sequence
+        if sequence is not None and first_sequence is not None:
+            producer = header.producer_id, header.producer_epoch
+            begins_there = sequence == first_sequence
+            start = first_sequences.setdefault(producer, first_sequence if begins_there else 0)
+            sequence = advance(sequence, -start)
         audit.see(
             StoredBatch(
                 header.base_offset,
                 header.last_offset,
                 header.producer_id,
                 header.producer_epoch,
-                header.base_sequence,
+                sequence,
                 header.last_offset - header.base_offset + 1,
                 header.records_count,
                 header.is_control,

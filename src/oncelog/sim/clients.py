@@ -16,6 +16,7 @@ from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import OncelogError, OutcomeUnknown, OutOfOrderSequenceNumber
 from oncelog.rules.history import Item, Kind, Operation, Outcome
+from oncelog.sim.limits import begin_sequences
 from oncelog.sim.world import SERVERS, Host, World
 from oncelog.types import Record, RecordMetadata, TopicPartition
 
@@ -135,6 +136,9 @@ class Application(Host, ABC):
 class Sender(Application):
     """An idempotent producer that sends bursts of records to one topic."""
 
+    first_sequence: int | None = None
+    """The first sequence of a producer in a partition; None is 0."""
+
     def __init__(self, world: World, name: str, topic: str, partitions: int, bursts: int) -> None:
         super().__init__(world, name)
         self.topic, self.partitions, self.bursts_left = topic, partitions, bursts
@@ -163,8 +167,14 @@ class Sender(Application):
             self.session += 1
 
     async def send_burst(self, producer: AsyncProducer) -> None:
+        if self.first_sequence is not None:
+            begin_sequences(producer, self.first_sequence)
         for _ in range(self.chance.choice((1, 1, 2, 5, 20))):
             await self.send(producer, self.topic, self.chance.randrange(self.partitions))
+
+    def content(self, value: bytes) -> dict[str, Any]:
+        """Return what is sent to be known by this value."""
+        return {"value": value}
 
     async def send(
         self,
@@ -179,7 +189,7 @@ class Sender(Application):
         value = value or b"%s-%d" % (self.name.encode(), self.value_count)
         call = self.begin(Kind.SEND, [Item(topic, partition, None, value)], transaction)
         try:
-            sent = await producer.send(topic, value, partition=partition)
+            sent = await producer.send(topic, **self.content(value), partition=partition)
         except OncelogError:
             self.end(call, Outcome.FAIL)
             raise

@@ -1,4 +1,4 @@
-"""What goes wrong: faults as values, and what each kind does to a stage.
+"""What goes wrong: faults as values, and what each kind does to a simulation.
 
 A fault begins at `at_ms` and is over after `span_ms`, when its cause is taken away again. One more or one
 less leaves the others as they are, so that a failing list can be made shorter.
@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncelog.sim.network import NetworkConditions
 from oncelog.sim.world import BROKER_HOST
+from oncelog.wire.header import verify_crc
 
 if TYPE_CHECKING:
-    from oncelog.sim.stage import Stage
+    from oncelog.sim.simulation import Simulation
+
+
+BATCH_HEAD_BYTES, CRC_FROM = 61, 21
+"""A record batch's smallest size, and the first byte of it that its checksum covers."""
 
 
 class Fault(NamedTuple):
@@ -31,118 +38,175 @@ class Fault(NamedTuple):
         return f"{self.at_ms:>7} ms  {self.kind:<14} {self.target:<10} for {self.span_ms} ms, {self.amount}"
 
 
-Happening = Callable[["Stage", Fault], Awaitable[None]]
+Happening = Callable[["Simulation", Fault], Awaitable[None]]
 
 
 async def _span(fault: Fault) -> None:
     await asyncio.sleep(fault.span_ms / 1000)
 
 
-async def kill_broker(stage: Stage, fault: Fault) -> None:
-    stage.broker.kill()
+async def kill_broker(simulation: Simulation, fault: Fault) -> None:
+    simulation.broker.kill()
     await _span(fault)
-    stage.broker.start_again()
+    simulation.broker.start_again()
 
 
-async def cut_power(stage: Stage, fault: Fault) -> None:
-    stage.broker.kill(lose_power=True)
+async def cut_power(simulation: Simulation, fault: Fault) -> None:
+    simulation.broker.kill(lose_power=True)
     await _span(fault)
-    stage.broker.start_again()
+    simulation.broker.start_again()
 
 
-async def kill_in_write(stage: Stage, fault: Fault) -> None:
+async def kill_in_write(simulation: Simulation, fault: Fault) -> None:
     """SIGKILL after `amount` more bytes and changes on the disk."""
-    stage.broker.crash_after(fault.amount, lose_power=False)
+    simulation.broker.crash_after(fault.amount, lose_power=False)
     await _span(fault)
-    stage.broker.survive()
-    stage.broker.start_again()
+    simulation.broker.survive()
+    simulation.broker.start_again()
 
 
-async def cut_power_in_write(stage: Stage, fault: Fault) -> None:
-    stage.broker.crash_after(fault.amount, lose_power=True)
+async def cut_power_in_write(simulation: Simulation, fault: Fault) -> None:
+    simulation.broker.crash_after(fault.amount, lose_power=True)
     await _span(fault)
-    stage.broker.survive()
-    stage.broker.start_again()
+    simulation.broker.survive()
+    simulation.broker.start_again()
 
 
-async def stop_broker(stage: Stage, fault: Fault) -> None:
-    await stage.broker.stop()
+async def stop_broker(simulation: Simulation, fault: Fault) -> None:
+    await simulation.broker.stop()
     await _span(fault)
-    stage.broker.start_again()
+    simulation.broker.start_again()
 
 
-async def kill_client(stage: Stage, fault: Fault) -> None:
-    host = stage.world.hosts[fault.target]
+async def kill_client(simulation: Simulation, fault: Fault) -> None:
+    host = simulation.world.hosts[fault.target]
     host.kill()
     await _span(fault)
     host.start_again()
 
 
-async def pause(stage: Stage, fault: Fault) -> None:
+async def pause(simulation: Simulation, fault: Fault) -> None:
     """A process stands still, as in SIGSTOP, and then goes on as if nothing had been."""
-    process = stage.world.hosts[fault.target].process
+    process = simulation.world.hosts[fault.target].process
     if process is not None:
-        process.paused_until_us = max(process.paused_until_us, stage.world.now_us + fault.span_ms * 1000)
+        process.paused_until_us = max(process.paused_until_us, simulation.world.now_us + fault.span_ms * 1000)
     await _span(fault)
 
 
-async def part(stage: Stage, fault: Fault) -> None:
+async def part(simulation: Simulation, fault: Fault) -> None:
     """No bytes between a client and the broker; they are not lost, but late."""
-    stage.world.network.part(BROKER_HOST, fault.target)
+    simulation.world.network.part(BROKER_HOST, fault.target)
     await _span(fault)
-    stage.world.network.join(BROKER_HOST, fault.target)
+    simulation.world.network.join(BROKER_HOST, fault.target)
 
 
-async def cut_connections(stage: Stage, fault: Fault) -> None:
-    for transport in stage.world.network.connections():
+async def cut_connections(simulation: Simulation, fault: Fault) -> None:
+    for transport in simulation.world.network.connections():
         if fault.target in (BROKER_HOST, transport.process.name):
-            stage.world.network.cut(transport)
+            simulation.world.network.cut(transport)
 
 
-async def repeat_connection(stage: Stage, fault: Fault) -> None:
+async def repeat_connection(simulation: Simulation, fault: Fault) -> None:
     """Everything a client has sent on a connection, perhaps long ago, arrives once more, on another one."""
     await _span(fault)
-    sent = stage.world.network.sent_by.get(fault.target)
+    sent = simulation.world.network.sent_by.get(fault.target)
     if sent:
-        await stage.repeat(bytes(sent[fault.amount % len(sent)]))
+        await simulation.repeat(bytes(sent[fault.amount % len(sent)]))
 
 
-async def bad_network(stage: Stage, fault: Fault) -> None:
-    """Of 1,000 writes `amount` end their connection; more are slow."""
-    weather = stage.world.network.weather
-    before = weather.cut_chance, weather.slow_chance
-    weather.cut_chance, weather.slow_chance = fault.amount / 1000, 0.2
+async def flip_in_batches(simulation: Simulation, fault: Fault) -> None:
+    """Flip a bit in `amount` of 100 record batches from or to a client, where the checksum covers it."""
+    network = simulation.world.network
+    network.harmed[fault.target] = partial(
+        harm_batches, rng=simulation.world.chance(f"flips at {fault.at_ms}"), percent=fault.amount
+    )
     await _span(fault)
-    weather.cut_chance, weather.slow_chance = before
+    network.harmed.pop(fault.target, None)
 
 
-async def full_disk(stage: Stage, fault: Fault) -> None:
+def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
+    """Return what arrives of a write. Only bytes that a batch's checksum covers change."""
+    harmed = bytearray(data)
+    position = 0
+    while position + BATCH_HEAD_BYTES <= len(harmed):
+        size = int.from_bytes(harmed[position + 8 : position + 12]) + 12
+        is_possible = harmed[position + 16] == 2 and BATCH_HEAD_BYTES <= size <= len(harmed) - position
+        if not (is_possible and verify_crc(memoryview(bytes(harmed)), position, size)):
+            position += 1
+            continue
+        if rng.randrange(100) < percent:
+            harmed[position + rng.randrange(CRC_FROM, size)] ^= 1 << rng.randrange(8)
+        position += size
+    return bytes(harmed)
+
+
+async def bad_network(simulation: Simulation, fault: Fault) -> None:
+    """Of 1,000 writes `amount` end their connection; more are slow."""
+    network = simulation.world.network
+    conditions = network.conditions = NetworkConditions(slow_chance=0.2, cut_chance=fault.amount / 1000)
+    await _span(fault)
+    if network.conditions is conditions:  # else a later fault of this kind still lasts
+        network.conditions = NetworkConditions()
+
+
+async def full_disk(simulation: Simulation, fault: Fault) -> None:
     """`amount` more bytes can be written."""
-    disk = stage.broker.disk
+    disk = simulation.broker.disk
     disk.capacity_bytes = disk.used_bytes() + fault.amount
     await _span(fault)
-    disk.capacity_bytes = stage.broker.disk.capacity_bytes = None
+    disk.capacity_bytes = simulation.broker.disk.capacity_bytes = None
 
 
-async def broken_disk(stage: Stage, fault: Fault) -> None:
+async def broken_disk(simulation: Simulation, fault: Fault) -> None:
     """Writes or syncs fail. What could not be synced is offline until the broker is started again."""
-    disk, what = stage.broker.disk, (("write", ".log"), ("sync", ".log"))[fault.amount % 2]
+    disk, what = simulation.broker.disk, (("write", ".log"), ("sync", ".log"))[fault.amount % 2]
     disk.errors[what] = errno.EIO
     await _span(fault)
     disk.errors.pop(what, None)
-    stage.broker.kill()
-    stage.broker.start_again()
+    simulation.broker.kill()
+    simulation.broker.start_again()
 
 
-async def slow_disk(stage: Stage, fault: Fault) -> None:
-    """What runs in threads, syncs above all, takes up to `amount` ms."""
-    stage.world.loop.pause_limit_s = fault.amount / 1000
+async def fail_syncs(simulation: Simulation, fault: Fault) -> None:
+    """Syncs of one kind of files fail; what they should have written stays readable and never is on the disk.
+
+    The broker is started again afterwards, on pages that are clean and not durable.
+    """
+    disk, what = simulation.broker.disk, ("sync", SYNCED_FILES[fault.amount])
+    disk.errors[what] = errno.EIO
     await _span(fault)
-    stage.world.loop.pause_limit_s = stage.world.loop.usual_pause_limit_s
+    disk.errors.pop(what, None)
+    await asyncio.sleep(fault.span_ms / 2000)  # what a process does that forgets the failure
+    simulation.broker.kill()
+    simulation.broker.start_again()
 
 
-async def set_clock(stage: Stage, fault: Fault) -> None:
-    stage.world.hosts[fault.target].set_clock(fault.amount)
+async def slow_disk(simulation: Simulation, fault: Fault) -> None:
+    """What runs in threads, syncs above all, takes up to `amount` ms."""
+    simulation.world.loop.pause_limit_s = fault.amount / 1000
+    await _span(fault)
+    simulation.world.loop.pause_limit_s = simulation.world.loop.usual_pause_limit_s
+
+
+async def set_clock(simulation: Simulation, fault: Fault) -> None:
+    simulation.world.hosts[fault.target].set_clock(fault.amount)
+
+
+SYNCED_FILES = (
+    ".log",
+    ".index",
+    ".timeindex",
+    ".txnindex",
+    ".snapshot.tmp",
+    "leader-epoch-checkpoint",
+    "partition.metadata",
+    "checkpoint.new",
+    ".json",
+    "-0",  # the directory of a partition
+    "",  # everything
+)
+"""Ends of the paths whose syncs fail."""
+FAILED_SYNC_CHANCE = 0.12
 
 
 class _Kind(NamedTuple):
@@ -171,8 +235,14 @@ KINDS: dict[str, _Kind] = {
     "broken-disk": _Kind(broken_disk, 1, (100, 3_000), (0, 1)),
     "slow-disk": _Kind(slow_disk, 2, (500, 8_000), (20, 1_500)),
     "clock": _Kind(set_clock, 2, (0, 0), (-3_600_000, 3_600_000), targets="all"),
+    # Drawn apart (simulation.py), so that seeds without it stay as they are.
+    "flip-in-batch": _Kind(flip_in_batches, 0, (1_000, 20_000), (10, 60), targets="clients"),
+    # Weight 0: drawn by dice of its own, `draw_failed_syncs`.
+    "failed-sync": _Kind(fail_syncs, 0, (100, 5_000), (0, len(SYNCED_FILES) - 1)),
 }
 POWER = ("power", "power-in-write")
+REFUSED_WRITES = ("full-disk", "broken-disk", "failed-sync")
+"""Faults with which the disk refuses writes or syncs."""
 
 
 def draw_faults(
@@ -196,8 +266,19 @@ def draw_faults(
     return sorted(faults)
 
 
-async def happen(stage: Stage, fault: Fault) -> None:
+def draw_failed_syncs(chance: Random, until_ms: int) -> list[Fault]:
+    """Return the failing syncs of a seed, none for most."""
+    if chance.random() >= FAILED_SYNC_CHANCE:
+        return []
+    kind, faults = KINDS["failed-sync"], []
+    for _ in range(chance.choice((1, 2, 4))):
+        at_ms, span_ms = chance.randrange(until_ms), chance.randint(*kind.span_ms)
+        faults.append(Fault(at_ms, "failed-sync", BROKER_HOST, span_ms, chance.randint(*kind.amount)))
+    return faults
+
+
+async def happen(simulation: Simulation, fault: Fault) -> None:
     """Bring a fault about, and take it away again."""
     await asyncio.sleep(fault.at_ms / 1000)
-    stage.world.note("fault", f"{fault.kind} {fault.target} for {fault.span_ms} ms ({fault.amount})")
-    await KINDS[fault.kind].happening(stage, fault)
+    simulation.world.note("fault", f"{fault.kind} {fault.target} for {fault.span_ms} ms ({fault.amount})")
+    await KINDS[fault.kind].happening(simulation, fault)

@@ -13,17 +13,19 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 from oncelog.sim.disk import SimulatedCrash
+from oncelog.sim.jobs import Jobs
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 MAX_STEPS_AT_ONCE = 100_000
 
 
-class NoRest(Exception):
+class Livelock(Exception):
     """Something goes on for ever without time going on."""
 
 
@@ -98,6 +100,9 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
         self._sequence = itertools.count()
         self._is_closed = False
+        self.run_step: Callable[[Process | None, Callable[[], object]], None] | None = None
+        """Runs each step in place of the loop, to measure it."""
+        self.jobs: Jobs = Jobs(self, Random(0))
         self.run_threads: Callable[[], bool] = lambda: False
         """Run what threads can do before time goes on; true if that was anything (sim/scheduler.py)."""
 
@@ -142,11 +147,14 @@ class SimLoop(_Loop):  # type: ignore[misc]
             self.step_count += 1
             steps_left -= 1
             if not steps_left:
-                raise NoRest(
+                raise Livelock(
                     f"{process.name if process else 'the simulator'} does not come to rest: {handle}"
                 )
             try:
-                context.run(handle.callback, *handle.args)
+                if self.run_step is None:
+                    context.run(handle.callback, *handle.args)
+                else:
+                    self.run_step(process, partial(context.run, handle.callback, *handle.args))
             except SimulatedCrash:
                 pass  # whoever raised it has killed the process
             except Exception as error:
@@ -200,23 +208,34 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """The work happens at one moment, after a pause; who waits is told after another."""
+        """Run the work after a pause, at one moment or split by `jobs`, and tell who waits after another."""
         done = self.create_future()
 
         def tell(result: Any, error: BaseException | None) -> None:
             if not done.done():
                 done.set_result(result) if error is None else done.set_exception(error)
 
+        def tell_later(result: Any, failure: BaseException | None) -> None:
+            self.call_later(self._pause_s(), tell, result, failure)
+
         def work() -> None:
+            if self.jobs.is_split():
+                self.jobs.begin(partial(func, *args), tell_later)
+                return
             result, failure = None, None
             try:
                 result = func(*args)
             except Exception as error:
                 failure = error
-            self.call_later(self._pause_s(), tell, result, failure)
+            tell_later(result, failure)
 
         self.call_later(self._pause_s(), work)
         return done
+
+    def may_run(self, context: Context) -> bool:
+        """True when the process of `context` is the one that runs now: alive, and not paused."""
+        process = context.get(PROCESS)
+        return process is not None and process is PROCESS.get() and process.is_alive
 
     def _pause_s(self) -> float:
         return self._chance.uniform(0.0, self.pause_limit_s)
@@ -248,6 +267,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def close(self) -> None:
         """What is left is closed here: whatever it still does, it does to a world that is over."""
         self._is_closed = True
+        self.jobs.abandon()
         self._ready.clear()
         self._timers.clear()
         for task in self._tasks:

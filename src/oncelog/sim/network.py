@@ -22,7 +22,7 @@ DEFAULT_HIGH_BYTES = 65_536
 
 
 @dataclass
-class Weather:
+class NetworkConditions:
     """How the network is at present. Delays in seconds; `cut_chance`: of a connection, per write."""
 
     delay: tuple[float, float] = (0.0002, 0.002)
@@ -209,11 +209,13 @@ class Network:
 
     def __init__(self, loop: SimLoop, chance: Random) -> None:
         self.loop, self.chance = loop, chance
-        self.weather = Weather()
+        self.conditions = NetworkConditions()
         self.listeners: dict[tuple[str, int], _Listener] = {}
         self.on_arrival: Callable[[SimTransport, bytes | None], object] = lambda transport, data: None
         self.sent_by: dict[str, list[bytearray]] = {}
         """What each client has sent, by connection, also those that are over."""
+        self.harmed: dict[str, Callable[[bytes], bytes]] = {}
+        """Clients of which bytes change on the way, in both directions: what arrives of a write."""
         self._open: dict[int, SimTransport] = {}
         self._parted: dict[frozenset[str], int] = {}
         self._silent: set[str] = set()
@@ -271,9 +273,9 @@ class Network:
         self._open.pop(transport.number, None)
 
     def _delay(self) -> float:
-        weather, chance = self.weather, self.chance
+        conditions, chance = self.conditions, self.chance
         return chance.uniform(
-            *(weather.slow_delay if chance.random() < weather.slow_chance else weather.delay)
+            *(conditions.slow_delay if chance.random() < conditions.slow_chance else conditions.delay)
         )
 
     def carry(self, sender: SimTransport, data: bytes) -> None:
@@ -282,7 +284,10 @@ class Network:
             self._answer_for_the_dead(sender)
             return
         sender.sent += data
-        if self.chance.random() < self.weather.cut_chance:
+        for name in (sender.process.name, sender.peer.process.name) if self.harmed else ():
+            if name in self.harmed:
+                data = self.harmed[name](data)
+        if self.chance.random() < self.conditions.cut_chance:
             self.cut(sender)
             return
         if len(data) > 1 and self.chance.random() < 0.05:

@@ -19,7 +19,7 @@ from oncelog.log.partition import Partition
 from oncelog.rules.history import Kind, Operation, Outcome
 from oncelog.sim.checks import check_history, check_log
 from oncelog.sim.clients import Application, LastReader, Sender
-from oncelog.sim.loop import NoRest
+from oncelog.sim.loop import Livelock
 from oncelog.sim.world import BrokerHost, Event, Listening, World
 from oncelog.types import Record, TopicPartition
 
@@ -47,7 +47,7 @@ class Run:
     record_count: int
 
 
-class Stuck(Exception):
+class LivenessTimeout(Exception):
     """A call hangs: nothing more is learned by going on."""
 
 
@@ -166,7 +166,7 @@ class Scene:
     async def _until_done(self, applications: Iterable[Application]) -> None:
         while not all(each.is_done for each in applications):
             if any(each.startswith(HANG) for each in self.world.violations):
-                raise Stuck
+                raise LivenessTimeout
             await asyncio.sleep(0.1)
 
     def _check(self) -> None:
@@ -210,9 +210,9 @@ def play_scene(seed: int, scene: Scene, within: AbstractContextManager[object]) 
                 if not world.loop.run_until(playing, int(LIMIT_SECONDS * 1e6)):
                     left = [each.name for each in (*scene.first, *scene.following) if not each.is_done]
                     world.violate("liveness", f"not over after {LIMIT_SECONDS:g} s; not done: {left}")
-                elif (error := playing.exception()) is not None and not isinstance(error, Stuck):
+                elif (error := playing.exception()) is not None and not isinstance(error, LivenessTimeout):
                     raise error
-            except NoRest as error:
+            except Livelock as error:
                 world.violate("no rest", str(error))
             world.is_over = True
         world.loop.close()

@@ -25,10 +25,10 @@ from typing import Any
 from unittest.mock import patch
 
 from oncelog.sim.disk import SimulatedCrash
-from oncelog.sim.loop import NoRest, SimLoop
+from oncelog.sim.loop import Livelock, SimLoop
 
 MAX_SWITCHES_AT_ONCE = 50_000
-TRACED = ("oncelog/edge/", "oncelog/client/", "tools/mutants")
+TRACED = ("oncelog/edge/", "oncelog/client/", "oncelog/sim/mutants/")
 UNTRACED = ("edge/link", "edge/cluster", "edge/coordinator")
 """Code of one thread only, and much of it."""
 STALL_SECONDS = 0.02
@@ -173,7 +173,7 @@ class Scheduler:
     # What the world calls
 
     def run(self) -> bool:
-        """Run threads until none can; whether any could. Raises NoRest."""
+        """Run threads until none can; whether any could. Raises Livelock."""
         following = self._choose()
         if following is None:
             return False
@@ -280,7 +280,7 @@ class Scheduler:
             self._now_us, self._at_once = self.loop.now_us, 0
         self._at_once += 1
         if self._at_once > MAX_SWITCHES_AT_ONCE and self._error is None:
-            self._error = NoRest(f"the threads do not come to rest: {self.running}")
+            self._error = Livelock(f"the threads do not come to rest: {self.running}")
         return self._error is not None
 
     def _pass_to(self, following: SimThread | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from oncelog.sim.stage import Plan, Result
+from oncelog.sim.simulation import Result, Scenario
 
 
 def rule_of(violation: str) -> str:
@@ -13,20 +13,20 @@ def rule_of(violation: str) -> str:
     return violation.partition(":")[0]
 
 
-def shrink(failed: Result, play: Callable[[Plan], Result], *, max_plays: int = 200) -> Result:
-    """The result of a plan with no fault that is not needed for the first violation of `failed`.
+def shrink(failed: Result, play: Callable[[Scenario], Result], *, max_plays: int = 200) -> Result:
+    """The result of a scenario with no fault that is not needed for the first violation of `failed`.
 
     Halves are tried before single faults; at most `max_plays` runs.
     """
     wanted = rule_of(failed.violations[0])
     best, plays_left = failed, max_plays
-    size = max(len(failed.plan.faults) // 2, 1)
+    size = max(len(failed.scenario.faults) // 2, 1)
     while size:
         start = 0
-        while start < len(best.plan.faults) and plays_left:
+        while start < len(best.scenario.faults) and plays_left:
             plays_left -= 1
-            faults = best.plan.faults
-            tried = play(replace(best.plan, faults=faults[:start] + faults[start + size :]))
+            faults = best.scenario.faults
+            tried = play(replace(best.scenario, faults=faults[:start] + faults[start + size :]))
             if any(rule_of(each) == wanted for each in tried.violations):
                 best = tried
             else:

@@ -82,6 +82,10 @@ class _Turns:
         self._back.release()
 
 
+async def _until_done(future: concurrent.futures.Future[Any]) -> None:
+    await asyncio.wait([asyncio.wrap_future(future)])
+
+
 _TURNS: ContextVar[_Turns | None] = ContextVar("turns", default=None)
 
 
@@ -111,9 +115,14 @@ async def in_thread(work: Callable[..., T], *args: Any) -> T:
     return result  # type: ignore[no-any-return]
 
 
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the loop for code within in_thread(). Raises its error."""
+    return _own_turns().wait(coroutine)
+
+
 def sleep(seconds: float) -> None:
     """Of code within in_thread()."""
-    _own_turns().wait(asyncio.sleep(seconds))
+    wait(asyncio.sleep(seconds))
 
 
 class SimLoopThread:
@@ -124,8 +133,17 @@ class SimLoopThread:
         self.is_running = True
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine; nothing here can wait for its future (sim/scheduler.py can)."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Start a coroutine; the thread may wait for its future's result."""
+        future: Any = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+        def result(timeout: float | None = None) -> T:
+            if not future.done():
+                self.run(_until_done(future), timeout)
+            found: T = concurrent.futures.Future.result(future, 0)
+            return found
+
+        future.result = result
+        return future  # type: ignore[no-any-return]
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         async def within() -> T:

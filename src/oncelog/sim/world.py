@@ -23,8 +23,10 @@ from oncelog.edge.clock import Clock
 from oncelog.edge.event_log import logger as broker_log
 from oncelog.edge.machine import become
 from oncelog.errors import KafkaStorageError, StorageError
+from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.rules.history import Operation
 from oncelog.sim.disk import MemoryDisk
+from oncelog.sim.jobs import Jobs
 from oncelog.sim.loop import PROCESS, Process, SimLoop
 from oncelog.sim.machine import SimMachine
 from oncelog.sim.network import Network, SimTransport
@@ -50,6 +52,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.loop = SimLoop(self.chance("threads"))
+        self.loop.jobs = Jobs(self.loop, self.chance("jobs"))
         self.network = Network(self.loop, self.chance("network"))
         self.loop.network = self.network
         self.loop.on_error = self._unhandled
@@ -158,8 +161,9 @@ class Host:
 class BrokerHost(Host):
     """The host of a broker, with its disk. `node` is that of the process that runs, None without."""
 
-    def __init__(self, world: World, settings: dict[str, object]) -> None:
+    def __init__(self, world: World, settings: dict[str, object], limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(world, BROKER_HOST)
+        self.limits = limits
         self.settings = BROKER.parse({"listeners": SERVERS, **settings})
         self.disk = MemoryDisk()
         self.node: Node | None = None
@@ -167,6 +171,11 @@ class BrokerHost(Host):
         self.before_end: Callable[..., object] = lambda *, is_in_write, lose_power: None
         """Called while the node that is about to end can still be looked at."""
         self.on_recovered: Callable[[Node], object] = lambda node: None
+        self.may_refuse: Callable[[Exception], bool] = lambda error: False
+        """True for an error with which a start may be refused."""
+        self.is_refused = False
+        self.on_stored: Callable[[AppendEvent], object] = lambda event: None
+        """Called at every Produce verdict."""
         self._lost_power = False
         self._past: list[tuple[Node | None, MemoryDisk]] = []
         """Kept, for what a killed node would do when it is freed no killed node does."""
@@ -179,13 +188,15 @@ class BrokerHost(Host):
             chance = self.world.chance(f"disk#{self.start_count}")
             self.disk = self.disk.after_power_loss(chance) if self._lost_power else self.disk.after_kill()
         self._lost_power = False
+        if self.world.loop.jobs.settings.share:
+            self.disk.on_turn = self.world.loop.jobs.on_disk
         self.world.network.powered(self.name)
         self.run(self._main)
 
     async def _main(self) -> None:
         try:
             clock = Clock()
-            node = recover_node(self.disk, self.settings, clock, self._judged)
+            node = recover_node(self.disk, self.settings, clock, self._judged, self.limits)
             self.on_recovered(node)
             self.node = node
             listeners = listeners_of(self.settings, BROKER_HOST)
@@ -193,9 +204,14 @@ class BrokerHost(Host):
             self.running = RunningBroker(node, clock, listeners, listen=listen)
             await self.running.start()
         except Exception as error:
-            self.world.violate("broker does not start", repr(error))
+            if self.may_refuse(error):
+                self.world.note(self.name, f"does not start: {error}")
+                self.is_refused = True
+            else:
+                self.world.violate("broker does not start", repr(error))
 
     def _judged(self, event: AppendEvent) -> None:
+        self.on_stored(event)
         if event.verdict != "stored":
             who = f"id {event.producer_id} epoch {event.producer_epoch} sequence {event.base_sequence}"
             what = event.reason if event.verdict == "refused" else f"is at {event.base_offset}"

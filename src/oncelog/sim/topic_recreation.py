@@ -17,15 +17,15 @@ from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.errors import UnknownTopicOrPartition
 from oncelog.rules.audit import FindingKind
 from oncelog.rules.history import Kind, Operation, Outcome
-from oncelog.sim.acts import Act, create_topic
 from oncelog.sim.checks import check_history
 from oncelog.sim.clients import QUICK, Application, Reader, Sender
-from oncelog.sim.transactors import Writer
+from oncelog.sim.txn_clients import Writer
+from oncelog.sim.workloads import Workload, create_topic
 from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
-    from oncelog.sim.stage import Plan
+    from oncelog.sim.simulation import Scenario
 
 BURSTS = 6
 LATE_SECONDS = 2.0
@@ -39,7 +39,7 @@ class Deletion(NamedTuple):
     done_us: int
 
 
-class Remaker(Application):
+class TopicRecreator(Application):
     """Deletes the topic now and then, and makes it again."""
 
     def __init__(self, world: World, name: str, topic: NewTopic) -> None:
@@ -91,7 +91,7 @@ class NewReader(Reader):
             await self.rest(5.0)
 
 
-class Remaking(Act):
+class TopicRecreation(Workload):
     """No record of a deleted topic is in the one of its name that comes after it."""
 
     topic: ClassVar[str] = "remade"
@@ -101,11 +101,11 @@ class Remaking(Act):
     is_repeatable: ClassVar[bool] = False
     """A request names its topic by name, and the new one of that name has never heard of the producer."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
-        super().__init__(world, plan)
-        partitions = plan.partitions
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        partitions = scenario.partitions
         sender, writer, reader = self.clients
-        self.remaker = Remaker(world, "remaker", NewTopic(self.topic, num_partitions=partitions))
+        self.remaker = TopicRecreator(world, "remaker", NewTopic(self.topic, num_partitions=partitions))
         self.senders = [
             Sender(world, sender, self.topic, partitions, BURSTS),
             Writer(world, writer, self.topic, partitions, BURSTS),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
+from oncelog.broker.events import AppendEvent
 from oncelog.broker.node import Node
 from oncelog.client.admin_types import NewTopic
 from oncelog.edge.async_admin import AsyncAdmin
@@ -17,10 +19,10 @@ from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
-    from oncelog.sim.stage import Plan
+    from oncelog.sim.simulation import Scenario
 
 
-class Act(ABC):
+class Workload(ABC):
     """One of them. `clients`: hosts for faults to choose from; `applications` end by themselves, `readers`
     when they are told to.
     """
@@ -31,12 +33,18 @@ class Act(ABC):
     """Whose positions neither a generation nor an epoch guards: a late request may set them back."""
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
     """What an audit of the topic may find."""
+    makes_topics: ClassVar[bool] = False
+    """Its topic, and others that no workload names, hold what nobody checks."""
+    compacts: ClassVar[bool] = False
+    """True when its topic may be compacted at times."""
     is_repeatable: ClassVar[bool] = True
     """Whether what its clients sent may come again."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
-        self.world, self.plan = world, plan
-        self.partitions = [TopicPartition(self.topic, number) for number in range(plan.partitions)]
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self.world, self.scenario = world, scenario
+        self.partitions = [TopicPartition(self.topic, number) for number in range(scenario.partitions)]
+        self.shares_epochs = False
+        """Whether several transactions have one epoch, as in the classic protocol."""
         self.applications: list[Application] = []
         self.readers: list[Reader] = []
         self.last = LastReader(world, f"last-{self.topic}", self.partitions)
@@ -47,11 +55,25 @@ class Act(ABC):
         calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
         return [call.operation(self.world.now_us) for call in calls]
 
+    @classmethod
+    def broker_settings(cls, chance: Random) -> dict[str, object]:
+        """Return settings that its seeds have in place of others."""
+        return {}
+
+    def stored(self, event: AppendEvent) -> None:  # noqa: B027
+        """Take note of what the broker did with a batch."""
+
+    def look(self, node: Node) -> None:  # noqa: B027
+        """Check what must hold while the broker runs; called every second."""
+
     def ending(self) -> None:  # noqa: B027 (most need not know)
         """The broker is about to end."""
 
     def recovered(self, node: Node) -> None:  # noqa: B027
         """The broker has started again."""
+
+    def close(self) -> None:  # noqa: B027
+        """The world is over."""
 
     @abstractmethod
     def check(self, node: Node) -> None:

@@ -6,6 +6,7 @@ A copied record is named `VALUE>PROCESS.TRANSACTION`, so that what two transacti
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -19,6 +20,8 @@ from oncelog.types import Record, RecordMetadata, TopicPartition
 GROUP = "copiers"
 STATIC_CHANCE = 0.25
 """Of a copier to be a static member, who is the same one after a restart."""
+LATE_SECONDS = 20.0
+"""More than the transaction time-out and the interval in which the coordinator looks for it."""
 SHARED: dict[str, object] = {
     "linger.ms": 0,
     "max.block.ms": 8_000,
@@ -27,7 +30,7 @@ SHARED: dict[str, object] = {
 }
 
 
-class Transactor(Sender):
+class TransactionalClient(Sender):
     """One with a transactional producer; a new one takes its place when it cannot go on."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, bursts: int) -> None:
@@ -56,6 +59,19 @@ class Transactor(Sender):
         partition = self.chance.randrange(self.partitions)
         self.sent.append(await self.send(producer, topic, partition, value, self.transaction))
 
+    async def transact_to_the_end(
+        self, transact: Callable[[AsyncProducer], Awaitable[bool]], *, rest_s: float
+    ) -> None:
+        """Call `transact`, which says whether its producer is of further use, until no burst is left."""
+        while self.bursts_left > 0:
+            producer = await self.new_producer()
+            try:
+                while self.bursts_left > 0 and await transact(producer):
+                    await self.rest(rest_s)
+            except OncelogError as error:
+                self.world.note(self.name, f"needs a new producer: {error!r}")
+        await self.new_producer()  # nothing is left open, or readers would wait for its time to pass
+
     async def commit(self, producer: AsyncProducer) -> bool:
         """Whether it is committed. Raises when nobody can know, after which a new producer is needed."""
         while True:
@@ -83,18 +99,16 @@ class Transactor(Sender):
             return
 
 
-class Writer(Transactor):
-    """Transactions of some records; some are aborted, some left open, some ended by a zombie."""
+class Writer(TransactionalClient):
+    """Transactions of some records; some are aborted, some left open, some ended by a zombie.
+
+    `late_chance`: that a transaction stays open beyond its time-out, and the same producer continues.
+    """
+
+    late_chance = 0.0
 
     async def work(self) -> None:
-        while self.bursts_left > 0:
-            producer = await self.new_producer()
-            try:
-                while self.bursts_left > 0 and await self.transact(producer):
-                    await self.rest(8.0)
-            except OncelogError as error:
-                self.world.note(self.name, f"needs a new producer: {error!r}")
-        await self.new_producer()  # nothing is left open, or readers would wait for its time to pass
+        await self.transact_to_the_end(self.transact, rest_s=8.0)
 
     async def transact(self, producer: AsyncProducer) -> bool:
         """One transaction; whether the producer is of further use."""
@@ -106,6 +120,10 @@ class Writer(Transactor):
             await self.put(producer, self.topic)
             if self.chance.random() < 0.2:
                 await self.rest(1.0)
+        if self.late_chance and self.chance.random() < self.late_chance:
+            await asyncio.sleep(LATE_SECONDS)
+            await self.put(producer, self.topic)
+            await producer.flush()
         match how:
             case "commit":
                 await self.commit(producer)
@@ -128,7 +146,7 @@ class Writer(Transactor):
             self.world.violate("a fenced producer committed", f"{self.name} transaction {self.transaction}")
 
 
-class Copier(Transactor):
+class ConsumeTransformProduce(TransactionalClient):
     """Reads as a member of the group, writes, and commits both in one transaction; or goes back."""
 
     def __init__(
@@ -158,7 +176,7 @@ class Copier(Transactor):
             self.reading["group.instance.id"] = name
 
     async def work(self) -> None:
-        async with AsyncConsumer(self.reading) as consumer:
+        async with self.new_consumer() as consumer:
             consumer.subscribe(
                 [self.source],
                 on_assigned=self._on_change,
@@ -172,6 +190,9 @@ class Copier(Transactor):
                     await self.copy(consumer, producer)
                 except OncelogError as error:
                     self.world.note(self.name, f"needs a new producer: {error!r}")
+
+    def new_consumer(self) -> AsyncConsumer:
+        return AsyncConsumer(self.reading)
 
     def _on_change(self, _: list[TopicPartition]) -> None:
         self.session += 1

@@ -22,11 +22,11 @@ from oncelog.wire.header import BatchHeader
 from oncelog.wire.records import decode_records
 
 _LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
-HOW = ("running", "stopped", "killed")
+BROKER_STATES = ("running", "stopped", "killed")
 """How the broker is when it happens."""
 
 
-class Flip(NamedTuple):
+class BitFlip(NamedTuple):
     """Which bit of which batch."""
 
     at: TopicPartition
@@ -41,7 +41,7 @@ class Flip(NamedTuple):
 
 def draw_flip(
     chance: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
-) -> Flip | None:
+) -> BitFlip | None:
     """Of a batch below its partition's limit; None where there is none."""
     batches = [
         (at, header)
@@ -57,10 +57,10 @@ def draw_flip(
     is_last = header.last_offset + 1 == logs[at].log_end_offset
     length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
     position = chance.choice(chance.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
-    return Flip(at, header, position, chance.randrange(8))
+    return BitFlip(at, header, position, chance.randrange(8))
 
 
-def flip(disk: MemoryDisk, partition: Partition, what: Flip) -> None:
+def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
     """Change it where it lies."""
     (stored,) = (bytes(data) for header, data in batches_of(partition) if header == what.batch)
     for name in disk.list(partition.directory):
@@ -80,7 +80,7 @@ def written_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
 class DamageReader(Application):
     """Reads a whole partition, and goes on behind what cannot be read."""
 
-    def __init__(self, world: World, partition: Partition, what: Flip) -> None:
+    def __init__(self, world: World, partition: Partition, what: BitFlip) -> None:
         super().__init__(world, "flip-reader")
         self.what = what
         self.settings: dict[str, object] = {

@@ -1,0 +1,78 @@
+"""Mutants that hostile clients, other clients' ways, the sink, `write_atomic` and the loader notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncelog.load import loader
+from oncelog.log import partition
+from oncelog.rules import append, loading
+from oncelog.rules import lane as lane_rules
+from oncelog.sim.mutants.mutant import Mutant, nothing
+from oncelog.spark import atomic, atomic_task, sink_state
+
+_DECIDE = append.decide_append
+_START = loading.decide_start
+
+
+def _any_first_sequence(*arguments: Any, begins_epoch: bool = False, **how: Any) -> Any:
+    return _DECIDE(*arguments, **how)
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _touched_by_time(marks: Any, sources: Any, *, in_part: bool = False) -> Any:
+    pairs = enumerate(zip(marks, sources, strict=False))
+    return tuple(index for index, (mark, source) in pairs if mark.modified_ns != source.modified_ns)
+
+
+def _start_again(marks: Any, *rest: Any, **how: Any) -> Any:
+    return _START([], *rest, **how)
+
+
+def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, retention_ms: int = 0) -> None:
+    admin.alter_group_offsets(group, {self.marker_at: kept})
+
+
+MUTANTS = [
+    Mutant(
+        "a second frame of a micro-batch is taken for the first",
+        ((atomic, "_remember", nothing),),
+        "atomic",
+    ),
+    Mutant(
+        "every attempt of a task writes into the transaction",
+        ((atomic_task, "may_claim", _always),),
+        "atomic",
+    ),
+    Mutant(
+        "a repeated micro-batch is committed task by task",
+        ((lane_rules.PlanNote, "is_repeat", property(lambda self: False)),),
+        "lanes",
+    ),
+    Mutant(
+        "what a sink noted expires with offsets.retention",
+        ((sink_state.Sink, "keep", _keep_for_the_default),),
+        "lanes",
+    ),
+    Mutant(
+        "an attempt that begins after a write without a name writes",
+        ((sink_state.Sink, "has_ended", nothing),),
+        "lanes",
+    ),
+    Mutant("a file is known by its size and time", ((loading, "_touched", _touched_by_time),), "loaded"),
+    Mutant("a load reads no marks", ((loader, "decide_start", _start_again),), "loaded"),
+    Mutant(
+        "a transaction with an epoch of its own begins with any sequence",
+        ((partition, "decide_append", _any_first_sequence),),
+        "pipelined",
+    ),
+]
+"""In the order of findings C5 to C20, and of those of clients, sink and loader."""
+NOT_CAUGHT = {
+    "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
+    " broker refuses most of them as out of order: no seed so far",
+}
+"""And why not."""

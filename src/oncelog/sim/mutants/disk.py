@@ -1,0 +1,117 @@
+"""Mutants of what the product asks of a disk, and of work in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+from oncelog.broker import state_topic
+from oncelog.log import partition_disk, segment, store
+from oncelog.sim import disk as memory_disk
+from oncelog.sim import faults, rot, simulation
+from oncelog.sim.jobs import JobSettings
+from oncelog.sim.mutants.mutant import Mutant, Patch, nothing
+from oncelog.sim.world import BROKER_HOST
+
+
+def _drop_by_path(self: Any, paths: Iterable[str]) -> Callable[[], None]:
+    return partial(partition_disk._remove_dropped, self._disk, list(paths))
+
+
+def _split_jobs(_: Random) -> JobSettings:
+    return JobSettings(share=1.0, pause_s=0.05, stop_chance=0.3, preempt_chance=0.1)
+
+
+def _preempt_often(_: Random) -> JobSettings:
+    return JobSettings(share=1.0, pause_s=0.05, stop_chance=0.3, preempt_chance=0.5)
+
+
+def _fail_then_lose_power(chance: Random, until_ms: int) -> list[faults.Fault]:
+    drawn: list[faults.Fault] = []
+    for _ in range(8):
+        at_ms = chance.randrange(until_ms)
+        drawn.append(faults.Fault(at_ms, "failed-sync", BROKER_HOST, 500, 0))
+        drawn.append(faults.Fault(at_ms + chance.randrange(600, 6_000), "power", BROKER_HOST, 500, 0))
+    return drawn
+
+
+def _sync_no_parent(self: Any, path: str = "") -> None:
+    if path:
+        _SYNC_DIRECTORY(self, path)
+
+
+def _sync_only_parent(self: Any, path: str = "") -> None:
+    if not path:
+        _SYNC_DIRECTORY(self, path)
+
+
+_SYNC_DIRECTORY = memory_disk.MemoryDisk.sync_directory
+
+
+def _load_or_raise(self: Any, read: Any, forget: Any) -> None:
+    for index, partition in enumerate(self.topic.partitions if self.topic else ()):
+        read(index, iter(state_topic._Replay(partition)))
+
+
+def _load_in_part(self: Any, read: Any, forget: Any) -> None:
+    for index, partition in enumerate(self.topic.partitions if self.topic else ()):
+        with suppress(Exception):
+            read(index, iter(state_topic._Replay(partition)))
+
+
+def _always_stopped(_: Random) -> str:
+    return "stopped"
+
+
+def _draw_a_batch(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> Any:
+    return rot._draw_internal(chance, disk, batches, is_killed=is_killed)
+
+
+ROTTEN: tuple[Patch, ...] = (
+    (simulation, "draw_state", _always_stopped),
+    (simulation, "draw_rot", _draw_a_batch),
+)
+"""A coordinator's batch is damaged in each seed."""
+SPLIT: tuple[Patch, ...] = ((simulation, "draw_jobs", _split_jobs),)
+"""Every job takes turns with the loop."""
+PREEMPTED: tuple[Patch, ...] = ((simulation, "draw_jobs", _preempt_often),)
+FAILING: tuple[Patch, ...] = ((simulation, "draw_failed_syncs", _fail_then_lose_power),)
+"""Syncs that fail, a restart, and a power loss soon after."""
+
+MUTANTS = [
+    Mutant(
+        "after a failed sync nothing is written again",
+        ((segment.Segment, "doubt", nothing),),
+        world=FAILING,
+    ),
+    Mutant("a failed sync is tried again", ((store, "SyncFailed", KeyError),), world=FAILING),
+    Mutant("new directories are not synced", ((memory_disk.MemoryDisk, "sync_directory", _sync_no_parent),)),
+    Mutant(
+        "a partition's names are not synced", ((memory_disk.MemoryDisk, "sync_directory", _sync_only_parent),)
+    ),
+    Mutant(
+        "a damaged coordinator's partition stops the start",
+        ((state_topic.StateTopic, "load", _load_or_raise),),
+        world=ROTTEN,
+    ),
+    Mutant(
+        "a damaged coordinator's partition is read up to there",
+        ((state_topic.StateTopic, "load", _load_in_part),),
+        world=ROTTEN,
+    ),
+    Mutant(
+        "deferred work goes by path",
+        (
+            (partition_disk.PartitionDisk, "_check", nothing),
+            (partition_disk.PartitionDisk, "drop", _drop_by_path),
+        ),
+        world=SPLIT,
+    ),
+]
+NOT_CAUGHT = {
+    "deferred work goes by path": "needs a topic whose records are deleted just before it is created again:"
+    " no workload does both to one topic",
+}

@@ -1,0 +1,198 @@
+"""Mutants of the clients, noticed by seeds with threads, signals and cancellations."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from oncelog.client import producer as client_producer
+from oncelog.client.group import next_after
+from oncelog.edge import (
+    async_consumer,
+    consumer,
+    delivery,
+    group_classic,
+    producer_state,
+)
+from oncelog.edge import transactions as edge_transactions
+from oncelog.errors import FencedInstanceId
+from oncelog.rules import txn_session
+from oncelog.rules.group_errors import GroupAction
+from oncelog.sim import txn_clients
+from oncelog.sim.mutants.mutant import ClientMutant, nothing
+from oncelog.types import ConsumerGroupMetadata
+
+
+class _NoLock:
+    """Lets everybody in."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return blocking
+
+    def release(self) -> None:
+        """Nobody waits."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        """As `release`."""
+
+
+_ORIGINAL_STATE = producer_state.ProducerState.__init__
+_ORIGINAL_STEP = async_consumer.AsyncConsumer.poll_step
+_ORIGINAL_ACTION = next_after
+_ORIGINAL_COPIER = txn_clients.ConsumeTransformProduce.__init__
+
+
+def _state_without_lock(self: Any, core: Any) -> None:
+    _ORIGINAL_STATE(self, core)
+    self._lock = _NoLock()
+    self.changed = threading.Condition(self._lock)
+
+
+def _take_on_the_loop(self: Any, timeout: float = 1.0, *, max_records: int | None = None) -> Any:
+    limit = self._async.poll_limit(max_records)
+    if not self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms)):
+        return []
+
+    async def take() -> Any:
+        rows = self._core.delivery.take(limit)
+        await asyncio.sleep(0.001)
+        return rows
+
+    return self._run(take())
+
+
+def _iterate_polls(self: Any) -> Any:
+    while rows := self.poll(self._async.iteration_timeout):
+        yield from rows
+
+
+async def _iterate_async_polls(self: Any) -> Any:
+    while rows := await self.poll(self.iteration_timeout):
+        for row in rows:
+            yield row
+
+
+def _join_again(error: Any, request: Any) -> Any:
+    if isinstance(error, FencedInstanceId):
+        return GroupAction.RESET
+    return _ORIGINAL_ACTION(error, request)
+
+
+async def _tell_once(self: Any, deadline_ms: float, prepare: Any) -> Any:
+    step = await _ORIGINAL_STEP(self, deadline_ms, prepare)
+    self.note_told()
+    return step
+
+
+def _settled_before_callbacks(self: Any) -> Any:
+    return self._state.peek.is_settled_to(self._serial)
+
+
+def _settled_to_the_last(self: Any, mark: int) -> bool:
+    return not self._unsettled
+
+
+async def _leave_open(self: Any, timeout_s: float | None = None) -> None:
+    """A close that knows nothing of transactions."""
+
+
+def _make_twice(self: Any, name: str) -> Any:
+    if name not in delivery._STATE:
+        raise AttributeError(name)
+    Future.__init__(self)
+    self._outcome.listen(self._complete)
+    return self.__dict__[name]
+
+
+def _commit_automatically(self: Any, *how: Any) -> None:
+    _ORIGINAL_COPIER(self, *how)
+    self.reading |= {"enable.auto.commit": True, "auto.commit.interval.ms": 100}
+
+
+def _metadata_unguarded(self: Any) -> Any:
+    return self._group.metadata if self._group else ConsumerGroupMetadata(self._settings["group.id"])
+
+
+CLIENT_MUTANTS = [
+    ClientMutant(
+        "the producer's state has no lock",
+        "blocking",
+        ("producer",),
+        ((producer_state.ProducerState, "__init__", _state_without_lock),),
+    ),
+    ClientMutant(
+        "an interrupted poll loses what it took",
+        "blocking",
+        ("consumer",),
+        ((consumer.Consumer, "poll", _take_on_the_loop),),
+    ),
+    ClientMutant(
+        "a loop that is broken off drops the rest",
+        "blocking",
+        ("consumer",),
+        ((consumer.Consumer, "__iter__", _iterate_polls),),
+    ),
+    ClientMutant(
+        "an asyncio loop that is broken off drops the rest",
+        "asyncio",
+        ("consumer",),
+        ((async_consumer.AsyncConsumer, "_iterate", _iterate_async_polls),),
+    ),
+    ClientMutant(
+        "a fenced instance joins again",
+        "asyncio",
+        ("twins",),
+        ((group_classic, "next_after", _join_again),),
+    ),
+    ClientMutant(
+        "flush returns before the callbacks",
+        "blocking",
+        ("producer",),
+        ((producer_state.FlushMark, "is_reached", _settled_before_callbacks),),
+    ),
+    ClientMutant(
+        "a cancelled poll forgets what it had to tell",
+        "asyncio",
+        ("consumer",),
+        ((async_consumer.AsyncConsumer, "poll_step", _tell_once),),
+    ),
+    ClientMutant(
+        "flush waits for what is sent after it",
+        "blocking",
+        ("producer",),
+        ((client_producer.ProducerCore, "is_settled_to", _settled_to_the_last),),
+    ),
+    ClientMutant(
+        "a transaction commits without its offsets",
+        "asyncio",
+        ("copier",),
+        ((txn_session.Session, "begin_offsets", nothing),),
+    ),
+    ClientMutant(
+        "close leaves the transaction open",
+        "asyncio",
+        ("copier",),
+        ((edge_transactions.Transactions, "end_open", _leave_open),),
+    ),
+    ClientMutant(
+        "two threads make one future's lock",
+        "blocking",
+        ("producer",),
+        ((delivery.RecordFuture, "__getattr__", _make_twice),),
+    ),
+    ClientMutant(
+        "a copier commits automatically",
+        "asyncio",
+        ("copier",),
+        (
+            (txn_clients.ConsumeTransformProduce, "__init__", _commit_automatically),
+            (async_consumer.AsyncConsumer, "group_metadata", _metadata_unguarded),
+        ),
+    ),
+]
+"""In the order of findings L1 to L23, and the setting that no transactional copier may have."""

@@ -1,0 +1,96 @@
+"""Mutants: rules of the product broken on purpose, and the search for a seed that notices."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from oncelog.sim import blocking, cancelling
+from oncelog.sim.blocking import play_threads
+from oncelog.sim.cancelling import play_cancelled
+from oncelog.sim.shrink import rule_of
+from oncelog.sim.simulation import APART, WORKLOADS, play, scenario_for
+
+Patch = tuple[Any, str, Any]
+"""(owner, attribute, what stands there instead)"""
+
+
+class Mutant(NamedTuple):
+    """`workload`: every seed plays it, as with --workload; else only seeds with that part can notice.
+
+    `world`: further patches; with those alone nothing is violated.
+    """
+
+    name: str
+    patches: tuple[Patch, ...]
+    workload: str | None = None
+    world: tuple[Patch, ...] = ()
+
+
+class ClientMutant(NamedTuple):
+    """`kinds`: of the seeds that can notice; of `clients`, blocking or asyncio."""
+
+    name: str
+    clients: str
+    kinds: tuple[str, ...]
+    patches: tuple[Patch, ...]
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def false(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def true(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def caught_by_clients(mutant: ClientMutant, seed_count: int) -> tuple[int, str] | None:
+    """The first seed of interrupted clients that notices, and what; None when none does."""
+    scenes = blocking if mutant.clients == "blocking" else cancelling
+    play_one = play_threads if mutant.clients == "blocking" else play_cancelled
+    for seed in range(seed_count):
+        if scenes.kind_of(seed) not in mutant.kinds:
+            continue
+        with ExitStack() as stack:
+            for owner, attribute, instead in mutant.patches:
+                stack.enter_context(patch.object(owner, attribute, instead))
+            violations = play_one(seed).violations
+        if violations:
+            return seed, rule_of(violations[0])
+    return None
+
+
+def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
+    """The first seed that notices, and what it notices; None when none does."""
+    for seed in range(seed_count):
+        apart = mutant.workload if mutant.workload in (*WORKLOADS, *APART) else None
+        scenario = scenario_for(seed, workload=apart)
+        if mutant.workload not in (None, *scenario.parts):
+            continue
+        violations = violated(seed, mutant.world + mutant.patches, apart)
+        if violations and not (mutant.world and violated(seed, mutant.world, apart)):
+            return seed, rule_of(violations[0])
+    return None
+
+
+def violated(seed: int, patches: tuple[Patch, ...], workload: str | None = None) -> list[str]:
+    """What a seed violates while these are in place. `workload`: is played whatever the seed says."""
+    with ExitStack() as stack:
+        for owner, attribute, instead in patches:
+            stack.enter_context(patch.object(owner, attribute, instead))
+        try:
+            return play(scenario_for(seed, workload=workload)).violations
+        except Exception as error:  # the broken product broke the simulation itself
+            return [f"{type(error).__name__}: {error}"]
+
+
+def search(mutant: Mutant | ClientMutant, seed_count: int) -> tuple[int, str] | None:
+    """Return the first seed that notices the mutant and the violated rule; None when none does."""
+    return (
+        caught_by(mutant, seed_count) if isinstance(mutant, Mutant) else caught_by_clients(mutant, seed_count)
+    )

@@ -1,0 +1,227 @@
+"""Mutants of coordinators, deletion, compaction and transactions, noticed by the workloads that meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from oncelog.broker import consumer_group_log, groups, offsets, topics, transactions
+from oncelog.broker.group_log import encode_group
+from oncelog.broker.markers import Marker
+from oncelog.broker.transaction_log import encode_key
+from oncelog.edge.broker import recover_node
+from oncelog.errors import NotCoordinator
+from oncelog.limits import Limits
+from oncelog.log import compaction as log_compaction
+from oncelog.rules import compaction
+from oncelog.rules.group import ClassicGroup
+from oncelog.rules.transaction import is_expired
+from oncelog.rules.transaction_entry import TransactionState
+from oncelog.sim import faults, simulation, world
+from oncelog.sim.mutants.mutant import Mutant, Patch, false, nothing
+from oncelog.sim.world import BROKER_HOST
+from oncelog.types import TopicPartition
+from oncelog.wire.stored import OffsetCommitKey
+
+_CURRENT = consumer_group_log._current
+_REPLAY_RECORD = offsets.Offsets._replay_record
+_COORDINATOR = transactions.TransactionCoordinator
+
+
+def _current_of_before(member: Any) -> bytes:
+    return _CURRENT(replace(member, epoch=member.previous_epoch))
+
+
+def _no_generation(group: Any) -> Any:
+    generation_id, group.generation_id = group.generation_id, 0
+    try:
+        return encode_group(group)
+    finally:
+        group.generation_id = generation_id
+
+
+def _drop_committed(self: Any, group: str, tp: TopicPartition, before: int | None = None) -> bool:
+    held = self._committed.get(group, {})
+    if tp in held and (before is None or held[tp].record_offset < before):
+        del held[tp]
+        if not held:
+            del self._committed[group]
+    return tp not in held
+
+
+def _committed_places(self: Any, group: str) -> set[TopicPartition]:
+    return set(self.of(group))
+
+
+def _committed_of_topics(self: Any, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
+    return sorted((group, tp) for group, held in self._committed.items() for tp in held if tp.topic in topics)
+
+
+def _replay_keeps_pending(
+    self: Any, index: int, producer_id: int | None, key: bytes, value: bytes | None, offset: int
+) -> None:
+    if value is not None:
+        _REPLAY_RECORD(self, index, producer_id, key, value, offset)
+        return
+    named = OffsetCommitKey.from_bytes(key)
+    _drop_committed(self, named.group, TopicPartition(named.topic, named.partition))
+
+
+def _bury_in_memory(self: Any, group: Any, now_ms: int) -> Any:
+    del self._groups[group.group_id]
+    return self.topic.newest(self.topic.partition_of(group.group_id))
+
+
+def _marker_of_own_epoch(self: Any, entry: Any, tp: TopicPartition) -> Any:
+    topic = self.topic.topic
+    epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
+    is_commit = entry.state is TransactionState.PREPARE_COMMIT
+    return Marker(entry.producer_id, entry.producer_epoch, epoch, is_commit)
+
+
+def _forget_in_memory(self: Any, now_ms: int) -> None:
+    expiration_ms = self._node.settings["transactional.id.expiration.ms"]
+    for entry in [each for each in self._entries.values() if is_expired(each, now_ms, expiration_ms)]:
+        del self._entries[entry.transactional_id]
+
+
+def _forget_all(self: Any, now_ms: int) -> None:
+    for key in list(self._entries):
+        with suppress(NotCoordinator):
+            self.topic.append(self.topic.partition_of(key), [(encode_key(key), None)], now_ms)
+            del self._entries[key]
+
+
+def _saved_and_forgotten(self: Any, error: Any, mark: Any, now_ms: int) -> None:
+    _SAVED(self, error, mark, now_ms)
+    self.is_unsaved = False
+
+
+def _draw_full_disks(chance: Any, count: int, until_ms: int, *clients: Any, **how: Any) -> list[faults.Fault]:
+    return [
+        faults.Fault(at_ms, "full-disk", BROKER_HOST, 2_000, 100) for at_ms in range(5_000, until_ms, 5_000)
+    ]
+
+
+def _draw_kills_in_writes(
+    chance: Any, count: int, until_ms: int, *clients: Any, **how: Any
+) -> list[faults.Fault]:
+    return [
+        faults.Fault(at_ms, "kill-in-write", BROKER_HOST, 2_400, chance.randint(0, 3_000))
+        for at_ms in range(2_000, until_ms, 2_500)
+    ]
+
+
+def _take_without_index(self: Any, *how: Any) -> Any:
+    self._aborted_by_marker = {}
+    return (yield from _TAKE(self, *how))
+
+
+def _superseded_by_itself(self: Any, key: bytes, offset: int) -> bool:
+    return _SUPERSEDED(self, key, offset - 1)
+
+
+def _alter_in_memory(self: Any, changes: Any) -> None:
+    for topic, overrides in changes:
+        topic.configure(self._settings, overrides)
+        self._reconfigure_partitions(topic)
+
+
+def _add_in_memory(self: Any, changes: Any, now_ms: int) -> None:
+    for topic, count in changes:
+        self._open_partitions(topic, count, now_ms)
+
+
+_SAVED = ClassicGroup.saved
+_TAKE = log_compaction.Compaction._take
+_SUPERSEDED = compaction.LatestOffsets.is_superseded
+_OFFSETS = offsets.Offsets
+FULL_DISKS: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_full_disks),)
+"""A disk that is full for two of every five seconds."""
+KILLS_IN_WRITES: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_kills_in_writes),)
+"""A broker that is killed in the middle of a write every few seconds."""
+FEW_KEYS: tuple[Patch, ...] = (
+    (world, "recover_node", partial(recover_node, limits=Limits(max_compaction_keys=2))),
+)
+"""A broker that compacts two keys in a round."""
+MUTANTS = [
+    Mutant("a member's epoch is not stored", ((consumer_group_log, "_current", _current_of_before),)),
+    Mutant("a group's generation is not stored", ((groups, "encode_group", _no_generation),)),
+    Mutant(
+        "a deleted group's pending offsets come with their commit",
+        ((_OFFSETS, "places_of", _committed_places), (_OFFSETS, "_drop", _drop_committed)),
+        "deletions",
+    ),
+    Mutant(
+        "a deleted topic's pending offsets come with their commit",
+        ((_OFFSETS, "_of_topics", _committed_of_topics),),
+        "deletions",
+    ),
+    Mutant(
+        "a replayed deletion keeps pending offsets",
+        ((_OFFSETS, "_replay_record", _replay_keeps_pending),),
+        "deletions",
+    ),
+    Mutant(
+        "a deleted topic leaves its offsets",
+        ((groups.GroupCoordinator, "delete_offsets_of", nothing),),
+        "deletions",
+    ),
+    Mutant(
+        "a kill during a deletion leaves a topic's offsets",
+        ((groups.GroupCoordinator, "resume_deletions", nothing),),
+        "deletions",
+        KILLS_IN_WRITES,
+    ),
+    Mutant(
+        "a deleted group is deleted in memory only",
+        ((groups.GroupCoordinator, "_bury", _bury_in_memory),),
+        "deletions",
+    ),
+    Mutant(
+        "a marker of a higher coordinator epoch fences the coordinator",
+        ((_COORDINATOR, "_marker", _marker_of_own_epoch),),
+        "deletions",
+    ),
+    Mutant(
+        "an expired transactional id is forgotten in memory only",
+        ((_COORDINATOR, "forget_expired", _forget_in_memory),),
+        "deletions",
+    ),
+    Mutant(
+        "a transactional id with an open transaction expires",
+        ((_COORDINATOR, "forget_expired", _forget_all),),
+        "deletions",
+    ),
+    Mutant(
+        "a group that the disk refused is not stored again",
+        ((ClassicGroup, "saved", _saved_and_forgotten),),
+        "deletions",
+        FULL_DISKS,
+    ),
+    Mutant(
+        "a marker behind a round of compaction loses its index entry",
+        ((log_compaction.Compaction, "_take", _take_without_index),),
+        "changed",
+        FEW_KEYS,
+    ),
+    Mutant(
+        "compaction takes aborted records for committed",
+        ((compaction.SeenTransactions, "is_aborted", false),),
+        "changed",
+    ),
+    Mutant(
+        "compaction removes the newest record of a key",
+        ((compaction.LatestOffsets, "is_superseded", _superseded_by_itself),),
+        "changed",
+    ),
+    Mutant("a topic's settings are not stored", ((topics.Topics, "alter", _alter_in_memory),), "changed"),
+    Mutant(
+        "added partitions are not stored", ((topics.Topics, "add_partitions", _add_in_memory),), "changed"
+    ),
+]
+NOT_CAUGHT: dict[str, str] = {}
+"""The reasons, by the mutant's name."""
