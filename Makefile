@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test test-optimized soak fuzz model simulate bench lock behaviours clean
+.PHONY: setup demo example-bank test test-optimized soak fuzz differential model simulate bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -34,6 +34,10 @@ soak: setup  ## the long runs that `make test` leaves out
 
 fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=60)
 	$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS),60)
+
+SEQUENCES ?= 0..500
+differential: setup  ## random requests to our broker and Apache Kafka, answers compared; SEQUENCES=A..B
+	$(BIN)/python tools/differential.py --sequences $(SEQUENCES)
 
 model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
 	$(BIN)/python tools/model.py

@@ -107,6 +107,7 @@ def own_apache(kafka_class_path: str) -> Iterator[Apache]:
     "I26",
     "T3",
     "T4",
+    "T5",
     "T6",
     "T7",
     "T8",

@@ -1,0 +1,115 @@
+"""The two brokers of a run, started here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.process import free_ports
+from oncelog.dev.served import ServedBroker
+
+SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+PROMPT = {
+    "group.consumer.assignment.interval.ms": 0,
+    "group.consumer.assignor.offload.enable": "false",
+    "group.consumer.min.heartbeat.interval.ms": 300,
+    "group.consumer.heartbeat.interval.ms": 300,
+    # Thousands of topics are made and deleted: their indexes are small, and their files go at once.
+    "log.index.size.max.bytes": 65_536,
+    "log.segment.delete.delay.ms": 1_000,
+}
+
+
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+SECURITY = {
+    "authorizer.class.name": AUTHORIZER,
+    "super.users": "User:ANONYMOUS",
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+}
+"""Everybody on the plain listener may do everything."""
+SASL = "SASL_PLAINTEXT"
+SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
+
+
+class SecuredBroker(ServedBroker):
+    """Our broker with a second listener, on which clients log in."""
+
+    sasl_port = 0
+
+    def _command(self) -> list[str]:
+        ports = free_ports(2) if not self.sasl_port else [self.port, self.sasl_port]
+        self.port, self.sasl_port = ports
+        listen = [f"PLAINTEXT://127.0.0.1:{self.port}", f"{SASL}://127.0.0.1:{self.sasl_port}"]
+        plain = super()._command()
+        place = plain.index("--listen")
+        return [
+            *plain[:place],
+            *(part for each in listen for part in ("--listen", each)),
+            *plain[place + 2 :],
+        ]
+
+    def _read_ready_line(self) -> str:
+        super()._read_ready_line()
+        return self.bootstrap_servers
+
+
+class OncelogBed:
+    """Our broker as a process of its own."""
+
+    def __init__(self, broker: ServedBroker) -> None:
+        self._broker = broker
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._broker.bootstrap_servers
+
+    @property
+    def sasl_servers(self) -> str:
+        return f"127.0.0.1:{self._broker.sasl_port}" if isinstance(self._broker, SecuredBroker) else ""
+
+    def restart(self, *, kill: bool) -> None:
+        self._broker.kill() if kill else self._broker.stop()
+        self._broker.start()
+
+
+class ApacheBed:
+    """Apache Kafka, one node."""
+
+    def __init__(self, kafka: ApacheKafka) -> None:
+        self._kafka = kafka
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._kafka.bootstrap_servers
+
+    @property
+    def sasl_servers(self) -> str:
+        port = self._kafka.nodes[0].ports.get(SASL)
+        return f"127.0.0.1:{port}" if port else ""
+
+    def restart(self, *, kill: bool) -> None:
+        (node,) = self._kafka.nodes
+        node.kill() if kill else node.stop()
+        node.start()
+
+
+@contextmanager
+def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
+    """Our broker with both listeners, its data below `directory`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="oncelog-differential-") as own,
+        SecuredBroker((directory or Path(own)) / "data", settings=SETTINGS | SECURITY) as broker,
+    ):
+        yield OncelogBed(broker)
+
+
+@contextmanager
+def apache_bed() -> Iterator[ApacheBed]:
+    """Apache Kafka with both listeners. Raises PartMissing where its jars or Java are missing."""
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    properties = SETTINGS | PROMPT | SECURITY | {SASL_MODULE: module}
+    with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:
+        yield ApacheBed(kafka)

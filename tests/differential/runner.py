@@ -1,0 +1,490 @@
+"""Playing sequences on both brokers over real sockets."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from helpers_broker import RawClient
+from helpers_scenario_run import wait_until_served
+from helpers_scenario_values import ERROR_NAMES, build
+from helpers_security_table import log_in
+
+from differential.compare import CLOSED, DONE, NO_ANSWER, NO_RESPONSE, Difference, Explained, Symbols, compare
+from differential.references import Names, as_body, value_at
+from differential.sequence import PASSWORD, SENTINEL, Rule, Sequence, Step
+from oncelog.errors import MemberIdRequired, OncelogError
+from oncelog.wire.frames import decode_response, encode_request
+from oncelog.wire.message import Part
+from oncelog.wire.messages import API_BY_NAME, NO_ID
+
+ANSWER_S = 20.0
+"""Longest wait for one answer."""
+PATIENCE_S = 8.0
+"""Longest time for which a request is repeated while it is answered by an error that passes."""
+CONFIRMATIONS = 3
+"""How often a sequence with a difference is played again before the difference counts as passing."""
+CHUNK = 32
+"""Sequences whose topics are made, and deleted, in one request."""
+PASSING = (
+    "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
+    "NOT_LEADER_OR_FOLLOWER",
+)  # fmt: skip
+ENDING = ("EndTxn", "InitProducerId")
+"""APIs after which a transaction may go on ending in the background."""
+SETTLING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+AT_ONCE = (*ENDING, "AddPartitionsToTxn", "AddOffsetsToTxn")
+"""APIs that answer CONCURRENT_TRANSACTIONS until a transaction has ended; others wait for it before."""
+CHANGING = (
+    "CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs", "AlterConfigs",
+    "CreateAcls", "DeleteAcls", "AlterClientQuotas", "AlterUserScramCredentials",
+)  # fmt: skip
+"""APIs that Kafka's controller answers before its broker knows of the change."""
+PARKED = "no answer while others were asked"
+LOGIN_REFUSED = "login refused"
+PARK_S, LATE_S = 0.012, 2.0
+"""Longest wait for an answer that may come later, and for one that the other broker has given."""
+_numbers = itertools.count()
+_values = itertools.count(1_000_000)
+
+
+class Bed(Protocol):
+    """A broker under test."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+    @property
+    def sasl_servers(self) -> str: ...
+    def restart(self, *, kill: bool) -> None: ...
+
+
+class Connection:
+    """One connection of a run: requests in order, of which some are not awaited."""
+
+    def __init__(self, address: str, user: str = "") -> None:
+        self._raw = RawClient(address)
+        if user:
+            log_in(self._raw, user, PASSWORD)
+        self._raw.socket.settimeout(ANSWER_S)
+        self._correlation_id = 0
+        self.sent: list[tuple[int, Step]] = []
+        """Places of steps whose answers are outstanding, in order."""
+
+    def send(self, step: Step, message: Any) -> None:
+        """Write a request. Raises OSError."""
+        self._correlation_id += 1
+        self._raw.socket.sendall(encode_request(message, step.version, self._correlation_id, step.client_id))
+
+    def read(self, step: Step) -> Any:
+        """The next answer, CLOSED or NO_ANSWER. Raises OSError, PeerError."""
+        try:
+            frame = self._raw.read_frame()
+        except TimeoutError:
+            return NO_ANSWER
+        if frame is None:
+            return CLOSED
+        return decode_response(API_BY_NAME[step.api].response, step.version, frame)[1]
+
+    def is_ready(self, seconds: float) -> bool:
+        """Return True once an answer, or the connection's end, is there to read."""
+        return bool(select.select([self._raw.socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        self._raw.socket.close()
+
+
+class Run:
+    """A sequence under way on one broker."""
+
+    def __init__(self, bed: Bed, names: Names) -> None:
+        self._bed, self._names = bed, names
+        self._symbols = Symbols(names.prefix, names.topic_ids, names.now_ms)
+        self._connections: dict[str, Connection] = {}
+        self._unsettled: set[str] = set()
+        self._is_behind = False
+        self.answers: list[Any] = []
+        """The answers to all steps so far, in a comparable form."""
+        self.parked: dict[int, tuple[Connection, Step]] = {}
+        """Requests that may be answered later, by the places of their steps."""
+
+    def take(self, step: Step) -> None:
+        """Play the next step. A step that parks is only sent."""
+        self.answers.append(None)
+        self.answers[-1] = self._step(step)
+
+    def finish(self) -> None:
+        """Read what is still outstanding."""
+        for connection in self._connections.values():
+            self._read_outstanding(connection)
+
+    def close(self) -> None:
+        for connection, _ in self.parked.values():
+            connection.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def unpark(self, place: int, is_answered: bool) -> None:
+        """Read the answer to a request that was parked, or give it up."""
+        connection, step = self.parked.pop(place)
+        if is_answered:
+            connection.sent.append((place, step))
+            self._read_outstanding(connection)
+        connection.close()
+
+    def _step(self, step: Step) -> Any:
+        match step.kind:
+            case "request":
+                return self._request(step)
+            case "pause":
+                time.sleep(step.body["ms"] / 1000)
+            case "close":
+                self._drop(step.connection)
+            case "restart" | "kill":
+                for name in list(self._connections):
+                    self._drop(name)
+                self._bed.restart(kill=step.kind == "kill")
+        return DONE
+
+    def _drop(self, name: str) -> None:
+        if connection := self._connections.pop(name, None):
+            connection.close()
+
+    def _connection(self, name: str, user: str = "") -> Connection:
+        if name not in self._connections:
+            self._connections[name] = self._connect(user)
+        return self._connections[name]
+
+    def _connect(self, user: str) -> Connection:
+        if user:
+            if not self._bed.sasl_servers:
+                raise OncelogError(f"{self._bed.bootstrap_servers} has no listener on which clients log in")
+            return Connection(self._bed.sasl_servers, f"{self._names.prefix}-{user}")
+        return Connection(self._bed.bootstrap_servers)
+
+    def _park(self, step: Step, message: Any) -> str:
+        connection = self._connect(step.user)
+        connection.send(step, message)
+        self.parked[len(self.answers) - 1] = connection, step
+        return PARKED
+
+    def _catch_up(self) -> None:
+        """Wait until the broker knows of all changes so far.
+
+        They are carried out in order, so it does when a later one is seen: that of a setting of a topic.
+        """
+        self._is_behind = False
+        if SENTINEL not in self._names.topic_ids:
+            return
+        key, value, connection = "retention.ms", str(next(_values)), self._connection("catching up")
+        resource = {"resource_type": 2, "resource_name": self._names.topic(SENTINEL)}
+        setting = {"name": key, "config_operation": 0, "value": value}
+        self._ask(
+            connection, "IncrementalAlterConfigs", 1, {"resources": [resource | {"configs": [setting]}]}
+        )
+        question = {"resources": [resource | {"configuration_keys": [key]}]}
+        deadline = time.monotonic() + PATIENCE_S
+        while self._ask(connection, "DescribeConfigs", 4, question).results[0].configs[0].value != value:
+            if time.monotonic() > deadline:
+                raise OncelogError(f"{self._bed.bootstrap_servers} never learns of a setting")
+
+    def _ask(self, connection: Connection, api: str, version: int, body: dict[str, Any]) -> Any:
+        step = Step(api, version)
+        connection.send(step, build(API_BY_NAME[api].request, body))
+        return connection.read(step)
+
+    def _request(self, step: Step) -> Any:
+        if step.api in CHANGING:
+            self._is_behind = True
+        elif self._is_behind:
+            self._catch_up()
+        message = build(API_BY_NAME[step.api].request, self._names.resolve(step.body))
+        if step.api not in AT_ONCE:
+            self._settle()
+        if step.api in ENDING and message.transactional_id:
+            self._unsettled.add(message.transactional_id)
+        try:
+            return self._park(step, message) if step.parks else self._exchange(step, message)
+        except AssertionError:  # of `log_in`
+            return LOGIN_REFUSED
+        except OSError:
+            self._drop(step.connection)
+            return CLOSED
+
+    def _exchange(self, step: Step, message: Any) -> Any:
+        connection = self._connection(step.connection, step.user)
+        if not step.is_awaited:
+            connection.send(step, message)
+            connection.sent.append((len(self.answers) - 1, step))
+            return NO_ANSWER
+        self._read_outstanding(connection)
+        deadline = time.monotonic() + PATIENCE_S
+        pause_s = 0.002
+        while True:
+            connection.send(step, message)
+            if getattr(message, "acks", None) == 0:
+                return self._barrier(step, connection)
+            answer = connection.read(step)
+            if isinstance(answer, str):
+                self._drop(step.connection)
+                return answer
+            errors = {ERROR_NAMES.get(code, str(code)) for code in error_codes(answer)}
+            if not errors & {*(PASSING if step.passing is None else step.passing)}:
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        self._bind(step, answer)
+        return self._symbols.plain(answer, step.version)
+
+    def _barrier(self, step: Step, connection: Connection) -> str:
+        """Wait until a request without a response was handled."""
+        question = Step("ListTransactions", 0)
+        connection.send(question, API_BY_NAME[question.api].request(producer_id_filters=[1]))
+        if isinstance(connection.read(question), str):
+            self._drop(step.connection)
+            return CLOSED
+        return NO_RESPONSE
+
+    def _read_outstanding(self, connection: Connection) -> None:
+        sent, connection.sent = connection.sent, []
+        for place, step in sent:
+            try:
+                answer = connection.read(step)
+            except OSError:
+                answer = CLOSED
+            if isinstance(answer, Part):
+                self._bind(step, answer)
+                answer = self._symbols.plain(answer, step.version)
+            self.answers[place] = answer
+
+    def _bind(self, step: Step, answer: Any) -> None:
+        if step.binds and set(error_codes(answer)) <= {0, MemberIdRequired.code}:
+            for variable, path in step.binds.items():
+                value = value_at(answer, path)
+                if value not in (None, -1, "", NO_ID):
+                    self._names.variables[variable] = as_body(value)
+                    self._symbols.bind(variable, value)
+
+    def _settle(self) -> None:
+        """Wait until no transaction of this run is still ending."""
+        if not self._unsettled:
+            return
+        question = Step("DescribeTransactions", 0)
+        request = API_BY_NAME[question.api].request(transactional_ids=sorted(self._unsettled))
+        connection = self._connection("settling")
+        deadline = time.monotonic() + PATIENCE_S
+        pause_s = 0.001
+        while True:
+            connection.send(question, request)
+            answer = connection.read(question)
+            states = {state.transaction_state for state in getattr(answer, "transaction_states", ())}
+            errors = {ERROR_NAMES.get(code) for code in error_codes(answer)}
+            if not states & {*SETTLING} and not errors & {*PASSING}:
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+        self._unsettled.clear()
+
+
+def error_codes(answer: Any) -> Iterator[int]:
+    """Every error code in an answer."""
+    for field in answer._struct.fields if isinstance(answer, Part) else ():
+        value = getattr(answer, field.name)
+        if field.name.endswith("error_code"):
+            yield value
+        elif field.struct is not None and value is not None:
+            for part in value if field.is_array else [value]:
+                yield from error_codes(part)
+
+
+def play_together(runs: SequenceOf[Run], sequence: Sequence) -> None:
+    """Play a sequence on all brokers, step by step, so that answers that come late are seen on all."""
+    try:
+        for step in (*sequence.steps, *sequence.observations):
+            for run in runs:
+                run.take(step)
+            _unpark(runs)
+        for run in runs:
+            run.finish()
+    finally:
+        for run in runs:
+            run.close()
+
+
+def _unpark(runs: SequenceOf[Run]) -> None:
+    """Read the answers to parked requests that came by now.
+
+    An answer that only one broker gives within `LATE_S` is a difference: that of the others stays `PARKED`.
+    """
+    for place in sorted(runs[0].parked):
+        connections = [run.parked[place][0] for run in runs]
+        is_new = place == len(runs[0].answers) - 1
+        if not any([connection.is_ready(PARK_S if is_new else 0) for connection in connections]):
+            continue
+        for run, connection in zip(runs, connections, strict=True):
+            run.unpark(place, connection.is_ready(LATE_S))
+
+
+class Outcome(NamedTuple):
+    """What one sequence brought."""
+
+    sequence: Sequence
+    ours: list[Any]
+    theirs: list[Any]
+    difference: Difference | None
+    explained: list[Explained]
+
+
+class Pair:
+    """Our broker and Apache Kafka. `rules` hold for every subject, beside the subject's own."""
+
+    def __init__(self, ours: Bed, theirs: Bed, rules: tuple[Rule, ...] = ()) -> None:
+        self._beds, self._rules = (ours, theirs), rules
+        self._token = f"{os.getpid():x}{time.time_ns() // 10**6 % 2**32:x}"
+
+        for bed in self._beds:
+            find_coordinators(bed)
+
+    def play_all(
+        self, sequences: Iterable[tuple[Sequence, tuple[Rule, ...]]], jobs: int = 4
+    ) -> Iterator[Outcome]:
+        """Outcomes in the sequences' order; `jobs` of them run at a time."""
+        with ThreadPoolExecutor(jobs) as pool:
+            for chunk in _chunks(sequences, CHUNK):
+                yield from self._play_chunk(chunk, pool)
+
+    def confirmed(self, outcome: Outcome, rules: tuple[Rule, ...]) -> Outcome | None:
+        """The outcome of the sequence played again alone; None where no difference comes in several runs.
+
+        Kafka verifies transactions of many connections in one request and then answers all by what the first
+        of them understands, so sequences that run side by side can disturb each other.
+        """
+        for _ in range(CONFIRMATIONS):
+            again = self.play(outcome.sequence, rules)
+            if again.difference is not None:
+                return again
+        return None
+
+    def play(self, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
+        """One sequence."""
+        with ThreadPoolExecutor(2) as pool:
+            (outcome,) = self._play_chunk([(sequence, rules)], pool)
+            return outcome
+
+    def _play_chunk(
+        self, chunk: list[tuple[Sequence, tuple[Rule, ...]]], pool: ThreadPoolExecutor
+    ) -> list[Outcome]:
+        prefixes = [f"d{self._token}-{next(_numbers)}" for _ in chunk]
+        topics = {
+            f"{prefix}-{text}": options
+            for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)
+            for text, options in sequence.topics.items()
+        }
+        ids = list(pool.map(lambda bed: create_topics(bed, topics), self._beds))
+        now_ms = int(time.time() * 1000)
+
+        def play(prefix: str, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
+            runs = []
+            for bed, known in zip(self._beds, ids, strict=True):
+                own = {text: known[f"{prefix}-{text}"] for text in sequence.topics}
+                runs.append(Run(bed, Names(prefix, own, now_ms)))
+            play_together(runs, sequence)
+            answers = [run.answers for run in runs]
+            return Outcome(sequence, *answers, *compare(sequence, (*rules, *self._rules), *answers))
+
+        outcomes = list(pool.map(play, prefixes, *zip(*chunk, strict=True)))
+        list(pool.map(lambda bed: delete_topics(bed, list(topics)), self._beds))
+        return outcomes
+
+
+def _chunks(sequences: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(sequences)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def find_coordinators(bed: Bed) -> None:
+    """Return when both kinds of coordinator serve: a broker makes their topics when it is first asked.
+
+    Takes a producer id, too: Kafka's first is 0, which elsewhere means that there is none.
+    """
+    deadline = time.monotonic() + 3 * PATIENCE_S
+    with RawClient(bed.bootstrap_servers) as client:
+        for key_type in (0, 1):
+            body = {"key_type": key_type, "coordinator_keys": ["any"]}
+            request = build(API_BY_NAME["FindCoordinator"].request, body)
+            while client.ask(request, 6).coordinators[0].error_code:
+                if time.monotonic() > deadline:
+                    raise OncelogError(f"{bed.bootstrap_servers} has no coordinators")
+                time.sleep(0.05)
+        init = build(API_BY_NAME["InitProducerId"].request, {"transactional_id": None})
+        while client.ask(init, 4).error_code:
+            if time.monotonic() > deadline:
+                raise OncelogError(f"{bed.bootstrap_servers} gives no producer ids")
+            time.sleep(0.05)
+
+
+def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
+    """Make topics that are served at once; return their ids. Options: partitions, settings by their keys."""
+    rows = []
+    for text, options in topics.items():
+        configs = [
+            {"name": key, "value": str(value)} for key, value in options.items() if key != "partitions"
+        ]
+        row = {"name": text, "num_partitions": options.get("partitions", 1), "replication_factor": 1}
+        rows.append(row | {"configs": configs})
+    if not rows:
+        return {}
+    with RawClient(bed.bootstrap_servers) as client:
+        request = build(API_BY_NAME["CreateTopics"].request, {"topics": rows, "timeout_ms": 30_000})
+        created = client.ask(request, 7).topics
+        if failed := [row for row in created if row.error_code]:
+            raise OncelogError(f"topics were not created: {failed}")
+        wait_until_served(client, {row.topic_id: topics[row.name].get("partitions", 1) for row in created})
+    return {row.name: row.topic_id for row in created}
+
+
+def delete_topics(bed: Bed, topics: list[str]) -> None:
+    """Delete what is still there."""
+    if not topics:
+        return
+    with RawClient(bed.bootstrap_servers) as client:
+        body = {"topics": [{"name": text} for text in topics], "timeout_ms": 30_000}
+        client.ask(build(API_BY_NAME["DeleteTopics"].request, body), 6)
+
+
+class Fixed:
+    """A broker that runs already, at this address; it cannot be restarted."""
+
+    def __init__(self, bootstrap_servers: str, sasl_servers: str = "") -> None:
+        self.bootstrap_servers, self.sasl_servers = bootstrap_servers, sasl_servers
+
+    def restart(self, *, kill: bool) -> None:
+        raise NotImplementedError("this broker was not started here")
+
+
+def names_of(answers: Iterable[Any]) -> dict[str, int]:
+    """How often each error name stands in the answers."""
+    counts: dict[str, int] = defaultdict(int)
+    stack = list(answers)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if key.endswith("error_code"):
+                    counts[str(inner)] += 1
+                else:
+                    stack.append(inner)
+        elif isinstance(value, list):
+            stack += value
+    return dict(counts)

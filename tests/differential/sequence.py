@@ -1,0 +1,133 @@
+"""What a subject draws: steps, and the references in them to values that a broker assigns.
+
+Bodies are plain JSON. A mapping with a `$` key stands for a value that is known when the step is played:
+
+    {"$": "A.epoch", "plus": 1, "else": 7}   a variable (see `Step.binds`), or `else` while it is unbound;
+                                             with "floor": 0 the sum is not less
+    {"$name": "x"}                           a name of this sequence's own: a group, a transactional id
+    {"$topic": "T"}, {"$topic_id": "T"}      a topic of `Sequence.topics`; unknown topics have a fixed id
+    {"$batch": {...}}, {"$batches": [...]}   record batches, with the options of helpers_scenario_values
+    {"$hex": "00ff"}                         bytes
+    {"$text": "x"}, {"$salted": "secret"}    bytes of a text, and of a password salted as of `SALT`
+    {"$principal": "u"}                      the principal of a user of this sequence's own
+    {"$subscription": ["T"]}                 what a consumer says that subscribes to topics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+Body = dict[str, Any]
+SENTINEL = "sentinel"
+"""A topic of sequences that change settings, rights or users: see `Run._catch_up`."""
+PASSWORD, SALT = "secret", b"sixteen bytes!!!"
+
+
+class Step(NamedTuple):
+    """One request, or with `kind` something else that happens.
+
+    `kind`: "request"; "restart" or "kill" (of the broker); "pause" (`body["ms"]`); "close" (`connection`).
+    `binds`: variable -> path in the answer ("producer_id", "topics.0.partitions.0.offset"); bound where the
+    answer has no error and the value is there. `is_awaited` False: the next awaited step of the connection
+    reads the answer, which is then not repeated. `passing`: error names on which the request is repeated.
+    `parks`: the broker may answer later, when others have sent theirs. Such a request has its own connection.
+    `user`: the connection is one of this user, whose password is `PASSWORD`.
+    """
+
+    api: str = ""
+    version: int = 0
+    body: Body = {}
+    connection: str = "main"
+    kind: str = "request"
+    binds: Mapping[str, str] = {}
+    is_awaited: bool = True
+    passing: tuple[str, ...] | None = None
+    client_id: str = "raw"
+    parks: bool = False
+    user: str = ""
+
+
+class Sequence(NamedTuple):
+    """Steps, and the observations made when they are done. `topics`: name -> partitions and settings."""
+
+    subject: str
+    seed: int
+    topics: Mapping[str, Mapping[str, Any]]
+    steps: tuple[Step, ...]
+    observations: tuple[Step, ...] = ()
+
+
+class Rule(NamedTuple):
+    """A difference that is meant, or that cannot be compared.
+
+    `explains(step, ours, theirs, path)` is true where it is this one. `key`: the entry of docs/differences.md
+    (its heading, or the first words of its bullet). `ends`: the brokers' states
+    differ from here on, so the rest of the sequence is not compared.
+    """
+
+    name: str
+    reason: str
+    explains: Callable[[Step, Any, Any, str], bool]
+    key: str | None = None
+    ends: bool = False
+
+
+def answers(api: str, *, ours: str, theirs: str) -> Callable[[Step, Any, Any, str], bool]:
+    """Return a test for two error codes with which the brokers answer one request."""
+    return lambda step, our_code, their_code, _: step.api == api and (our_code, their_code) == (ours, theirs)
+
+
+class Subject(NamedTuple):
+    """A generator of sequences. `weight`: its share of a mixed run; 0: only by name.
+
+    `secured`: needs brokers with an authorizer and a listener on which clients log in.
+    """
+
+    name: str
+    draw: Callable[[Random], Sequence]
+    rules: tuple[Rule, ...] = ()
+    weight: int = 1
+    restarts: bool = False
+    secured: bool = False
+
+
+def ref(variable: str, default: Any, plus: int = 0) -> Body:
+    """A reference to a variable."""
+    return {"$": variable, "plus": plus, "else": default}
+
+
+def name(text: str) -> Body:
+    """A name that no other sequence has."""
+    return {"$name": text}
+
+
+def topic(text: str) -> Body:
+    """The name of a topic."""
+    return {"$topic": text}
+
+
+def topic_id(text: str) -> Body:
+    """The id of a topic."""
+    return {"$topic_id": text}
+
+
+def batch(**options: Any) -> Body:
+    """One record batch."""
+    return {"$batch": options}
+
+
+def text(value: str) -> Body:
+    """Bytes of a text."""
+    return {"$text": value}
+
+
+def principal(user: str) -> Body:
+    """The principal of a user that no other sequence has."""
+    return {"$principal": user}
+
+
+def subscription(topics: list[str]) -> Body:
+    """The metadata of a consumer that subscribes to topics."""
+    return {"$subscription": topics}

@@ -1,0 +1,57 @@
+"""Dropping the steps that a difference does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from differential.runner import Outcome
+from differential.sequence import Sequence, Step
+
+MAX_TRIALS = 150
+
+
+def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
+    """The sequence with these of its steps."""
+    return sequence._replace(steps=tuple(sequence.steps[number] for number in numbers))
+
+
+def shrink(outcome: Outcome, play: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
+    """The shortest outcome found with a difference of the same signature, and the steps kept.
+
+    Chunks of halving size are dropped, as in delta debugging. A difference that does not come again when
+    the whole sequence is played a second time is returned as it is.
+    """
+    if outcome.difference is None:
+        return outcome, list(range(len(outcome.sequence.steps)))
+    signature = outcome.difference.signature
+    whole = outcome.sequence
+    numbers = list(range(min(len(whole.steps), outcome.difference.number + 1)))
+    best, trials = outcome, 0
+
+    def fails(kept: list[int]) -> Outcome | None:
+        nonlocal trials
+        trials += 1
+        result = play(keep(whole, kept))
+        return result if result.difference and result.difference.signature == signature else None
+
+    if (first := fails(numbers)) is None:
+        return outcome, list(range(len(whole.steps)))
+    best, size = first, max(1, len(numbers) // 2)
+    while trials < MAX_TRIALS:
+        dropped = False
+        start = 0
+        while start < len(numbers) and trials < MAX_TRIALS:
+            kept = numbers[:start] + numbers[start + size :]
+            if result := fails(kept):
+                best, numbers, dropped = result, kept, True
+            else:
+                start += size
+        if size == 1 and not dropped:
+            break
+        size = max(1, size // 2)
+    return best, numbers
+
+
+def steps_of(sequence: Sequence) -> list[Step]:
+    """Steps and observations in the order in which they are played."""
+    return [*sequence.steps, *sequence.observations]

@@ -1,0 +1,102 @@
+"""Random sequences of requests: our broker and Apache Kafka must answer the same (tests/differential)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from differential.beds import SETTINGS, apache_bed, oncelog_bed
+from differential.operations import all_subjects, draw
+from differential.runner import Fixed, Outcome, Pair
+from differential.sequence import Sequence, Subject
+from differential.shrink import shrink
+from differential.transcript import transcript
+
+import oncelog
+from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog.dev.served import ServedBroker
+
+DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
+SUBJECTS = all_subjects()
+SEQUENCES = 300
+"""Sequences of a whole test run, shared among the subjects by their weights."""
+WEIGHTS = sum(subject.weight for subject in SUBJECTS.values())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, apache_kafka: ApacheKafka) -> Iterator[Pair]:
+    with ServedBroker(tmp_path_factory.mktemp("differential") / "data", settings=SETTINGS) as broker:
+        yield Pair(Fixed(broker.bootstrap_servers), Fixed(apache_kafka.bootstrap_servers))
+
+
+@pytest.fixture(scope="module")
+def secured_pair(kafka_class_path: str) -> Iterator[Pair]:
+    """Brokers with an authorizer, and a listener on which clients log in."""
+    with oncelog_bed() as ours, apache_bed() as theirs:
+        yield Pair(ours, theirs)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name, subject in SUBJECTS.items() if subject.weight])
+def test_both_brokers_answer_random_sequences_the_same(request: pytest.FixtureRequest, name: str) -> None:
+    subject = SUBJECTS[name]
+    pair: Pair = request.getfixturevalue("secured_pair" if subject.secured else "pair")
+    drawn = [draw(subject, seed) for seed in range(SEQUENCES * subject.weight // WEIGHTS)]
+    outcomes = pair.play_all([(sequence, subject.rules) for sequence in drawn], jobs=2)
+    suspects = [outcome for outcome in outcomes if outcome.difference is not None]
+    failed = [again for outcome in suspects if (again := pair.confirmed(outcome, subject.rules))]
+    assert not failed, _report(pair, subject, failed)
+
+
+def _report(pair: Pair, subject: Subject, failed: list[Outcome]) -> str:
+    shortest = min(failed, key=lambda outcome: len(outcome.sequence.steps))
+    shrunk, kept = shrink(shortest, lambda sequence: pair.play(sequence, subject.rules))
+    seeds = [outcome.sequence.seed for outcome in failed]
+    return f"differences in the sequences {seeds}\n{transcript(shrunk, kept)}"
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_seed_draws_the_same_sequence_each_time(name: str) -> None:
+    subject = SUBJECTS[name]
+    for seed in range(50):
+        sequence = draw(subject, seed)
+        assert sequence == draw(subject, seed)
+        json.dumps([step.body for step in (*sequence.steps, *sequence.observations)])
+
+
+def test_every_rule_names_its_entry_among_the_differences() -> None:
+    text = DIFFERENCES.read_text()
+    rules = [rule for subject in SUBJECTS.values() for rule in subject.rules]
+    assert [rule.name for rule in rules if rule.key and rule.key not in text] == []
+
+
+def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it() -> None:
+    """One broker allows a transaction timeout that the other refuses."""
+    subject = SUBJECTS["transactions"]
+    with oncelog.Broker() as one, oncelog.Broker(config={"transaction.max.timeout.ms": 59_999}) as other:
+        pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
+
+        def play(sequence: Sequence) -> Outcome:
+            return pair.play(sequence, subject.rules)
+
+        outcome, kept = shrink(play(draw(subject, 0)), play)
+    assert outcome.difference is not None
+    assert (outcome.difference.ours, outcome.difference.theirs) == ("NONE", "INVALID_TRANSACTION_TIMEOUT")
+    assert len(kept) == 1 and len(outcome.sequence.steps) == 1
+    assert "error_code: ours NONE, Kafka INVALID_TRANSACTION_TIMEOUT" in transcript(outcome, kept)
+
+
+def test_the_same_broker_twice_shows_no_difference() -> None:
+    """Whatever a broker assigns (producer ids, topic ids, times) is not taken for a difference."""
+    with oncelog.Broker(config=SETTINGS) as one, oncelog.Broker(config=SETTINGS) as other:
+        pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
+        drawn = [
+            (draw(subject, seed), ())
+            for subject in SUBJECTS.values()
+            if subject.weight and not subject.secured
+            for seed in range(8)
+        ]
+        outcomes = list(pair.play_all(drawn, jobs=2))
+    assert [transcript(outcome) for outcome in outcomes if outcome.difference is not None] == []

@@ -1,0 +1,131 @@
+"""Play random sequences of requests on our broker and on Apache Kafka, and compare the answers.
+
+    python tools/differential.py --sequences 0..1000 [--subject transactions] [--jobs 4]
+    python tools/differential.py --subject transactions --seed 17 [--keep 0,3,5]
+
+Each difference that no rule explains is shrunk and printed as a transcript. Exit code 1 when there was one.
+`--ours` and `--kafka` name brokers that run already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from differential.beds import apache_bed, oncelog_bed  # noqa: E402
+from differential.operations import all_subjects, draw, subject_of  # noqa: E402
+from differential.runner import Bed, Fixed, Outcome, Pair, names_of  # noqa: E402
+from differential.sequence import Rule, Sequence, Subject  # noqa: E402
+from differential.shrink import keep, shrink  # noqa: E402
+from differential.transcript import transcript  # noqa: E402
+
+
+def main() -> int:
+    asked = _arguments()
+    subjects = all_subjects()
+    chosen = [subjects[text] for text in asked.subject or sorted(subjects)]
+    with ExitStack() as stack:
+        pair = Pair(*_beds(asked, stack))
+        if asked.seed is not None:
+            return _replay(pair, chosen[0], asked)
+        return _search(pair, chosen, asked)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sequences", metavar="A..B", default="0..200")
+    parser.add_argument("--seed", type=int, help="play this one and print all of it")
+    parser.add_argument("--subject", action="append", help="one or several; default: all that have a weight")
+    parser.add_argument("--keep", metavar="STEPS", help="play only these steps of --seed")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--max-differences", type=int, default=20)
+    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--ours", metavar="HOST:PORT")
+    parser.add_argument("--kafka", metavar="HOST:PORT")
+    return parser.parse_args()
+
+
+def _beds(asked: argparse.Namespace, stack: ExitStack) -> tuple[Bed, Bed]:
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-differential-")))
+    ours = Fixed(asked.ours) if asked.ours else stack.enter_context(oncelog_bed(directory))
+    theirs = Fixed(asked.kafka) if asked.kafka else stack.enter_context(apache_bed())
+    return ours, theirs
+
+
+def _replay(pair: Pair, subject: Subject, asked: argparse.Namespace) -> int:
+    sequence, kept = draw(subject, asked.seed), None
+    if asked.keep:
+        kept = [int(number) for number in asked.keep.split(",")]
+        sequence = keep(sequence, kept)
+    outcome = pair.play(sequence, subject.rules)
+    print(transcript(outcome, kept))
+    return int(outcome.difference is not None)
+
+
+def _drawn(chosen: list[Subject], numbers: range) -> Iterator[tuple[Sequence, tuple[Rule, ...]]]:
+    for seed in numbers:
+        subject = subject_of(chosen, seed)
+        yield draw(subject, seed), subject.rules
+
+
+def _search(pair: Pair, chosen: list[Subject], asked: argparse.Namespace) -> int:
+    first, last = (int(number) for number in asked.sequences.split(".."))
+    began, played, failed = time.monotonic(), Counter[str](), []
+    explained, errors, steps, suspects = Counter[str](), Counter[str](), 0, 0
+    rules = {subject.name: subject.rules for subject in chosen}
+    for outcome in pair.play_all(_drawn(chosen, range(first, last)), asked.jobs):
+        played[outcome.sequence.subject] += 1
+        steps += len(outcome.theirs)
+        explained.update({one.rule.name for one in outcome.explained})
+        errors.update(names_of(outcome.theirs))
+        if outcome.difference is not None:
+            suspects += 1
+            name, seed = outcome.sequence.subject, outcome.sequence.seed
+            again = pair.confirmed(outcome, rules[name])
+            print(
+                f"difference{'' if again else ' that did not come again'}: subject {name}, seed {seed}",
+                flush=True,
+            )
+            if again is None:
+                print(transcript(outcome).splitlines()[-1])
+                continue
+            failed.append(again)
+            if len(failed) >= asked.max_differences:
+                break
+    seconds = time.monotonic() - began
+    for outcome in _one_of_each(failed):
+        kept = None
+        if not asked.no_shrink:
+            outcome, kept = shrink(outcome, lambda one: pair.play(one, rules[one.subject]))
+        print(transcript(outcome, kept), end="\n\n", flush=True)
+    print(f"errors in Kafka's answers: {dict(errors.most_common())}")
+    print(f"explained by rules (sequences): {dict(explained.most_common())}")
+    print(
+        f"{sum(played.values())} sequences, {steps} requests in {seconds:.0f} s "
+        f"({dict(played)}): {len(failed)} with differences, "
+        f"{suspects - len(failed)} with differences that did not come again",
+        flush=True,
+    )
+    return int(bool(failed))
+
+
+def _one_of_each(failed: list[Outcome]) -> list[Outcome]:
+    """The shortest outcome of each signature."""
+    best: dict[object, Outcome] = {}
+    for outcome in sorted(failed, key=lambda outcome: len(outcome.sequence.steps)):
+        assert outcome.difference is not None
+        best.setdefault((outcome.sequence.subject, outcome.difference.signature), outcome)
+    return list(best.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
