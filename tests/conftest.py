@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+from oncelog import Admin, Producer
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
@@ -80,4 +81,14 @@ def kafka_class_path() -> str:
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
     with ApacheKafka(properties=QUICK_SCANS | PROMPT) as kafka:
+        _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
+
+
+def _create_internal_topics(servers: str) -> None:
+    """Ask both coordinators once: their topics take a busy machine longer than a test's client waits."""
+    patient = {"bootstrap.servers": servers, "request.timeout.ms": 120_000, "max.block.ms": 300_000}
+    with Producer({**patient, "transactional.id": "first-of-all"}) as producer:
+        producer.init_transactions()
+    with Admin({"bootstrap.servers": servers, "request.timeout.ms": 120_000}) as admin:
+        admin.group_offsets("first-of-all")

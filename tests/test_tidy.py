@@ -12,13 +12,14 @@ SOURCE = Path(__file__).parents[1] / "src" / "oncelog"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 # room -> rooms it may import (besides itself). A file directly under oncelog/ is its own room.
-BASE = {"types", "errors", "settings", "config"}
+BASE = {"types", "errors", "settings", "config", "limits"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "settings": {"errors"},
     "config": {"settings"},
-    "rules": {"types", "errors"},
+    "limits": set(),
+    "rules": {"types", "errors", "limits"},
     "wire": {"types", "errors"},
     "log": BASE | {"rules", "wire"},
     "broker": BASE | {"rules", "wire", "log"},
