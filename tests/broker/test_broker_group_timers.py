@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_group_node import GroupNode, create, heartbeat, join, sync
+from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
 
 from oncelog.rules.consumer_group import ConsumerGroup
 from oncelog.rules.group import ClassicGroup
@@ -91,3 +91,14 @@ def test_a_rebalance_without_time_for_which_nobody_came_ends_each_look_at_it(
     assert list(group.static_members) == ["a"]
     node.pass_time(20_000)
     assert group.state is GroupState.EMPTY
+
+
+def test_a_member_that_commits_stays_without_a_heartbeat(node: GroupNode) -> None:
+    joined = settled(node, "g", session_timeout_ms=10_000)
+    member = {"member_id": joined.member_id, "generation_id_or_member_epoch": joined.generation_id}
+    for offset in range(4):
+        (answer,) = node.ask(commit("g", offset, **member), 8)
+        assert answer.topics[0].partitions[0].error_code == 0
+        node.pass_time(9_000)
+    node.pass_time(2_000)
+    assert node.node.groups._groups["g"].state is GroupState.EMPTY

@@ -263,6 +263,12 @@ class GroupCoordinator:
         if error is not None:
             raise error(f"group {group_id!r} is at generation {group.generation_id}: {group.state.value}")
 
+    def note_commit(self, group_id: str, member_id: str, now_ms: int) -> None:
+        """Extend the session of a classic group's member whose commit was accepted."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.note_commit(member_id, now_ms)
+
     def has_members_of_another_type(self, group_id: str) -> bool:
         """Return True for a group whose members speak another protocol than consumers, as Connect's do."""
         group = self._groups.get(group_id)

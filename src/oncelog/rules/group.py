@@ -415,3 +415,13 @@ class ClassicGroup(Roster):
         if error is None and not is_transactional and self.state is GroupState.COMPLETING_REBALANCE:
             return RebalanceInProgress
         return error
+
+    def note_commit(self, member_id: str, now_ms: int) -> None:
+        """Extend the session of a member whose offset commit, outside of transactions, was accepted.
+
+        Clients without a heartbeat thread stay in their group by their commits.
+        Source: Kafka's OffsetMetadataManager.commitOffset.
+        """
+        member = self.members.get(member_id)
+        if member is not None and self.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            member.touch(now_ms)

@@ -68,6 +68,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             message.group_instance_id,
             version=request.header.api_version,
         )
+        node.groups.note_commit(message.group_id, message.member_id, now_ms)
         written = [node.groups.offsets.commit(message.group_id, offsets, now_ms)] if offsets else []
     except MessageTooLarge as error:
         return refusal(InvalidCommitOffsetSize(str(error)))
