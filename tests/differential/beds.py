@@ -17,11 +17,12 @@ PROMPT = {
     "group.consumer.assignor.offload.enable": "false",
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
-    # Thousands of topics are made and deleted: their indexes are small, and their files go at once.
-    "log.index.size.max.bytes": 65_536,
-    "log.segment.delete.delay.ms": 1_000,
 }
+SMALL = {"log.index.size.max.bytes": 65_536, "log.segment.delete.delay.ms": 1_000}
+"""Thousands of topics are made and deleted: their indexes are small, and their files go at once.
 
+Both brokers need these, for topics show them as their defaults.
+"""
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 SECURITY = {
@@ -101,7 +102,7 @@ def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
     """Our broker with both listeners, its data below `directory`."""
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-differential-") as own,
-        SecuredBroker((directory or Path(own)) / "data", settings=SETTINGS | SECURITY) as broker,
+        SecuredBroker((directory or Path(own)) / "data", settings=SETTINGS | SMALL | SECURITY) as broker,
     ):
         yield OncelogBed(broker)
 
@@ -110,6 +111,6 @@ def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
 def apache_bed() -> Iterator[ApacheBed]:
     """Apache Kafka with both listeners. Raises PartMissing where its jars or Java are missing."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    properties = SETTINGS | PROMPT | SECURITY | {SASL_MODULE: module}
+    properties = SETTINGS | SMALL | PROMPT | SECURITY | {SASL_MODULE: module}
     with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:
         yield ApacheBed(kafka)

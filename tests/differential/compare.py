@@ -101,7 +101,8 @@ class Symbols:
         """The value as JSON, with symbols for what is assigned, lists in an order of their own."""
         if isinstance(value, Part):
             text, topic_id = getattr(value, "name", None), getattr(value, "topic_id", NO_ID)
-            if text and topic_id != NO_ID:
+            # A refused row may name a topic beside an id that is not its own.
+            if text and topic_id != NO_ID and not getattr(value, "error_code", 0):
                 self._topics.setdefault(topic_id, f"id of {text.replace(self.prefix, '~')}")
             fields = [f.name for f in value._struct.fields if f.is_in(version) and f.name not in NOT_COMPARED]
             plain = {name: self.plain(getattr(value, name), version, name) for name in fields}

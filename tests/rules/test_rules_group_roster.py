@@ -74,7 +74,7 @@ def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
     """
     group = ClassicGroup("g", 0)
     join(group, "first")
-    group.leave("first", None, 0)
+    group.leave([("first", None)], 0)
     assert group.state is GroupState.EMPTY and group.is_unsaved
     stored_empty = group.mark
     join(group, "second")

@@ -13,7 +13,7 @@ Source: Kafka's ClassicGroup, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from oncelog.errors import (
     BrokerError,
@@ -325,22 +325,30 @@ class ClassicGroup(Roster):
         self.members[member_id].touch(now_ms)
         return RebalanceInProgress.code if self.state is GroupState.PREPARING_REBALANCE else 0
 
-    def leave(self, member_id: str, group_instance_id: str | None, now_ms: int) -> int:
-        """The error code for a member that goes; a static one may be named by its instance alone."""
+    def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
+        """Remove members, given by member id and instance; return an error code for each.
+
+        The others join again once, after all of these have left: the first to go must not complete a
+        rebalance that still counts the next one. Source: kafka GroupMetadataManager,
+        classicGroupLeaveToClassicGroup.
+        """
+        codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
+        # They join again also after a client that had only been given a member id.
+        if 0 in codes and self.state is not GroupState.EMPTY:
+            self._rebalance(now_ms)
+        return codes
+
+    def _leave(self, member_id: str, group_instance_id: str | None) -> int:
+        """Forget one member. A static one may be named by its instance alone."""
         if group_instance_id is not None and not member_id:
             member_id = self.static_members.get(group_instance_id, "")
         if member_id in self._pending:
             self._pending.remove(member_id)
-            # As in Kafka, the others join again after anybody left, also one who had only an id.
-            if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-                self._rebalance(now_ms)
-            else:
-                self._complete_if_all_joined(now_ms)
             return 0
         error = self._refusal_of(member_id, group_instance_id)
         if error is not None:
             return error.code
-        self._remove(self.members[member_id], now_ms)
+        self.forget(self.members[member_id])
         return 0
 
     def tick(self, now_ms: int) -> None:

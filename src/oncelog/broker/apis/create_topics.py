@@ -136,7 +136,10 @@ def _result(node: Node, request: Request, plan: NewTopic) -> _Result:
         replication_factor=1,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(
-                name=entry.name, value=entry.value, config_source=entry.source
+                # The topic's own settings as they were given, as in Kafka: DescribeConfigs tells them parsed.
+                name=entry.name,
+                value=plan.overrides.get(entry.name, entry.value),
+                config_source=entry.source,
             )
             for entry in topic_entries(node.settings, plan.overrides)
         ],
@@ -150,7 +153,10 @@ def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
     if node.topics.get(asked.name) is not None or node.topics.is_being_made(asked.name):
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     names.check(asked.name)
-    overrides = check_overrides(node.settings, {config.name: config.value for config in asked.configs})
+    # Of a setting that is named twice the last value holds, but each must be one.
+    nulls = [(config.name, None) for config in asked.configs if config.value is None]
+    given = {config.name: config.value for config in asked.configs}
+    overrides = check_overrides(node.settings, given | dict(nulls))
     check_internal_settings(asked.name, overrides)
     overrides = with_internal_settings(asked.name, overrides, node.settings)
     count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)

@@ -58,9 +58,11 @@ def _changed(node: Node, asked: _Asked, present: Mapping[str, str]) -> Mapping[s
     check_each_once(asked.configs)
     result: dict[str, str | None] = dict(present)
     effective, is_list = _effective(node, asked), _LISTS.get(asked.resource_type, frozenset())
+    # Like Kafka, report any null before an operation that is wrong.
     for config in asked.configs:
         if config.config_operation != DELETE:
             check_has_value(config)
+    for config in asked.configs:
         if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
             raise InvalidConfig(f"{config.name} is not a list; set it instead")
         _apply(result, config, to_text(effective.get(config.name)) or "")

@@ -43,7 +43,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         return response([error.code] * len(identities))
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
-    codes = [group.leave(each.member_id, each.group_instance_id, now_ms) for each in identities]
+    codes = group.leave([(each.member_id, each.group_instance_id) for each in identities], now_ms)
     node.groups.settle(group, now_ms)
     return response(codes)
 
