@@ -159,6 +159,8 @@ def commit(group: str, offset: int, topic: str = "t", **fields: Any) -> OffsetCo
     return OffsetCommitRequest(group_id=group, topics=[asked], **fields)
 
 
-def create(name: str) -> CreateTopicsRequest:
-    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=2, replication_factor=1)
+def create(name: str, partition_count: int = 2) -> CreateTopicsRequest:
+    topic = CreateTopicsRequest.CreatableTopic(
+        name=name, num_partitions=partition_count, replication_factor=1
+    )
     return CreateTopicsRequest(topics=[topic])

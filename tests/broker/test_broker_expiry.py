@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from helpers_group_node import GroupNode, commit, create
 
+from oncelog.errors import TopicAlreadyExists
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
+    DeleteTopicsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
 )
@@ -24,7 +26,7 @@ class SteppedNode(GroupNode):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.limits = replace(DEFAULT_LIMITS, expire_step_entries=STEP)
+        self.limits = replace(DEFAULT_LIMITS, expire_step_entries=STEP, max_tombstones_per_batch=STEP)
         self.restart()
         self.ask(create("t"), 5)
         self.node.log_manager.chores.on_added = lambda: None
@@ -152,3 +154,35 @@ def test_a_broker_that_is_closed_does_not_finish_the_round_first(node: SteppedNo
     assert left == (COUNT - STEP, COUNT - STEP)
     node.restart()
     assert (len(list(node.node.transactions.all())), len(list(node.node.groups.group_ids()))) == left
+
+
+@pytest.mark.parametrize(("groups", "partitions"), [(COUNT, 1), (1, COUNT)])
+def test_a_deleted_topics_offsets_go_a_few_in_a_step_and_its_name_is_free_after_that(
+    node: SteppedNode, groups: int, partitions: int
+) -> None:
+    def held() -> int:
+        offsets = node.node.groups.offsets
+        return sum(len(offsets.of(group)) for group in offsets.groups())
+
+    def make() -> int:
+        made = node.ask(create("many", COUNT), 5)
+        while not made:
+            node.step()
+        return int(made[0].topics[0].error_code)
+
+    assert make() == 0
+    for group in range(groups):
+        for partition in range(partitions):
+            asked = commit(f"g{group}", 5, "many", generation_id_or_member_epoch=-1)
+            asked.topics[0].partitions[0].partition_index = partition
+            node.ask(asked, 7)
+    deleted = node.ask(DeleteTopicsRequest(topic_names=["many"]), 5)
+    assert not deleted
+    assert 0 < COUNT - held() <= STEP
+    # Readers of a topic made now would begin at these offsets.
+    assert make() == TopicAlreadyExists.code
+    took = rounds_of(node, held)
+    assert max(took) <= STEP
+    assert held() == 0
+    assert deleted[0].responses[0].error_code == 0
+    assert make() == 0

@@ -5,7 +5,7 @@ Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
@@ -296,22 +296,30 @@ class GroupCoordinator:
         """A transaction ended in a partition of the offsets topic."""
         self.offsets.on_marker(index, producer_id, is_commit)
 
-    def delete_offsets_of(self, deleted: Iterable[str], now_ms: int) -> None:
-        """Delete what was committed for deleted topics.
+    def delete_offsets_of(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
+        """Delete what was committed for deleted topics, in bounded steps.
 
-        What cannot be written now, the next start deletes.
+        Until the last step no topic of their names can be made: its readers would begin at these offsets.
+        What cannot be written now, or is left when the broker stops, the next start deletes.
         """
         topics = self._node.topics
         deletions = {name: each for name in deleted if (each := topics.offsets_to_delete.get(name))}
         before = {name: each.before for name, each in deletions.items() if each.before is not None}
         if not before:
             return
-        self._offsets_left |= self.offsets.delete_topics(before, now_ms)
-        done = {name: deletions[name] for name in before if name not in self._offsets_left}
+        with topics.names_held(before):
+            steps = self.offsets.delete_topics(before, now_ms)
+            try:
+                while not self._node.log_manager.is_closing:
+                    yield next(steps)
+                return
+            except StopIteration as done:
+                self._offsets_left |= done.value
+        done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
         # Also where a replay has found the tombstones: they may be in the system's cache only.
-        indexes = {index for name in done for index in before[name]}
+        indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.newest(index) for index in sorted(indexes)]
-        on_disk(self._node, written, lambda: topics.forget_deletions(done))
+        on_disk(self._node, written, lambda: topics.forget_deletions(done_names))
 
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
@@ -320,7 +328,8 @@ class GroupCoordinator:
             # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
             ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
             self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
-        self.delete_offsets_of(list(self._node.topics.offsets_to_delete), now_ms)
+        for _ in self.delete_offsets_of(list(self._node.topics.offsets_to_delete), now_ms):
+            pass
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""

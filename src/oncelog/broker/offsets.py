@@ -7,7 +7,7 @@ Source: rows T6, T7; Kafka's OffsetMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written
@@ -38,6 +38,8 @@ class Offsets:
         """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
         self._transactions: dict[str, set[tuple[int, int]]] = {}
         """Group -> keys of `_pending` under which it has offsets."""
+        self._indexes: dict[str, set[int]] = {}
+        """Topic -> partitions of `__consumer_offsets` that hold offsets of it, or once did."""
 
     # Committing
 
@@ -46,6 +48,7 @@ class Offsets:
         index = self._topic.partition_of(group)
         written = self._topic.append(index, self._records(group, offsets), now_ms)
         self._committed.setdefault(group, {}).update(_numbered(offsets, written))
+        self._note_topics(index, offsets)
         return written
 
     def commit_pending(
@@ -88,6 +91,11 @@ class Offsets:
         key = index, producer_id
         self._pending.setdefault(key, {}).setdefault(group, {}).update(offsets)
         self._transactions.setdefault(group, set()).add(key)
+        self._note_topics(index, offsets)
+
+    def _note_topics(self, index: int, offsets: Iterable[TopicPartition]) -> None:
+        for topic in {tp.topic for tp in offsets}:
+            self._indexes.setdefault(topic, set()).add(index)
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool) -> None:
         """A transaction ended in a partition of the topic."""
@@ -185,49 +193,74 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
-        """Return where the log ends, for each partition of it that holds offsets of these topics.
+        """Return where the log ends, for each partition of it that may hold offsets of these topics.
 
         A damaged partition may hold some, which nobody knows until it is repaired.
         """
-        indexes = {topic: set(self._topic.damaged) for topic in topics}
-        for group, at in self._of_topics(topics):
-            indexes[at.topic].add(self._topic.partition_of(group))
         return {
-            topic: {index: self._topic.newest(index).last_offset + 1 for index in sorted(held)}
-            for topic, held in indexes.items()
+            topic: {
+                index: self._topic.newest(index).last_offset + 1
+                for index in sorted(self._indexes.get(topic, set()).union(self._topic.damaged))
+            }
+            for topic in topics
         }
 
-    def _of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
-        """Return everybody's offsets of these topics, by a look at every offset there is."""
-        found = {(group, at) for group, held in self._committed.items() for at in held if at.topic in topics}
-        for groups in self._pending.values():
-            found.update((group, at) for group, held in groups.items() for at in held if at.topic in topics)
-        return sorted(found)
+    def _of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, TopicPartition] | None]:
+        """Yield everybody's offsets of these topics, by a look at every offset there is.
 
-    def delete_topics(self, before: Mapping[str, Mapping[int, int]], now_ms: int) -> set[str]:
-        """Forget what was committed for topics that are gone: at once in memory, and by tombstones.
+        None ends a step: as many groups, or a hundred times as many offsets, were looked at as a step may.
+        """
+        groups = [*self._committed, *(group for group in self._transactions if group not in self._committed)]
+        looked = 0
+        for group in groups:
+            places = self.places_of(group)
+            for tp in sorted(tp for tp in places if tp.topic in topics):
+                yield group, tp
+            looked += 1 + len(places) // 100
+            if looked >= self._node.limits.expire_step_entries:
+                looked = 0
+                yield None
+
+    def delete_topics(
+        self, before: Mapping[str, Mapping[int, int]], now_ms: int
+    ) -> Generator[None, None, set[str]]:
+        """Forget what was committed for topics that are gone, in bounded steps: in memory, and by tombstones.
 
         `before`: by topic, only what stands below these offsets of the log, for the name may be another
         topic's by now. Returns the topics of which something stays in the log: the disk is full, a partition
         is damaged, or an open transaction has new offsets for the same key, which a tombstone would end too.
         """
         most = self._node.limits.max_tombstones_per_batch
-        doomed: dict[int, list[bytes]] = {}
+        doomed: list[tuple[int, bytes]] = []
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
-        for group, at in self._of_topics(before):
-            index = self._topic.partition_of(group)
-            if self._drop(group, at, before[at.topic].get(index, 0)):
-                doomed.setdefault(index, []).append(_key(group, at))
-            elif at not in self.of(group):
-                left.add(at.topic)
-        try:
-            for index, keys in doomed.items():
-                for first in range(0, len(keys), most):
-                    records = [(key, None) for key in keys[first : first + most]]
-                    self._topic.append(index, records, now_ms)
-        except BrokerError:
-            return set(before)
+        for found in self._of_topics(before):
+            if found is not None:
+                group, tp = found
+                index = self._topic.partition_of(group)
+                if self._drop(group, tp, before[tp.topic].get(index, 0)):
+                    doomed.append((index, _key(group, tp)))
+                elif tp not in self.of(group):
+                    left.add(tp.topic)
+            if found is None or len(doomed) >= most:
+                left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
+                doomed = []
+                yield None
+        left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
+        for topic in before.keys() - left:
+            self._indexes.pop(topic, None)
         return left
+
+    def _append_tombstones(self, doomed: Iterable[tuple[int, bytes]], now_ms: int) -> bool:
+        """Append tombstones, by partition of the topic; return False if the log does not take them all."""
+        by_index: dict[int, list[tuple[bytes, None]]] = {}
+        for index, key in doomed:
+            by_index.setdefault(index, []).append((key, None))
+        try:
+            for index, records in by_index.items():
+                self._topic.append(index, records, now_ms)
+        except BrokerError:
+            return False
+        return True
 
     def forget_expired(
         self, group: str, subscribed: Collection[str], empty_since_ms: int | None, now_ms: int
@@ -279,6 +312,7 @@ class Offsets:
             self._add_pending(index, producer_id, named.group, {at: _committed(value, offset)})
         else:
             self._committed.setdefault(named.group, {})[at] = _committed(value, offset)
+            self._note_topics(index, (at,))
 
 
 def _key(group: str, at: TopicPartition) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -113,6 +113,8 @@ class Topics:
         """Encoded answers that describe topics; forgotten when any topic changes."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
         """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
+        self._held_names: set[str] = set()
+        """Names of deleted topics whose committed offsets are still in memory."""
         self._half_deleted: dict[str, Topic] = {}
         """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
@@ -167,12 +169,21 @@ class Topics:
         return made
 
     def names(self) -> list[str]:
-        """Return the names that are taken, also those of topics that are being made."""
-        return [*self._by_name, *self._being_made]
+        """Return the names that are taken, also those of topics that are being made or deleted."""
+        return [*self._by_name, *self._being_made, *self._held_names]
 
-    def is_being_made(self, name: str) -> bool:
-        """True while a topic's partitions are made; `get` does not find it yet."""
-        return name in self._being_made
+    def is_changing(self, name: str) -> bool:
+        """True for a name that is taken while `get` does not find it: its topic is being made or deleted."""
+        return name in self._being_made or name in self._held_names
+
+    @contextmanager
+    def names_held(self, names: Collection[str]) -> Iterator[None]:
+        """Let no topic of these names be made meanwhile."""
+        self._held_names.update(names)
+        try:
+            yield
+        finally:
+            self._held_names.difference_update(names)
 
     def create_all(self, asked: Iterable[NewTopic], now_ms: int) -> list[Topic | BrokerError | StorageError]:
         """Create topics, durably in one step however many they are; returns each, or why it is not there.
@@ -204,7 +215,7 @@ class Topics:
                     raise KafkaStorageError(
                         f"files of a deleted topic {new.name!r} remain; the next start removes them"
                     )
-                if new.name in self._by_name or new.name in self._being_made:
+                if new.name in self._by_name or self.is_changing(new.name):
                     raise TopicAlreadyExists(f"topic {new.name!r} is already there")
                 names.check(new.name)
                 topic = self._new_topic(new.name, self._new_uuid(), new.overrides)

@@ -150,7 +150,7 @@ def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
     if asked.name == METADATA_LOG:
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(asked.name)
-    if node.topics.get(asked.name) is not None or node.topics.is_being_made(asked.name):
+    if node.topics.get(asked.name) is not None or node.topics.is_changing(asked.name):
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     names.check(asked.name)
     # Of a setting that is named twice the last value holds, but each must be one.

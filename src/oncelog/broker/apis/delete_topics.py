@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.broker.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -29,7 +30,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, DeleteTopicsRequest, DeleteTopicsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 20
 FIRST_STRICT_VERSION = 5
@@ -39,7 +40,12 @@ _Result = DeleteTopicsResponse.DeletableTopicResult
 _Asked = DeleteTopicsRequest.DeleteTopicState
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DeleteTopicsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _answer(node: Node, request: Request, now_ms: int) -> Work[DeleteTopicsResponse]:
     message: DeleteTopicsRequest = request.message
     asked = (
         message.topics if request.header.api_version >= 6 else [_Asked(name=n) for n in message.topic_names]
@@ -53,12 +59,12 @@ def handle(node: Node, request: Request, now_ms: int) -> DeleteTopicsResponse:
         _plan(node, request, one, key in twice, both_ways, doomed, now_ms) for key, one in once.items()
     ]
     if doomed:
-        _delete(node, doomed, now_ms)
+        yield from _delete(node, doomed, now_ms)
     return DeleteTopicsResponse(responses=results)
 
 
-def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) -> None:
-    """Delete topics, all in one step; their results tell if that fails."""
+def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) -> Work[None]:
+    """Delete topics in one step, their committed offsets in others; their results tell if that fails."""
     topics = [topic for topic, _ in doomed]
     try:
         node.topics.delete(topics)
@@ -70,7 +76,7 @@ def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) ->
     for topic in topics:
         for index in range(len(topic.partitions)):
             node.fetch_waits.changed(TopicPartition(topic.name, index))
-    node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
+    yield from node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 
 def _key(asked: _Asked) -> tuple[str | None, bytes]:

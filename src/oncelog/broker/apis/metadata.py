@@ -132,7 +132,7 @@ def _create_missing(
         name = topic.name
         if name is None or bytes(topic.topic_id) != NO_ID or node.topics.get(name) is not None:
             continue
-        if node.topics.is_being_made(name):
+        if node.topics.is_changing(name):
             continue  # unknown for the moment: the client asks again
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break

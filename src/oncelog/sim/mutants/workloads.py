@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -68,6 +68,10 @@ def _replay_keeps_pending(
         return
     named = OffsetCommitKey.from_bytes(key)
     _drop_committed(self, named.group, TopicPartition(named.topic, named.partition))
+
+
+def _no_steps(*_: Any) -> Iterator[None]:
+    return iter(())
 
 
 def _bury_in_memory(self: Any, group: Any, now_ms: int) -> Any:
@@ -167,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "a deleted topic leaves its offsets",
-        ((groups.GroupCoordinator, "delete_offsets_of", nothing),),
+        ((groups.GroupCoordinator, "delete_offsets_of", _no_steps),),
         "deletions",
     ),
     Mutant(
