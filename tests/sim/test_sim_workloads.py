@@ -21,7 +21,7 @@ from oncelog.wire.frames import decode_request
 from oncelog.wire.records import NewRecord
 
 
-@pytest.mark.parametrize("workload", ["hostile", "pipelined", "lanes", "atomic", "loaded"])
+@pytest.mark.parametrize("workload", ["hostile", "pipelined", "lanes", "atomic", "loaded", "takeover"])
 def test_nothing_is_violated(workload: str) -> None:
     for seed in range(12):
         assert play(scenario_for(seed, workload=workload)).violations == []

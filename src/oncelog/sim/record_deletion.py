@@ -116,11 +116,14 @@ class RecordDeletion(Workload):
             for item in poll.items if poll.process == self.last.name else ():
                 if (item.offset or 0) < starts[TopicPartition(item.topic, item.partition)]:
                     self.world.violate("a deleted record is read", f"{item}")
-        check_history(self.world, _above(self.operations(), starts), self.last.name)
+        check_history(self.world, above(self.operations(), starts), self.last.name)
 
 
-def _above(operations: list[Operation], starts: dict[TopicPartition, int]) -> list[Operation]:
-    """Without the records below, and those of unknown offset that their session sent before them."""
+def above(operations: list[Operation], starts: dict[TopicPartition, int]) -> list[Operation]:
+    """Return the operations without the records below the starts.
+
+    Records of unknown offset that their session sent before those are left out, too.
+    """
     is_below: set[tuple[object, ...]] = set()
     kept: list[Operation] = []
 

@@ -30,6 +30,7 @@ from oncelog.sim.offset_deletion import OffsetDeletion
 from oncelog.sim.pipelining import Pipelining
 from oncelog.sim.record_deletion import KEPT_SECONDS, RecordDeletion
 from oncelog.sim.rot import check_known, draw_rot, draw_state, internal_batches, known, may_refuse
+from oncelog.sim.takeover import Takeover
 from oncelog.sim.topic_changes import TopicChanges
 from oncelog.sim.topic_recreation import TopicRecreation
 from oncelog.sim.txn_clients import ConsumeTransformProduce, Writer
@@ -52,6 +53,7 @@ APART: dict[str, tuple[type[Workload], float]] = {
     Pipelining.topic: (Pipelining, 0.02),
     AtomicWrites.topic: (AtomicWrites, 0.01),
     Loading.topic: (Loading, 0.01),
+    Takeover.topic: (Takeover, 0.02),
 }
 """Workloads that are drawn one by one, with dice of their own, and the share of seeds that play them."""
 FLIP_IN_BATCH_CHANCE = 0.08
@@ -293,6 +295,9 @@ class Simulation:
         self.cast = list(self.applications.values())
         for workload in self.workloads:
             self.monitor.unguarded_groups.update(workload.unguarded_groups)
+            workload.prepare(self.broker)
+            if workload.keeps_one_batch:
+                self.monitor.one_batch_topics.add(workload.topic)
             if workload.compacts:
                 self.monitor.compacted_topics.add(workload.topic)
             for application in (*workload.applications, *workload.readers):

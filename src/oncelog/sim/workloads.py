@@ -15,7 +15,7 @@ from oncelog.errors import TopicAlreadyExists
 from oncelog.rules.audit import FindingKind
 from oncelog.rules.history import Operation
 from oncelog.sim.clients import Application, LastReader, Reader
-from oncelog.sim.world import World
+from oncelog.sim.world import BrokerHost, World
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Workload(ABC):
     """Its topic, and others that no workload names, hold what nobody checks."""
     compacts: ClassVar[bool] = False
     """True when its topic may be compacted at times."""
+    keeps_one_batch: ClassVar[bool] = False
+    """True when its partitions come with Apache Kafka's snapshots: they have one batch of a producer."""
     is_repeatable: ClassVar[bool] = True
     """Whether what its clients sent may come again."""
 
@@ -59,6 +61,9 @@ class Workload(ABC):
     def broker_settings(cls, chance: Random) -> dict[str, object]:
         """Return settings that its seeds have in place of others."""
         return {}
+
+    def prepare(self, broker: BrokerHost) -> None:  # noqa: B027
+        """Change the broker's host before its first start."""
 
     def stored(self, event: AppendEvent) -> None:  # noqa: B027
         """Take note of what the broker did with a batch."""

@@ -33,6 +33,8 @@ from oncelog.sim.network import Network, SimTransport
 
 BROKER_HOST, BROKER_PORT = "broker", 9092
 SERVERS = f"{BROKER_HOST}:{BROKER_PORT}"
+START_AGAIN_SECONDS = 2.0
+"""So long after a start that may crash the next one comes."""
 
 
 class Event(NamedTuple):
@@ -174,6 +176,8 @@ class BrokerHost(Host):
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
         """True for an error with which a start may be refused."""
         self.is_refused = False
+        self.start_crashes: list[tuple[int, bool]] = []
+        """Steps of the disk after which the next starts end, with True by a power loss."""
         self.on_stored: Callable[[AppendEvent], object] = lambda event: None
         """Called at every Produce verdict."""
         self._lost_power = False
@@ -191,7 +195,16 @@ class BrokerHost(Host):
         if self.world.loop.jobs.settings.share:
             self.disk.on_turn = self.world.loop.jobs.on_disk
         self.world.network.powered(self.name)
+        if self.start_crashes:
+            steps, lose_power = self.start_crashes.pop(0)
+            self.crash_after(steps, lose_power=lose_power)
+            self.world.later(START_AGAIN_SECONDS, self._outlive_crash)
         self.run(self._main)
+
+    def _outlive_crash(self) -> None:
+        """Start again after a start that ended; one that has come to its end continues."""
+        self.survive()
+        self.start_again()
 
     async def _main(self) -> None:
         try:

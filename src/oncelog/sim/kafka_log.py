@@ -1,0 +1,332 @@
+"""A partition as Apache Kafka leaves it on disk, written without any of the product's log code.
+
+A second implementation of the format is the point: what both misread in the same way would never be found.
+Source: Kafka's DefaultRecordBatch, LogSegment, ProducerStateManager, TransactionIndex, Cleaner.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from crc32c import crc32c
+
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+ABORT, COMMIT = 0, 1
+NO_SEQUENCE = -1
+PREALLOCATED_ENTRIES = 5
+"""Zeros behind the entries of an active segment's indexes, which Kafka cuts off when it closes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaBatch:
+    """A batch of records. `producer_id` -1: none. Compaction removes records and keeps both offsets."""
+
+    base_offset: int
+    last_offset: int
+    records: tuple[KafkaRecord, ...]
+    time_ms: int
+    leader_epoch: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    sequence: int = NO_SEQUENCE
+    attributes: int = 0
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_commit(self) -> bool:
+        """True for a commit marker."""
+        return self.is_control and self.records[0].key == struct.pack(">hh", 0, COMMIT)
+
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence of a batch with a sequence."""
+        return (self.sequence + self.last_offset - self.base_offset) & 0x7FFFFFFF
+
+    def encode(self) -> bytes:
+        """Return the bytes of format version 2."""
+        body = b"".join(self._record(record) for record in self.records)
+        covered = (
+            struct.pack(
+                ">hiqqqhii",
+                self.attributes,
+                self.last_offset - self.base_offset,
+                self.time_ms,
+                self.time_ms,
+                self.producer_id,
+                self.producer_epoch,
+                self.sequence,
+                len(self.records),
+            )
+            + body
+        )
+        head = struct.pack(">qiib", self.base_offset, len(covered) + 9, self.leader_epoch, 2)
+        return head + struct.pack(">I", crc32c(covered)) + covered
+
+    def _record(self, record: KafkaRecord) -> bytes:
+        content = b"\0" + _varint(0) + _varint(record.offset - self.base_offset)
+        for part in (record.key, record.value):
+            content += _varint(-1) if part is None else _varint(len(part)) + part
+        content += _varint(0)
+        return _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Return a zigzag varint."""
+    rest, encoded = (value << 1) ^ (value >> 63), bytearray()
+    while rest > 127:
+        encoded.append(rest & 127 | 128)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+@dataclass(slots=True)
+class KafkaProducer:
+    """What a partition keeps of a producer: Kafka stores its newest batch only."""
+
+    epoch: int
+    last_sequence: int = NO_SEQUENCE
+    last_offset: int = -1
+    offset_delta: int = 0
+    time_ms: int = 0
+    coordinator_epoch: int = -1
+    first_offset: int = -1
+    """Of the open transaction; -1 without one."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    base_offset: int
+    batches: list[KafkaBatch] = field(default_factory=list)
+    aborted: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Producer id, first and last offset, last stable offset of each aborted transaction."""
+    size_bytes: int = 0
+
+    def files(self, interval_bytes: int, *, is_preallocated: bool) -> Iterator[tuple[str, bytes]]:
+        """Return the log and its indexes."""
+        log, index, times = bytearray(), bytearray(), bytearray()
+        since_bytes, newest, stored = 0, (-1, self.base_offset), -1
+        for batch in self.batches:
+            data = batch.encode()
+            if batch.time_ms > newest[0]:
+                newest = batch.time_ms, batch.last_offset
+            if since_bytes > interval_bytes:
+                index += struct.pack(">ii", batch.last_offset - self.base_offset, len(log))
+                if newest[0] > stored:
+                    times += struct.pack(">qi", newest[0], newest[1] - self.base_offset)
+                    stored = newest[0]
+                since_bytes = 0
+            since_bytes += len(data)
+            log += data
+        if not is_preallocated and newest[0] > stored:
+            times += struct.pack(">qi", newest[0], newest[1] - self.base_offset)
+        zeros = PREALLOCATED_ENTRIES if is_preallocated else 0
+        name = f"{self.base_offset:020}"
+        yield f"{name}.log", bytes(log)
+        yield f"{name}.index", bytes(index) + bytes(8 * zeros)
+        yield f"{name}.timeindex", bytes(times) + bytes(12 * zeros)
+        if self.aborted:
+            entries = (struct.pack(">hqqqq", 0, *entry) for entry in self.aborted)
+            yield f"{name}.txnindex", b"".join(entries)
+
+
+class KafkaLog:
+    """One partition's log, as Kafka would have written it by now.
+
+    `segment_bytes`: the size at which it begins a new segment.
+    """
+
+    def __init__(self, topic: str, number: int, segment_bytes: int, interval_bytes: int) -> None:
+        self.topic, self.number = topic, number
+        self.segment_bytes, self.interval_bytes = segment_bytes, interval_bytes
+        self.topic_id = bytes(16)
+        self.is_compacted = False
+        self.start_offset = self.end_offset = self.cleaned_offset = 0
+        self.leader_epoch = 0
+        self.epochs: list[tuple[int, int]] = []
+        """Leader epochs with their first offsets."""
+        self.producers: dict[int, KafkaProducer] = {}
+        self.segments = [_Segment(0)]
+        self.snapshots: dict[int, bytes] = {}
+
+    @property
+    def directory(self) -> str:
+        return f"{self.topic}-{self.number}"
+
+    @property
+    def batches(self) -> list[KafkaBatch]:
+        """Every batch that is stored."""
+        return [batch for segment in self.segments for batch in segment.batches]
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """The first offset of an open transaction; the end without one."""
+        opened = [each.first_offset for each in self.producers.values() if each.first_offset >= 0]
+        return min(opened, default=self.end_offset)
+
+    def append(
+        self,
+        contents: Iterable[tuple[bytes | None, bytes | None]],
+        time_ms: int,
+        producer: tuple[int, int, int] = (-1, -1, NO_SEQUENCE),
+        attributes: int = 0,
+    ) -> KafkaBatch:
+        """Append keys and values as one batch. `producer`: its id, epoch and first sequence."""
+        records = tuple(
+            KafkaRecord(self.end_offset + number, key, value) for number, (key, value) in enumerate(contents)
+        )
+        producer_id, epoch, sequence = producer
+        batch = KafkaBatch(
+            self.end_offset,
+            records[-1].offset,
+            records,
+            time_ms,
+            self.leader_epoch,
+            producer_id,
+            epoch,
+            sequence,
+            attributes,
+        )
+        size_bytes = len(batch.encode())
+        if self.segments[-1].batches and self.segments[-1].size_bytes + size_bytes > self.segment_bytes:
+            self.roll()
+        if not self.epochs or self.epochs[-1][0] != self.leader_epoch:
+            self.epochs.append((self.leader_epoch, batch.base_offset))
+        self.segments[-1].batches.append(batch)
+        self.segments[-1].size_bytes += size_bytes
+        self.end_offset = batch.last_offset + 1
+        if producer_id >= 0 and not batch.is_control:
+            self._produced(batch)
+        return batch
+
+    def append_marker(self, producer_id: int, epoch: int, time_ms: int, *, is_commit: bool) -> None:
+        """End a transaction here, or write a marker to a partition that it never wrote to."""
+        value = struct.pack(">hi", 0, 0)
+        key = struct.pack(">hh", 0, COMMIT if is_commit else ABORT)
+        marker = self.append([(key, value)], time_ms, (producer_id, epoch, -1), TRANSACTIONAL | CONTROL)
+        state = self.producers.setdefault(producer_id, KafkaProducer(epoch))
+        first = state.first_offset
+        if epoch != state.epoch:
+            self.producers[producer_id] = state = KafkaProducer(epoch)
+        state.first_offset, state.coordinator_epoch, state.time_ms = -1, 0, time_ms
+        if first >= 0 and not is_commit:
+            stable = min(self.first_unstable_offset, marker.last_offset + 1)
+            self.segments[-1].aborted.append((producer_id, first, marker.last_offset, stable))
+
+    def _produced(self, batch: KafkaBatch) -> None:
+        state = self.producers.get(batch.producer_id)
+        if state is None or state.epoch != batch.producer_epoch:
+            state = KafkaProducer(batch.producer_epoch)
+            self.producers[batch.producer_id] = state
+        state.last_offset, state.offset_delta = batch.last_offset, batch.last_offset - batch.base_offset
+        state.time_ms = batch.time_ms
+        if batch.sequence != NO_SEQUENCE:
+            state.last_sequence = batch.last_sequence
+        if batch.attributes & TRANSACTIONAL and state.first_offset < 0:
+            state.first_offset = batch.base_offset
+
+    def roll(self) -> None:
+        """Begin a new segment, with a snapshot of the producers at its base."""
+        if self.segments[-1].batches:
+            self.segments.append(_Segment(self.end_offset))
+            self.take_snapshot()
+
+    def take_snapshot(self) -> None:
+        """Store the producers as of the end."""
+        entries = b"".join(
+            struct.pack(
+                ">qhiqiqiq",
+                producer_id,
+                state.epoch,
+                state.last_sequence,
+                state.last_offset,
+                state.offset_delta,
+                state.time_ms,
+                state.coordinator_epoch,
+                state.first_offset,
+            )
+            for producer_id, state in self.producers.items()
+        )
+        body = struct.pack(">i", len(self.producers)) + entries
+        self.snapshots[self.end_offset] = struct.pack(">hI", 1, crc32c(body)) + body
+
+    def delete_records(self, before_offset: int) -> None:
+        """Move the start up, as DeleteRecords does; segments wholly below it go."""
+        self.start_offset = max(self.start_offset, before_offset)
+        while len(self.segments) > 1 and self.segments[1].base_offset <= self.start_offset:
+            self.snapshots.pop(self.segments.pop(0).base_offset, None)
+        covering = [each for each in self.epochs if each[1] <= self.start_offset]
+        if covering:
+            later = [each for each in self.epochs if each[1] > self.start_offset]
+            self.epochs = [(covering[-1][0], self.start_offset), *later]
+
+    def compact(self) -> None:
+        """Let one segment take the place of all closed ones, without records that newer ones replace.
+
+        Everything above the first open transaction stays, as do markers, the newest batch of each producer
+        and the last one of the round.
+        """
+        bound = self.first_unstable_offset
+        closed = [
+            segment
+            for segment, following in zip(self.segments, self.segments[1:], strict=False)
+            if following.base_offset <= bound
+        ]
+        if not closed:
+            return
+        batches = [batch for segment in closed for batch in segment.batches]
+        # The marker of an abort may be in a segment that is not compacted.
+        aborted = [entry for segment in self.segments for entry in segment.aborted]
+        visible = [batch for batch in batches if not batch.is_control and not _is_aborted(batch, aborted)]
+        newest = {record.key: record.offset for batch in visible for record in batch.records}
+        living = {state.last_offset for state in self.producers.values()}
+        kept: list[KafkaBatch] = []
+        for batch in batches:
+            if batch.is_control:
+                kept.append(batch)
+                continue
+            is_visible = not _is_aborted(batch, aborted)
+            records = tuple(each for each in batch.records if is_visible and newest[each.key] == each.offset)
+            if records or batch.last_offset in living or batch is batches[-1]:
+                kept.append(replace(batch, records=records))
+        indexed = [entry for segment in closed for entry in segment.aborted]
+        size_bytes = sum(len(batch.encode()) for batch in kept)
+        compacted = _Segment(closed[0].base_offset, kept, indexed, size_bytes)
+        self.segments = [compacted, *self.segments[len(closed) :]]
+        for segment in closed[1:]:
+            self.snapshots.pop(segment.base_offset, None)
+        self.cleaned_offset = self.segments[1].base_offset
+
+    def files(self, *, is_clean: bool) -> Iterator[tuple[str, bytes]]:
+        """Return the files of the directory. `is_clean`: Kafka closed it."""
+        if is_clean:
+            self.take_snapshot()
+        for segment in self.segments:
+            is_active = segment is self.segments[-1]
+            yield from segment.files(self.interval_bytes, is_preallocated=is_active and not is_clean)
+        for offset, snapshot in self.snapshots.items():
+            yield f"{offset:020}.snapshot", snapshot
+        lines = "".join(f"{epoch} {start}\n" for epoch, start in self.epochs)
+        yield "leader-epoch-checkpoint", f"0\n{len(self.epochs)}\n{lines}".encode()
+        topic_id = urlsafe_b64encode(self.topic_id).rstrip(b"=")
+        yield "partition.metadata", b"version: 0\ntopic_id: " + topic_id
+
+
+def _is_aborted(batch: KafkaBatch, aborted: Iterable[tuple[int, int, int, int]]) -> bool:
+    return bool(batch.attributes & TRANSACTIONAL) and any(
+        producer_id == batch.producer_id and first <= batch.base_offset < last
+        for producer_id, first, last, _ in aborted
+    )
