@@ -102,3 +102,30 @@ def test_a_member_that_commits_stays_without_a_heartbeat(node: GroupNode) -> Non
         node.pass_time(9_000)
     node.pass_time(2_000)
     assert node.node.groups._groups["g"].state is GroupState.EMPTY
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_member_that_waited_for_its_assignment_longer_than_its_session_stays(
+    node: GroupNode, is_interrupted: bool
+) -> None:
+    times = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000}
+    (leader,) = node.ask(join("g", **times), 3)
+    waiting = node.ask(join("g", **times), 3)
+    (leader,) = node.ask(join("g", leader.member_id, **times), 3)
+    (follower,) = waiting
+    generation = leader.generation_id
+    synced = node.ask(sync("g", follower.member_id, generation, {}), 3)
+    beat = HeartbeatRequest(group_id="g", generation_id=generation, member_id=leader.member_id)
+    for _ in range(6):
+        node.pass_time(5_000)
+        assert node.ask(beat, 3)[0].error_code == 0
+    if is_interrupted:
+        node.ask(join("g", **times), 3)
+    else:
+        node.ask(sync("g", leader.member_id, generation, {follower.member_id: b"x"}), 3)
+    assert len(synced) == 1
+    node.pass_time(9_000)
+    members = node.node.groups._groups["g"].members
+    assert follower.member_id in members
+    node.pass_time(2_000)
+    assert follower.member_id not in members

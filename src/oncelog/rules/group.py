@@ -192,7 +192,7 @@ class ClassicGroup(Roster):
             if self.state is GroupState.COMPLETING_REBALANCE:
                 for member in self.members.values():
                     member.assignment = b""
-                    self.answer_sync(member, SyncAnswer(RebalanceInProgress.code))
+                    self.answer_sync(member, SyncAnswer(RebalanceInProgress.code), now_ms)
             self._is_initial = self.state is GroupState.EMPTY
             delay_ms = self._initial_delay_ms if self._is_initial else self.longest_rebalance_ms()
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
@@ -303,7 +303,8 @@ class ClassicGroup(Roster):
         for member in self.members.values():
             if error is not None:
                 member.assignment = b""
-            self.answer_sync(member, self._share(member) if error is None else SyncAnswer(error.code))
+            answer = self._share(member) if error is None else SyncAnswer(error.code)
+            self.answer_sync(member, answer, now_ms)
         if error is not None:
             self._rebalance(now_ms)
 

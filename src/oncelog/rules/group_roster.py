@@ -67,10 +67,14 @@ class Roster:
         member.deadline_ms = now_ms + (NEW_MEMBER_TIMEOUT_MS if member.is_new else request.session_timeout_ms)
 
     @staticmethod
-    def answer_sync(member: Member, answer: SyncAnswer) -> None:
-        """Tell a member that waits for its assignment."""
+    def answer_sync(member: Member, answer: SyncAnswer, now_ms: int) -> None:
+        """Answer a member that waits for its assignment, and begin its session again.
+
+        Many clients send no heartbeats while they wait. The leader may take longer than a session.
+        """
         if member.sync is not None:
             waiting, member.sync = member.sync, None
+            member.touch(now_ms)
             waiting(answer)
 
     def forget(self, member: Member) -> None:
@@ -87,4 +91,6 @@ class Roster:
         waiting, member.join = member.join, None
         if waiting is not None:
             waiting(JoinAnswer(error.code, member_id))
-        self.answer_sync(member, SyncAnswer(error.code))
+        if member.sync is not None:
+            member.sync(SyncAnswer(error.code))
+            member.sync = None
