@@ -39,7 +39,7 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
     if text.startswith("?"):
         last = offset + (1 if text == "?!" else int(text[2:])) - 1
         no_batch = StoredBatch(offset, last, None, None, None, 0, 0, False, None, problem="planted")
-        return no_batch._replace(is_torn=text == "?!")
+        return no_batch._replace(is_torn=text == "?!", is_removed=text.startswith("?-"))
     flags = {"crc_ok": "!" not in text, "is_visible": {"^": True, "_": False}.get(text[-1])}
     flags |= {"records_problem": "planted" if "%" in text else None}
     who, what = text.rstrip("!%^_").split(" ")
@@ -127,7 +127,7 @@ _SENDS = st.lists(
 def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> list[StoredBatch]:
     entries: dict[int, ProducerEntry] = {}
     log: list[StoredBatch] = []
-    offset = 0
+    offset = 1
     for producer_id, kind, count in sends:
         entry = entries.get(producer_id)
         last = entry.last_sequence if entry else None
@@ -165,7 +165,7 @@ def test_what_the_append_rule_stores_is_clean(sends: list[tuple[int, str, int]],
 
 def _renumbered(log: list[StoredBatch]) -> list[StoredBatch]:
     """The same batches at consecutive offsets."""
-    offset, placed = 0, []
+    offset, placed = 1, []
     for batch in log:
         placed.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))
         offset += batch.sequence_count

@@ -17,6 +17,7 @@ from oncelog.errors import MisuseError
 from oncelog.faults import Proxy, Rule
 from oncelog.spark import audit
 from oncelog.spark.audit import audit_topic
+from oncelog.spark.offsets import DataLossError
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
 from oncelog.wire.control import encode_end_marker
@@ -345,6 +346,74 @@ def test_only_what_was_looked_up_is_read(
     change_after(lambda admin: (admin.create_partitions({topic: 2}), store(bootstrap, topic, numbered(8), 1)))
     result = audit_topic(spark, bootstrap, topic)
     assert result.verdict == "clean" and list(result.partitions) == [TopicPartition(topic, 0)]
-    change_after(lambda admin: admin.delete_records({TopicPartition(topic, 0): 8}))
-    with pytest.raises(Exception, match="OFFSET_OUT_OF_RANGE"):
-        audit_topic(spark, bootstrap, topic)
+
+
+def change_before(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
+    """Change something in the moment in which the audit calls a function of its own."""
+    call = getattr(audit, name)
+
+    def change_and_call(*args: Any) -> Any:
+        change()
+        return call(*args)
+
+    monkeypatch.setattr(audit, name, change_and_call)
+
+
+@pytest.mark.parametrize("step", ["judge", "_with_keys"])
+def test_what_is_removed_while_the_audit_runs_is_told(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    bootstrap, tp = shared_broker.bootstrap_servers, TopicPartition(topic, 0)
+    create_topic(bootstrap, topic)
+    store(bootstrap, topic, numbered(7))
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        change_before(monkeypatch, step, lambda: admin.delete_records({tp: 8}))
+        result = audit_topic(spark, bootstrap, topic, offsets_per_task=5)
+    assert (result.verdict, result.findings) == ("clean", ())
+    (note,) = result.notes
+    assert (note.kind, note.tp, note.base_offset, note.last_offset) == ("log_start_moved", tp, 0, 7)
+    # Removed before it was read, or after it was judged.
+    assert result.totals.records == (31 - 8 if step == "judge" else 31)
+
+
+def test_a_comparison_with_a_topic_that_shrinks_meanwhile_is_withdrawn(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap, source = shared_broker.bootstrap_servers, f"{topic}-source"
+    for name in (topic, source):
+        create_topic(bootstrap, name)
+        store(bootstrap, name, numbered(7))
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        cut = {TopicPartition(topic, 0): 8}
+        change_before(monkeypatch, "compare_keys", lambda: admin.delete_records(cut))
+        result = audit_topic(spark, bootstrap, topic, against=source)
+    assert (result.verdict, result.findings, result.difference) == ("unproven", (), None)
+    text = f"the log start of {topic}-0 moved to 8 meanwhile (retention or delete-records)"
+    assert result.keys_problem == f"keys were not compared: {text}"
+
+
+@pytest.mark.parametrize(
+    ("step", "is_created_again"), [("judge", False), ("judge", True), ("_with_keys", True)]
+)
+def test_a_topic_that_is_deleted_while_it_is_audited_is_no_verdict(
+    spark: Any,
+    shared_broker: oncelog.Broker,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    is_created_again: bool,
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    store(bootstrap, topic, numbered(7))
+
+    def replace() -> None:
+        with Admin({"bootstrap.servers": bootstrap}) as admin:
+            admin.delete_topics([topic])
+        if is_created_again:
+            create_topic(bootstrap, topic)
+            store(bootstrap, topic, numbered(8, [*COUNTS, 5]))
+
+    change_before(monkeypatch, step, replace)
+    with pytest.raises(DataLossError, match=r"deleted.* while it was audited: nothing is proven"):
+        audit_topic(spark, bootstrap, topic, key_check=True)

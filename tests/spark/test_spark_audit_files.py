@@ -20,7 +20,7 @@ import oncelog
 from oncelog.cli.audit import EXIT_VIOLATIONS
 from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import ConfigError, MisuseError
-from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, encode_offsets
+from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, encode_offsets
 from oncelog.rules.audit import FindingKind
 from oncelog.spark.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
 from oncelog.types import TopicPartition
@@ -431,6 +431,30 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
     shutil.copytree(data_dir / "torn-0", tmp_path / "copy")
     with pytest.raises(ConfigError, match="must end with the partition, as in topic-0"):
         audit_files(spark, str(tmp_path / "copy"))
+
+
+def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:
+    """DeleteRecords leaves them in the segment that holds the log start; no reader gets them any more."""
+    removed = [damaged(plain(7, 0, 0, 2)), plain(7, 0, 2, 2), plain(9, 0, 0, 3)]
+    write_partition(tmp_path / "found-0", [[*removed, plain(8, 0, 0, 4), plain(8, 0, 4, 1)]])
+    write_partition(tmp_path / "wanted-0", [[plain(7, 0, 2, 3)]], first_offset=5)
+    (tmp_path / LOG_STARTS).write_bytes(encode_offsets({TopicPartition("found", 0): 9}))
+    found, wanted = str(tmp_path / "found-0"), str(tmp_path / "wanted-0")
+    result = audit_files(spark, found, key_check=True)
+    assert (result.verdict, result.findings) == ("clean", ())
+    assert (result.totals.records, result.totals.removed_records) == (5, 7)
+    assert result.keys == KeyTotals(3, 3, 0)  # k2, k3 and k4
+    assert audit_files(spark, found, against=wanted).verdict == "clean"
+    assert audit_files(spark, wanted, against=found).verdict == "clean"
+
+
+def test_damage_from_below_the_log_start_up_to_the_end_is_found(spark: Any, tmp_path: Path) -> None:
+    log = [plain(7, 0, 0, 3), no_magic(plain(7, 0, 3, 2)), no_magic(plain(7, 0, 5, 4))]
+    write_partition(tmp_path / "found-0", [log])
+    starts, synced = {TopicPartition("found", 0): 6}, {TopicPartition("found", 0): 9}
+    (tmp_path / LOG_STARTS).write_bytes(encode_offsets(starts))
+    (tmp_path / RECOVERY_POINTS).write_bytes(encode_offsets(synced))
+    assert found_in(audit_files(spark, str(tmp_path)), "found") == [("unreadable", 3, 6, None)]
 
 
 def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:

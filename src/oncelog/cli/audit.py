@@ -12,7 +12,7 @@ from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output
 if TYPE_CHECKING:
     from oncelog.spark.audit import AuditResult
 
-EXIT_VIOLATIONS = 3
+EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
 _COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "explanation")
 _WIDE = (
     "severity",
@@ -74,7 +74,7 @@ def command(
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
     oncelog audit --files copies/enriched-0 --against copies/payments-0
 
-    Exit code 0: nothing found. 3: violations found.
+    Exit code 0: nothing found. 1: the audit failed, or could not check keys. 3: violations found.
     """
     from oncelog.config import CONSUMER
     from oncelog.spark.session import check_spark, local_session
@@ -102,6 +102,8 @@ def command(
     _show(result, ", ".join(names), output, html)
     if result.finding_count:
         raise SystemExit(EXIT_VIOLATIONS)
+    if result.keys_problem is not None:
+        raise SystemExit(EXIT_ERROR)
 
 
 def _show(result: AuditResult, what: str, output: str, html: Path | None) -> None:
@@ -126,6 +128,8 @@ def _summary(result: AuditResult) -> list[str]:
             f"{totals.unnumbered_records} records carry no producer id (idempotence off): their batches "
             "prove nothing" + ("" if result.keys or result.difference else "; --keys checks them by key")
         )
+    if totals.removed_records:
+        lines.append(f"{totals.removed_records} records below the log start were not judged (removed)")
     if totals.unknown_starts:
         lines.append(f"{totals.unknown_starts} sequences begin before the log does (retention)")
     if totals.committed or totals.aborted:

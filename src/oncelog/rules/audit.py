@@ -14,6 +14,7 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     of a lower epoch than one seen before                         epoch_went_back
     base offset at or below the last offset before it             offset_overlap
     base offset beyond the next one, in a log not compacted       offset_gap
+    all of the log lies below its log start                       offset_gap, where the log ends
     its bytes do not fit its checksum                             crc_damage
     no batch at all                                               unreadable
     more records than offsets, or fewer in a log not compacted    record_count
@@ -21,6 +22,8 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     a producer id without an epoch or a first sequence            half_numbered
         (coordinators number nothing in their own topics)         -
     the log ends within it                                        torn_tail (no violation)
+    wholly below the log start                                    - (not judged, its records are counted)
+    removed while the audit read the log                          log_start_moved (no violation)
 
 What becomes of transactions: rules/audit_transactions.py. In a compacted log the cleaner removes batches, so
 holes there prove nothing and are not reported. Batches without a producer id are counted: nothing can be
@@ -47,7 +50,8 @@ __all__ = [
 class PartitionAudit:
     """Takes the batches of one partition in the order they are stored; `finish` gives the findings.
 
-    `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly.
+    `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly. What is
+    stored below the log start is no part of the log any more and is left out.
     `last_stable_offset`: what a read_committed reader may see ends here; None: unknown. `indexed_to`: the
     list of aborted transactions may lack those whose marker is here or behind; None: it lacks none.
     `is_internal`: coordinators wrote the log, whose transactional batches have no sequence numbers.
@@ -65,20 +69,45 @@ class PartitionAudit:
         max_findings: int = 1000,
     ) -> None:
         self._is_compacted, self._is_internal = is_compacted, is_internal
+        self._last_stable_offset, self._indexed_to = last_stable_offset, indexed_to
+        self._max_findings = max_findings
+        self._has_moved = False
+        self._begin(log_start_offset)
+
+    def _begin(self, log_start_offset: int) -> None:
+        """Begin at a log start, with nothing seen yet."""
+        is_compacted = self._is_compacted
+        self._log_start_offset = log_start_offset
+        self._removed_to: int | None = None
         self._next_offset: int | None = None if log_start_offset > 0 else 0
-        self._findings = Findings(max_findings)
+        self._findings = Findings(self._max_findings)
         self._sequences = SequenceAudit(
             self._findings, beginning_is_gone=log_start_offset > 0 or is_compacted, is_compacted=is_compacted
         )
         self._transactions = TransactionAudit(
-            self._findings, last_stable_offset=last_stable_offset, indexed_to=indexed_to
+            self._findings, last_stable_offset=self._last_stable_offset, indexed_to=self._indexed_to
         )
         self._counts = dict.fromkeys(
-            ("batches", "records", "control_batches", "unnumbered_batches", "unnumbered_records"), 0
+            (
+                "batches",
+                "records",
+                "control_batches",
+                "unnumbered_batches",
+                "unnumbered_records",
+                "removed_records",
+            ),
+            0,
         )
 
     def see(self, batch: StoredBatch) -> None:
         """The next batch of the log."""
+        if batch.is_removed:
+            self._move_log_start(batch)
+            return
+        if batch.last_offset < self._log_start_offset:
+            self._removed_to = batch.last_offset + 1
+            self._counts["removed_records"] += 0 if batch.is_control else max(batch.records_count, 0)
+            return
         if batch.is_torn:
             self._findings.report(
                 FindingKind.TORN_TAIL, batch, _because("the log ends within a batch", batch)
@@ -110,6 +139,7 @@ class PartitionAudit:
         """The findings by offset, and the totals. Call it once, after the last batch."""
         self._sequences.finish()
         self._transactions.finish()
+        self._check_log_start()
         found = sorted(self._findings.kept, key=lambda finding: finding.base_offset)
         totals = PartitionTotals(
             **self._counts,
@@ -121,6 +151,29 @@ class PartitionAudit:
             findings=self._findings.violations,
         )
         return found, totals
+
+    def _move_log_start(self, removed: StoredBatch) -> None:
+        """Judge the log from its new start on: what was read before belongs to it no more.
+
+        A hole between the two would look like lost batches. Guard: rows "removed" of tests/tables/audit.txt.
+        """
+        before, now = self._log_start_offset, removed.last_offset + 1
+        if now <= before:
+            return
+        self._begin(now)
+        self._has_moved = True
+        text = f"the log start moved from {before} to {now} meanwhile: the log is judged from there on"
+        self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
+
+    def _check_log_start(self) -> None:
+        """Report a log that ends before its log start: checkpoint and segments are of two moments."""
+        end, log_start = self._removed_to, self._log_start_offset
+        is_whole = self._next_offset is not None or end is None or end >= log_start
+        if is_whole or end is None or self._is_compacted or self._has_moved:
+            return
+        text = f"offsets {end} to {log_start - 1} are missing: the log ends before its log start {log_start}"
+        place = (end, log_start - 1, None, None, None, None, None)
+        self._findings.add(Finding(FindingKind.OFFSET_GAP, *place, text))
 
     def _is_half_numbered(self, batch: StoredBatch) -> bool:
         if batch.producer_epoch is None:

@@ -33,11 +33,16 @@ class FindingKind(Enum):
     HIDDEN_THOUGH_COMMITTED = "hidden_though_committed"
     OPEN_TRANSACTION = "open_transaction"
     TORN_TAIL = "torn_tail"
+    LOG_START_MOVED = "log_start_moved"
 
     @property
     def is_violation(self) -> bool:
         """The others are worth knowing, and legal."""
-        return self not in (FindingKind.OPEN_TRANSACTION, FindingKind.TORN_TAIL)
+        return self not in (
+            FindingKind.OPEN_TRANSACTION,
+            FindingKind.TORN_TAIL,
+            FindingKind.LOG_START_MOVED,
+        )
 
 
 class StoredBatch(NamedTuple):
@@ -47,7 +52,8 @@ class StoredBatch(NamedTuple):
     than the records left. `crc_ok` None: the bytes are no batch, `problem` says why, only the offsets mean
     something, and `is_torn` says that nothing follows. `is_visible`: whether a read_committed reader gets its
     records, None where that was not asked. `records_problem`: how the records inside differ from the header,
-    None if they do not or were not read.
+    None if they do not or were not read. `is_removed`: no batch; the log start has moved
+    behind `last_offset` since the audit began.
     """
 
     base_offset: int
@@ -66,6 +72,7 @@ class StoredBatch(NamedTuple):
     is_torn: bool = False
     problem: str | None = None
     records_problem: str | None = None
+    is_removed: bool = False
 
 
 class Finding(NamedTuple):
@@ -92,7 +99,8 @@ class PartitionTotals:
 
     `unnumbered_*`: batches without a producer id. `unknown_starts`: producers whose beginning was
     removed with the beginning of the log. `committed`, `aborted`: transactions with data here.
-    `empty_markers`: of transactions that wrote nothing here. `findings` counts all violations, also those
+    `empty_markers`: of transactions that wrote nothing here. `removed_records`: records below the log
+    start that segment files still hold; they are not judged. `findings` counts all violations, also those
     beyond the limit.
     """
 
@@ -106,6 +114,7 @@ class PartitionTotals:
     committed: int = 0
     aborted: int = 0
     empty_markers: int = 0
+    removed_records: int = 0
     findings: int = 0
 
 

@@ -8,7 +8,8 @@ queries over the records (spark/audit_keys.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ from oncelog.errors import ConfigError, MisuseError, OncelogError
 from oncelog.rules.audit import FindingKind
 from oncelog.rules.hanging import Hanging
 from oncelog.spark import _pyspark as _pyspark
-from oncelog.spark.audit_keys import check_keys, compare_keys
+from oncelog.spark.audit_keys import DIFFERENCE_KINDS, check_keys, compare_keys
 from oncelog.spark.audit_result import AuditFinding, AuditResult, Difference, KeyTotals
 from oncelog.spark.headers import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
 from oncelog.spark.judging import Bounds, Judged, judge
 from oncelog.spark.lookup import Lookup
-from oncelog.spark.offsets import Available
+from oncelog.spark.offsets import Available, DataLossError, Offsets, describe_change
 from oncelog.spark.options import parse_options
 from oncelog.spark.segment_records import committed_records
 from oncelog.spark.segments import SegmentHeadersSource, find_segments
@@ -69,8 +70,8 @@ def audit_topic(
     `against`: topics of the same cluster that should hold the same keys, each as often; `key_check` then
     names the key to compare, and repetitions are judged by the comparison alone.
     `compacted_topics`: topics that were compacted once and are not any more; those that are need no name.
-    `client_config`: more consumer settings. Raises ConfigError, UnknownTopicOrPartition, and what Spark
-    raises when a task fails.
+    `client_config`: more consumer settings. Raises ConfigError, UnknownTopicOrPartition, DataLossError (a
+    topic was deleted, or deleted and created again, meanwhile) and what Spark raises when a task fails.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     others = [against] if isinstance(against, str) else list(against or ())
@@ -82,19 +83,25 @@ def audit_topic(
     def options(of: Sequence[str]) -> dict[str, str]:
         return _options(bootstrap_servers, of, client_config or {}, offsets_per_task)
 
-    now, bounds = _look_up(options(names), compacted_topics)
+    seen, bounds = _look_up(options([*names, *others]), compacted_topics)
+    now, bounds = _of_topics(seen, names), {tp: bounds[tp] for tp in bounds if tp.topic in names}
     spark.dataSource.register(BatchHeadersSource)
     headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
     headers = headers.option(AVAILABLE, encode_available(now))
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
-    judged = judge(headers, bounds, max_findings)
-    _ask_coordinators(options(names), names, judged)
 
     def records(of: Sequence[str]) -> DataFrame:
         return spark.read.format("oncelog").options(**options(of)).load()
 
-    other = records(others) if others else None
-    return _with_keys(judged, lambda: records(names), other, key_check, max_findings)
+    def moved() -> Mapping[TopicPartition, int]:
+        return _moved_log_starts(options([*names, *others]), seen)
+
+    with _naming_changed_topics(moved):
+        judged = judge(headers, bounds, max_findings)
+        _ask_coordinators(options(names), names, judged)
+        other = records(others) if others else None
+        result = _with_keys(judged, lambda: records(names), other, key_check, max_findings, moved)
+    return _with_moved_log_starts(result, moved(), bounds)
 
 
 def audit_files(
@@ -122,7 +129,7 @@ def audit_files(
         raise MisuseError(f"{min(both)} is to be compared with itself; name another topic's directories")
     bounds = {
         p.tp: Bounds(
-            log_start_offset=p.segments[0].base_offset,
+            log_start_offset=p.log_start_offset,
             is_compacted=p.is_compacted or p.tp.topic in compacted_topics,
             indexed_to=p.indexed_to,
             is_internal=p.tp.topic == _OFFSETS_TOPIC,
@@ -135,7 +142,9 @@ def audit_files(
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
     judged = judge(headers, bounds, max_findings)
     other = committed_records(spark, others) if others else None
-    return _with_keys(judged, lambda: committed_records(spark, partitions), other, key_check, max_findings)
+    return _with_keys(
+        judged, lambda: committed_records(spark, partitions), other, key_check, max_findings, dict
+    )
 
 
 def _reads_records(key_check: bool | str | Column | None, others: Collection[object]) -> bool:
@@ -148,8 +157,12 @@ def _with_keys(
     other: DataFrame | None,
     key_check: bool | str | Column | None,
     max_findings: int,
+    moved: Callable[[], Mapping[TopicPartition, int]],
 ) -> AuditResult:
-    """The result, with the keys compared with those of `other`, or checked if that is asked for."""
+    """The result, with the keys compared with those of `other`, or checked if that is asked for.
+
+    `moved`: returns the log starts that have moved since the audit began.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -165,11 +178,91 @@ def _with_keys(
     except (PySparkException, Py4JError):
         # A reader of a topic stops at a damage; the findings, which tell where it is, are worth more.
         damage = next((each for each in judged.findings if each.kind in _DAMAGE), None)
-        if damage is None:
+        if damage is not None:
+            problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
+        elif log_starts := moved():
+            problem = f"keys were not checked: {_moved_text(log_starts)}"
+        else:
             raise
-        problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
     findings = (*judged.findings, *found)
     return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference, problem)
+
+
+# What changes while the audit reads
+
+
+@contextmanager
+def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
+    """Turn the failure of a task into DataLossError where its topic was deleted meanwhile."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError):
+        moved()
+        raise
+
+
+def _moved_log_starts(options: Mapping[str, str], before: Available) -> dict[TopicPartition, int]:
+    """Return the log starts that have moved since `before`. Raises DataLossError for other changes.
+
+    Of a topic that is deleted and created again meanwhile, batches of both are read. So neither findings nor
+    their absence prove anything.
+    """
+    with Lookup(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
+        after = lookup.available(may_miss=True, expected=before.earliest)
+    if why := describe_change(before, after):
+        raise DataLossError(f"{why} while it was audited: nothing is proven. Audit it again")
+    return {tp: at for tp, at in after.earliest.items() if at > before.earliest.get(tp, at)}
+
+
+def _moved_text(log_starts: Mapping[TopicPartition, int]) -> str:
+    tp = min(log_starts)
+    return f"the log start of {tp} moved to {log_starts[tp]} meanwhile (retention or delete-records)"
+
+
+def _with_moved_log_starts(
+    result: AuditResult, log_starts: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
+) -> AuditResult:
+    """Say so, and withdraw a comparison: of two topics that shrink at different times it would accuse one."""
+    if not log_starts:
+        return result
+    kind = FindingKind.LOG_START_MOVED.value
+    known = {note.tp for note in result.notes if note.kind == kind}
+    new = [
+        _removed_later(tp, bounds[tp].log_start_offset, at) for tp, at in log_starts.items() if tp in bounds
+    ]
+    result = replace(result, notes=(*result.notes, *(note for note in new if note.tp not in known)))
+    if result.difference is None:
+        return result
+    problem = f"keys were not compared: {_moved_text(log_starts)}"
+    kept = tuple(found for found in result.findings if found.kind not in DIFFERENCE_KINDS)
+    return replace(result, findings=kept, difference=None, keys_problem=problem)
+
+
+def _removed_later(tp: TopicPartition, before: int, now: int) -> AuditFinding:
+    return AuditFinding(
+        kind=FindingKind.LOG_START_MOVED.value,
+        topic=tp.topic,
+        partition=tp.partition,
+        base_offset=before,
+        last_offset=now - 1,
+        producer_id=None,
+        producer_epoch=None,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=None,
+        key=None,
+        explanation=f"the log start moved from {before} to {now} meanwhile; what was removed was judged",
+    )
+
+
+def _of_topics(now: Available, topics: Collection[str]) -> Available:
+    def of(offsets: Offsets) -> Offsets:
+        return {tp: at for tp, at in offsets.items() if tp.topic in topics}
+
+    return Available(of(now.earliest), of(now.latest), of(now.written), now.topic_ids)
 
 
 def _options(

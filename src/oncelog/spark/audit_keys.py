@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _OFFSETS_NAMED = 10
+DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
+"""Findings of a comparison."""
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
@@ -94,7 +96,7 @@ def compare_keys(
         sums = counted.agg(
             f.sum(f.when(keyed, f.col("expected"))),
             f.sum(f.when(keyed, f.col("found"))),
-            *[f.count_if(f.col("kind") == kind) for kind in ("lost_key", "doubled_key", "unexpected_key")],
+            *[f.count_if(f.col("kind") == kind) for kind in DIFFERENCE_KINDS],
             f.sum(f.when(~keyed, f.col("found") + f.col("expected"))),
         ).first()
         shown = counted.where("kind IS NOT NULL").orderBy("kind", "expected_last", "found_last")

@@ -73,9 +73,9 @@ class Difference(NamedTuple):
 class AuditResult:
     """What was found. `findings` may be cut at MAX_FINDINGS per partition, `finding_count` is not.
 
-    `notes` are findings that are no violations: open transactions, torn tails. `keys` is None when keys
-    were not checked, `difference` when nothing was compared. `keys_problem`: why neither was done, though it
-    was asked for.
+    `notes` are findings that are no violations: open transactions, torn tails, log starts that moved. `keys`
+    is None when keys were not checked, `difference` when nothing was compared. `keys_problem`: why neither
+    was done, though it was asked for.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -98,14 +98,16 @@ class AuditResult:
 
     @property
     def verdict(self) -> Verdict:
-        """`unproven`: nothing is wrong, but some records carry no producer id, so nothing vouches for them.
+        """`unproven`: nothing is wrong, but something that was asked for is not known.
 
-        A clean check or comparison of keys vouches for them.
+        Some records carry no producer id, and no check or comparison of keys vouches for them; or keys could
+        not be checked or compared.
         """
         if self.finding_count:
             return "violated"
         is_vouched = self.keys is not None or self.difference is not None
-        return "unproven" if self.totals.unnumbered_records and not is_vouched else "clean"
+        is_unproven = bool(self.totals.unnumbered_records) and not is_vouched
+        return "unproven" if is_unproven or self.keys_problem is not None else "clean"
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Findings, then notes, as plain values for JSON and tables, with their severity."""

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from oncelog.edge.consumer import Consumer
 from oncelog.edge.ranges import RangePiece
-from oncelog.errors import CorruptMessage, InvalidRecord, TimedOut
+from oncelog.errors import CorruptMessage, InvalidRecord, OffsetOutOfRange, TimedOut
 from oncelog.rules.audit import StoredBatch
 from oncelog.rules.visibility import Verdict
 from oncelog.spark.batch_records import records_problem
@@ -60,6 +60,7 @@ _COLUMNS = (
     ("is_torn", BooleanType(), pa.bool_()),
     ("problem", StringType(), pa.string()),
     ("records_problem", StringType(), pa.string()),
+    ("is_removed", BooleanType(), pa.bool_()),
 )
 """Behind the place, the fields of rules.audit.StoredBatch."""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
@@ -169,7 +170,7 @@ def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
 def _read_rows(
     client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
 ) -> Iterator[HeaderRow]:
-    """A row per batch, and a last one for what could not be read.
+    """A row per batch, one where the log start overtook us, and a last one for what could not be read.
 
     A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
     at a time up to the bad one.
@@ -188,6 +189,14 @@ def _read_rows(
             except (CorruptMessage, InvalidRecord) as error:
                 problem = error.detail if settings.get(_FETCH_BYTES) == 1 else None
                 settings[_FETCH_BYTES] = 1
+            except OffsetOutOfRange:
+                log_start = consumer.beginning_offsets([tp])[tp]
+                if log_start <= position:
+                    raise  # the topic is another one now, or its log was cut back
+                # Before the place of a batch that begins at `position` and holds the new log start.
+                removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
+                yield (*tp, wanted.start, position - 1, *removed)
+                position = log_start
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
                     raise

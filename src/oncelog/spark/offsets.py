@@ -358,6 +358,20 @@ def _loss_of(tp: TopicPartition, at: int, start: Position, now: Available) -> Lo
     return None
 
 
+def describe_change(before: Available, after: Available) -> str | None:
+    """Return how a topic of `before` is another in `after`; None where only log starts and ends moved on."""
+    for tp, written in sorted(before.written.items()):
+        old, new = before.topic_ids.get(tp.topic), after.topic_ids.get(tp.topic)
+        if old and new and old != new:
+            return f"topic {tp.topic!r} was deleted and created again"
+        if tp not in after.written:
+            return f"{tp} was deleted"
+        if after.written[tp] < written:
+            text = f"the end of {tp} went back from {written} to {after.written[tp]}"
+            return f"{text} (created again, or cut back)"
+    return None
+
+
 def loss_text(losses: Sequence[Loss]) -> str:
     """What was lost and what to do, for the user."""
     return (

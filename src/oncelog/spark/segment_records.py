@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -80,15 +81,19 @@ class _RecordsReader(SegmentReader):
 
 
 def _read_records(files: PartitionFiles, index: int) -> Iterator[pa.RecordBatch]:
-    """Batch by batch; what is damaged is left out here, and found by the audit of headers."""
+    """Read from the log start on, batch by batch; damage is left out, and found by the audit of headers."""
     segment, (topic, partition) = files.segments[index], files.tp
     system, _ = file_system(files.root)
     with open_segment(system, files.path(segment)) as (file, size_bytes):
         for found in walk_segment(file, size_bytes, segment.base_offset):
             if isinstance(found, Damage) or found.header.is_control or not found.header.records_count:
                 continue
+            if found.header.last_offset < files.log_start_offset:
+                continue
             with suppress(CorruptMessage, InvalidRecord):
                 rows = batches_to_arrow(found.bytes(), topic=topic, partition=partition)
                 for name, value in zip(_PLACE, (segment.base_offset, found.position), strict=True):
                     rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
+                if found.header.base_offset < files.log_start_offset:
+                    rows = rows.filter(pc.greater_equal(rows.column("offset"), files.log_start_offset))
                 yield rows

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord
-from oncelog.log.checkpoint import CLEANED_OFFSETS, RECOVERY_POINTS, decode_offsets
+from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_batch, find_behind, scan
 from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
@@ -58,7 +58,8 @@ class PartitionFiles(NamedTuple):
     """A partition directory in the file system of `root`, with at least one segment in offset order.
 
     `indexed_to`: the `.txnindex` files tell of every marker below. `recovery_point`: below it a broker had
-    synced everything; None: no data directory tells of one.
+    synced everything; None: no data directory tells of one. `log_start_offset`: what is below was
+    removed from the log (DeleteRecords, retention), though the first segment may still hold it.
     """
 
     tp: TopicPartition
@@ -68,6 +69,7 @@ class PartitionFiles(NamedTuple):
     is_compacted: bool
     indexed_to: int
     recovery_point: int | None
+    log_start_offset: int
 
     def path(self, segment: Segment, suffix: str = LOG_SUFFIX) -> str:
         return f"{self.directory}/{segment.base_offset:020}{suffix}"
@@ -149,7 +151,11 @@ def _partition_of(
     # After a kill the newest entries of an index may be missing; a broker makes them anew when it starts.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
     recovery_point = None if flushed is None else flushed.get(tp, 0)
-    return PartitionFiles(tp, root, directory, segments, is_compacted, indexed_to, recovery_point)
+    starts = _offsets(system, parent, LOG_STARTS) or {}
+    log_start_offset = max(segments[0].base_offset, starts.get(tp, 0))
+    return PartitionFiles(
+        tp, root, directory, segments, is_compacted, indexed_to, recovery_point, log_start_offset
+    )
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
@@ -352,7 +358,9 @@ def _no_batch(
         torn = None
         problem += f"; a broker had synced the log up to offset {files.recovery_point}, so no stop tore it"
     next_offset = following if damage.next_offset is None else damage.next_offset
-    last_offset = max(damage.offset, (next_offset or 0) - 1)
+    # Damage up to the log's end takes with it all that is behind the log start.
+    due = files.log_start_offset + 1 if next_offset is None else next_offset
+    last_offset = max(damage.offset, due - 1)
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
 
 
