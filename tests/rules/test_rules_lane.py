@@ -80,6 +80,8 @@ def test_lanes(batch: str, lane: str, marker: str, finished: str, first: str, ve
 def test_batches_of_one_transaction(batch: str, marker: str, first: str, verdict: str) -> None:
     kept = None if marker == "-" else LaneMarker(int(marker), SUM)
     assert told(decide_atomic(int(batch), kept, first_batch_id=int(first))) == verdict
+    named = decide_atomic(int(batch), kept, first_batch_id=int(first), name="late")
+    assert told(named) == verdict.replace("UNKNOWN", "NEW_NAME")
 
 
 def test_a_repeated_batch_has_the_same_rows() -> None:

@@ -141,7 +141,7 @@ def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None
     with pytest.raises(Exception, match=r"RowRefused: row 2 asks for partition 2 .* has partitions 0 to 1"):
         write_atomic(bad, 0, options, name=topic)
     assert values(spark, bootstrap, topic) == []
-    with pytest.raises(SinkError, match=r"batch 3, topic .*set the option firstBatchId=3"):
+    with pytest.raises(SinkError, match=rf"under the name '{topic}': .*set firstBatchId=3"):
         write_atomic(numbers(spark, 0, 10), 3, options, name=topic)
     write_atomic(numbers(spark, 0, 10), 3, {**options, "firstBatchId": 3}, name=topic)
     with pytest.raises(SinkError, match="batch 2 was asked for, and batch 3 has been committed since"):
@@ -149,6 +149,9 @@ def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None
     with pytest.raises(ConfigError, match="needs a name"):
         write_atomic(numbers(spark, 0, 10), 0, options)
     assert values(spark, bootstrap, topic) == list(range(10))
+    # A name that is called without rows first is known from then on.
+    assert write_atomic(numbers(spark, 0, 0), 0, options, name=f"{topic}-late").rows == 0
+    assert write_atomic(numbers(spark, 10, 12), 4, options, name=f"{topic}-late").rows == 2
 
 
 @pytest.mark.parametrize("version", [0, 2])

@@ -197,6 +197,12 @@ class Reason(Enum):
         "If batch {batch} was never written by this sink, set the option firstBatchId={batch}; else begin "
         "with a new checkpoint"
     )
+    NEW_NAME = (
+        "nothing is known of the batches before {batch} under the name {found}: the name is new, or its "
+        "notes were deleted (also with its marker topic). If it is new, set firstBatchId={batch} in "
+        "the options of this call. A name that write_atomic gets in every micro-batch from batch 0 on, also "
+        "with a DataFrame without rows, needs no option"
+    )
     CHANGED = (
         "batch {batch} was committed with {found}: the rows of a batch that is repeated must be the same in "
         "the same partition. If the number of partitions changed, restart with the one it had. Make the plan "
@@ -327,11 +333,17 @@ def decide_lane(
 
 
 def decide_atomic(
-    batch_id: int, marker: LaneMarker | None, *, first_batch_id: int = 0
+    batch_id: int, marker: LaneMarker | None, *, first_batch_id: int = 0, name: str | None = None
 ) -> Write | Compare | Refuse:
-    """What may be done with a micro-batch that is one transaction: its marker says all there is to know."""
+    """What may be done with a micro-batch that is one transaction: its marker says all there is to know.
+
+    A missing marker is no proof that nothing was written, so a `name` (None: the query's own id) that comes
+    up in a later batch is refused until the user vouches for it.
+    """
     if marker is None:
-        return Write() if batch_id <= first_batch_id else Refuse(Reason.UNKNOWN)
+        if batch_id <= first_batch_id:
+            return Write()
+        return Refuse(Reason.UNKNOWN) if name is None else Refuse(Reason.NEW_NAME, repr(name))
     if marker.batch_id > batch_id:
         return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
     return Compare(marker.sum) if marker.batch_id == batch_id else Write()

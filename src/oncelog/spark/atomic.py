@@ -71,14 +71,16 @@ def write_atomic(
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
     `options`: those of writing with format("oncelog"). `name`: whose batch ids these are; default: the
-    streaming query's id. Two calls for one micro-batch and topic need different names. Raises SinkError,
-    ConfigError, and what Spark raises; after an exception the same call may be made again.
+    streaming query's id. Two calls for one micro-batch and topic need different names. A name that is
+    first used in a later batch than 0 needs the option firstBatchId, so use it in every micro-batch, without
+    rows too. Raises SinkError, ConfigError, and what Spark raises; after an exception the same call may be
+    made again.
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     check_columns([(field.name, field.dataType.simpleString()) for field in df.schema.fields], settings.topic)
     context = df.sparkSession.sparkContext
     query_id = context.getLocalProperty(_QUERY_ID)
-    name = name or query_id
+    user_name, name = name, name or query_id
     if name is None:
         raise ConfigError("write_atomic outside of foreachBatch needs a name: whose batch ids are these?")
     sink = Sink(name, settings, part="atomic")
@@ -88,7 +90,7 @@ def write_atomic(
         raise Refuse(Reason.WRITTEN_TWICE, repr(name)).error(batch_id)
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            written = _write_once(df, batch_id, sink, is_in_stream=query_id is not None)
+            written = _write_once(df, batch_id, sink, user_name, is_in_stream=query_id is not None)
             _remember(call)
             publish(_metrics(name, written))
             return written
@@ -123,7 +125,9 @@ def _remember(call: _Call) -> None:
         _returned.add(call)
 
 
-def _write_once(df: DataFrame, batch_id: int, sink: Sink, *, is_in_stream: bool) -> AtomicWrite:
+def _write_once(
+    df: DataFrame, batch_id: int, sink: Sink, user_name: str | None, *, is_in_stream: bool
+) -> AtomicWrite:
     settings = sink.settings
     with (
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
@@ -132,7 +136,8 @@ def _write_once(df: DataFrame, batch_id: int, sink: Sink, *, is_in_stream: bool)
         # From here on nothing of an earlier attempt can be written or committed any more.
         producer.init_transactions()
         marker = _marker(sink, admin)
-        match decide_atomic(batch_id, marker, first_batch_id=settings.first_batch_id):
+        first = settings.first_batch_id
+        match decide_atomic(batch_id, marker, first_batch_id=first, name=user_name):
             case Refuse() as refusal:
                 raise refusal.error(batch_id)
             case Compare(there):
