@@ -1,0 +1,76 @@
+"""Shuffle files are lost amid a write on a real cluster: what Spark computes again must not double a row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import helpers_spark_shuffle
+import pytest
+from helpers_broker import wait_until
+from helpers_spark_cluster import SUBMIT, create_topics, read_values
+from helpers_spark_shuffle import GO_ON, LANES, MAP_TASKS, PATIENCE_S, ROWS
+
+from oncelog import Broker
+from oncelog.dev.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster(workers=2, memory_mb=512) as cluster:
+        yield cluster
+
+
+def write(master: str, servers: str, plan: str, directory: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_SUBMIT_ARGS": f"--master {master} {SUBMIT}",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, helpers_spark_shuffle.__file__, master, servers, "rows", str(directory), plan]
+    with (directory / "log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def named(directory: Path, begin: str) -> int:
+    return len(list(directory.glob(f"{begin}-*")))
+
+
+@pytest.mark.behaviour("P2")
+@pytest.mark.parametrize("plan", ["number", "chance"])
+def test_an_executor_is_killed_after_the_shuffle(cluster: SparkCluster, tmp_path: Path, plan: str) -> None:
+    """Two lanes are committed, the others must read shuffle files of which half are gone.
+
+    Spark computes those again. Where the rows are dealt out by chance, checksums differ and it ends the job.
+    """
+    log = tmp_path / "log"
+    with Broker() as broker:
+        servers = broker.bootstrap_servers
+        create_topics(servers, "rows")
+        with write(cluster.master_url, servers, plan, tmp_path) as program:
+            wait_until(lambda: named(tmp_path, "begun") == 4 or program.poll() is not None, PATIENCE_S)
+            assert program.poll() is None, log.read_text()[-6000:]
+            committed = read_values(servers, "rows")
+            assert 0 < committed.total() < ROWS
+            cluster.workers[0].kill()
+            (tmp_path / GO_ON).touch()
+            code = program.wait(PATIENCE_S)
+        stored = read_values(servers, "rows")
+        assert stored.most_common(1)[0][1] == 1
+        assert committed.keys() <= stored.keys()
+        assert named(tmp_path, "dealt") > MAP_TASKS, "no shuffle file was lost"
+        if plan == "number":
+            assert (code, stored.total(), named(tmp_path, "begun")) == (0, ROWS, LANES)
+            return
+        assert code != 0 and stored.total() < ROWS
+        with write("local[2]", servers, plan, tmp_path) as program:
+            assert program.wait(PATIENCE_S) != 0
+        assert "the rows of a batch that is repeated must be the same" in log.read_text()
+        assert read_values(servers, "rows") == stored
