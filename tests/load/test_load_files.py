@@ -130,6 +130,10 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     bad.write_bytes(b"no parquet")
     with pytest.raises(StorageError, match=r"bad.parquet: "):
         pieces_of(bad)
+    no_text = pa.array([b"\xff\xfe"]).view(pa.string())
+    pyarrow.parquet.write_table(pa.table({"n": [1], "text": no_text}), bad)
+    with pytest.raises(StorageError, match=r"bad.parquet, from row 0 on: column 'text': Invalid UTF8"):
+        pieces_of(bad)
     ragged = tmp_path / "ragged.csv"
     ragged.write_bytes(b"a,b\n1,2\n3\n")
     with pytest.raises(OncelogError, match=r"ragged.csv.*Expected 2 columns"):

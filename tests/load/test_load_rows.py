@@ -170,6 +170,8 @@ def test_json_lines_that_are_none(line: bytes) -> None:
 
 
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 5)
+NIL_UUID = b"00000000-0000-0000-0000-000000000000"
+NO_TEXT = pa.array([b"\xff\xfe"]).view(pa.string())
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,26 @@ def test_typed_columns(column: Any, texts: list[str | None]) -> None:
         (pa.array([b"\xff"]), [b"\xff"]),
         (pa.array([7]), [b"7"]),
         (pa.array([NOON.date()]), [b"2013-01-01"]),
+        (pa.array([b"\xff", None], pa.binary_view()), [b"\xff", None]),
+        (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16)], pa.binary(16))), [NIL_UUID]),
+        (pa.array([["a"], None]), [b'["a"]', None]),
     ],
 )
 def test_keys_of_typed_columns(column: Any, keys: list[bytes | None]) -> None:
     assert typed_key(column).to_pylist() == keys
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        (NO_TEXT, "Invalid UTF8"),
+        (NO_TEXT.dictionary_encode(), "Invalid UTF8"),
+        (pa.array([2**62], pa.timestamp("us")), "a time cannot be written: .*out of range"),
+        (pa.array([[2**62]], pa.list_(pa.timestamp("us"))), "cannot be written"),
+        (pa.array([[10_000_000]], pa.list_(pa.date32())), "cannot be written"),
+    ],
+)
+def test_values_without_a_text_are_refused(column: Any, what: str) -> None:
+    for convert in (typed_to_json, typed_key):
+        with pytest.raises(ValueError, match=what):
+            convert(column)

@@ -255,5 +255,12 @@ class ParquetRows:
 
     def _parse(self, batch: Any) -> Any:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        key = None if self._key is None else typed_key(columns[self._key])
-        return _table(json_rows(columns, dict.fromkeys(columns, typed_to_json)), key)
+        value = json_rows(columns, {name: partial(_typed_to_json, name) for name in columns})
+        return _table(value, None if self._key is None else typed_key(columns[self._key]))
+
+
+def _typed_to_json(name: str, column: Any) -> Any:
+    try:
+        return typed_to_json(column)
+    except ValueError as error:
+        raise ValueError(f"column {name!r}: {error}") from None

@@ -81,7 +81,11 @@ def text_to_json(column: Any, kind: str) -> Any:
 
 
 def typed_to_json(column: Any) -> Any:
-    """Values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null."""
+    """Values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null.
+
+    Raises ValueError for a value that has no such text: bytes in a text column that are not UTF-8, times
+    beyond the years that can be written.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         return typed_to_json(column.cast(kind.value_type))
@@ -94,21 +98,34 @@ def typed_to_json(column: Any) -> Any:
     text = _plain_text(column)
     if text is not None:
         return quoted(text)
-    return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
+    try:
+        return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
+    except OverflowError as error:  # of Python's times, which end with the year 9999
+        raise ValueError(f"a value of type {kind} cannot be written: {error}") from None
 
 
 def _plain_text(column: Any) -> Any | None:
     """Columns whose JSON is a string; None for all others."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        # A Parquet file may hold any bytes as text, and Arrow reads them as they are.
+        column.validate(full=True)
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind):
         if kind.tz is not None:
             column = column.cast(pa.timestamp(kind.unit, "UTC"))
-        return pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+        return pc.replace_substring(_checked(column.cast(pa.string())), " ", "T", max_replacements=1)
     if pa.types.is_date(kind) or pa.types.is_time(kind):
-        return column.cast(pa.string())
+        return _checked(column.cast(pa.string()))
     return None
+
+
+def _checked(times: Any) -> Any:
+    """Raise ValueError where Arrow wrote a remark in the place of a time."""
+    is_remark = pc.starts_with(times, "<")
+    if pc.any(is_remark).as_py():
+        raise ValueError(f"a time cannot be written: {times.filter(is_remark)[0].as_py()}")
+    return times
 
 
 def _dumps(value: Any) -> str:
@@ -135,7 +152,15 @@ def typed_key(column: Any) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return typed_key(column.cast(kind.value_type))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind):
         return column.cast(pa.binary())
     text = _plain_text(column)
-    return (typed_to_json(column) if text is None else text).cast(pa.binary())
+    return (_unquoted(typed_to_json(column)) if text is None else text).cast(pa.binary())
+
+
+def _unquoted(values: Any) -> Any:
+    """JSON text, and the text itself of what is a string (a UUID, a duration)."""
+    if not pc.any(pc.starts_with(values, '"')).as_py():
+        return values
+    texts = [json.loads(v) if v is not None and v.startswith('"') else v for v in values.to_pylist()]
+    return pa.array(texts, pa.string())
