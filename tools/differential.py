@@ -4,7 +4,8 @@
     python tools/differential.py --subject transactions --seed 17 [--keep 0,3,5]
 
 Each difference that no rule explains is shrunk and printed as a transcript. Exit code 1 when there was one.
-`--ours` and `--kafka` name brokers that run already.
+`--ours` and `--kafka` name brokers that run already: the plain listener, and the one on which clients log in.
+Such brokers cannot be restarted.
 """
 
 from __future__ import annotations
@@ -48,16 +49,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", metavar="STEPS", help="play only these steps of --seed")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--max-differences", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing later than this")
     parser.add_argument("--no-shrink", action="store_true")
-    parser.add_argument("--ours", metavar="HOST:PORT")
-    parser.add_argument("--kafka", metavar="HOST:PORT")
+    parser.add_argument("--ours", metavar="HOST:PORT[,HOST:PORT]")
+    parser.add_argument("--kafka", metavar="HOST:PORT[,HOST:PORT]")
     return parser.parse_args()
 
 
 def _beds(asked: argparse.Namespace, stack: ExitStack) -> tuple[Bed, Bed]:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-differential-")))
-    ours = Fixed(asked.ours) if asked.ours else stack.enter_context(oncelog_bed(directory))
-    theirs = Fixed(asked.kafka) if asked.kafka else stack.enter_context(apache_bed())
+    ours = Fixed(*asked.ours.split(",")) if asked.ours else stack.enter_context(oncelog_bed(directory))
+    theirs = Fixed(*asked.kafka.split(",")) if asked.kafka else stack.enter_context(apache_bed())
     return ours, theirs
 
 
@@ -95,12 +97,12 @@ def _search(pair: Pair, chosen: list[Subject], asked: argparse.Namespace) -> int
                 f"difference{'' if again else ' that did not come again'}: subject {name}, seed {seed}",
                 flush=True,
             )
+            print(transcript(again or outcome).splitlines()[-1], flush=True)
             if again is None:
-                print(transcript(outcome).splitlines()[-1])
                 continue
             failed.append(again)
-            if len(failed) >= asked.max_differences:
-                break
+        if len(failed) >= asked.max_differences or time.monotonic() - began > 60 * asked.minutes:
+            break
     seconds = time.monotonic() - began
     for outcome in _one_of_each(failed):
         kept = None

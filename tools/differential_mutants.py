@@ -18,19 +18,35 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from differential.beds import SETTINGS, apache_bed  # noqa: E402
+from differential.beds import COMMON, SASL, apache_bed  # noqa: E402
 from differential.operations import all_subjects, draw  # noqa: E402
 from differential.runner import Fixed, Pair  # noqa: E402
 
 import oncelog  # noqa: E402
-from oncelog.broker import admission, offsets, transactions  # noqa: E402
-from oncelog.broker.apis import fetch, list_transactions, txn_offset_commit, write_txn_markers  # noqa: E402
+from oncelog.broker import admission, authorizer, offsets, transactions, users  # noqa: E402
+from oncelog.broker.apis import (  # noqa: E402
+    create_partitions,
+    create_topics,
+    fetch,
+    incremental_alter_configs,
+    list_transactions,
+    offset_commit,
+    offset_delete,
+    txn_offset_commit,
+    write_txn_markers,
+)
+from oncelog.errors import BrokerError  # noqa: E402
 from oncelog.log import partition  # noqa: E402
-from oncelog.rules import append  # noqa: E402
+from oncelog.rules import append, authorization, quotas  # noqa: E402
+from oncelog.rules.authorization import Acl, AclFilter, AclTable, PatternType, Permission  # noqa: E402
+from oncelog.rules.consumer_group import ConsumerGroup  # noqa: E402
+from oncelog.rules.group import ClassicGroup, GroupState  # noqa: E402
 
 PAGE = ROOT / "docs" / "internals" / "differential-fuzzing.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
 JOBS = 3
+LISTENERS = {"listeners": f"PLAINTEXT://127.0.0.1:0,{SASL}://127.0.0.1:0"}
+"""The second is for users, who log in."""
 
 
 class Mutant(NamedTuple):
@@ -70,6 +86,256 @@ def _asking_the_group_first(original: Any, node: Any, message: Any, *more: Any) 
     return original(node, message, *more)
 
 
+def _leaving_one_by_one(original: Any, group: Any, identities: Any, now_ms: int) -> Any:
+    return [code for identity in identities for code in original(group, [identity], now_ms)]
+
+
+def _complete_without_others(group: Any, now_ms: int) -> None:
+    is_open = group.state is GroupState.PREPARING_REBALANCE
+    if is_open and any(member.join is not None for member in group.members.values()):
+        group._complete(now_ms)
+
+
+def _without_assignments(original: Any, node: Any, asked: Any, left_count: int) -> Any:
+    asked.assignments = None
+    return original(node, asked, left_count)
+
+
+def _always_creating(original: Any, node: Any, request: Any, now_ms: int) -> Any:
+    request.message.validate_only = False
+    return original(node, request, now_ms)
+
+
+def _of_any_epoch(original: Any, group: Any, beat: Any) -> Any:
+    try:
+        return original(group, beat)
+    except BrokerError:
+        if beat.member_id in group.members and beat.epoch > 0:
+            return group.members[beat.member_id]
+        raise
+
+
+COORDINATION: list[Mutant] = [
+    Mutant(
+        "F75: members that leave in one request leave one by one",
+        "classic_groups",
+        (_wrapped(ClassicGroup, "leave", _leaving_one_by_one),),
+    ),
+    Mutant(
+        "a member may speak of any generation",
+        "classic_groups",
+        (
+            _wrapped(
+                ClassicGroup,
+                "_refusal_of",
+                lambda original, self, member_id, instance_id, *_: original(self, member_id, instance_id),
+            ),
+        ),
+    ),
+    Mutant(
+        "a static member's instance fences nobody",
+        "classic_groups",
+        (
+            _wrapped(
+                ClassicGroup,
+                "_refusal_of",
+                lambda original, self, member_id, _, *generation: original(
+                    self, member_id, None, *generation
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "a rebalance waits for nobody",
+        "classic_groups",
+        ((ClassicGroup, "_complete_if_all_joined", _complete_without_others),),
+    ),
+    Mutant(
+        "a member commits before it has its assignment",
+        "classic_groups",
+        (
+            _wrapped(
+                ClassicGroup,
+                "refusal_of_commit",
+                lambda original, *args, **_: original(*args, is_transactional=True),
+            ),
+        ),
+    ),
+    Mutant(
+        "a member commits at any epoch",
+        "consumer_groups",
+        ((ConsumerGroup, "_check_epoch", staticmethod(_nothing)),),
+    ),
+    Mutant(
+        "a heartbeat of any epoch is answered",
+        "consumer_groups",
+        (_wrapped(ConsumerGroup, "_member_of", _of_any_epoch),),
+    ),
+    Mutant(
+        "a member is given what another still has to give up",
+        "consumer_groups",
+        ((ConsumerGroup, "_held_by_others", lambda *_: set()),),
+    ),
+    Mutant(
+        "a member that leaves raises no epoch",
+        "consumer_groups",
+        ((ConsumerGroup, "_remove", ConsumerGroup._forget),),
+    ),
+    Mutant(
+        "a static member that leaves for a moment is gone",
+        "consumer_groups",
+        (
+            _wrapped(
+                ConsumerGroup,
+                "_leave",
+                lambda original, self, beat: original(self, beat._replace(epoch=-1))._replace(
+                    epoch=beat.epoch
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "offsets that are only pending are told as stable",
+        "offsets",
+        ((offsets.Offsets, "pending_of", lambda *_: set()),),
+    ),
+    Mutant(
+        "a transaction's offset holds over a later plain commit",
+        "offsets",
+        ((offsets, "later", lambda held, materialized: materialized),),
+    ),
+    Mutant(
+        "OffsetDelete forgets what members read",
+        "offsets",
+        (
+            _wrapped(
+                offset_delete,
+                "_code",
+                lambda original, node, request, at, _: original(node, request, at, set()),
+            ),
+        ),
+    ),
+    Mutant(
+        "F63: metadata is measured in characters",
+        "offsets",
+        ((offset_commit, "_java_length", len),),
+    ),
+]
+ADMINISTRATION: list[Mutant] = [
+    Mutant(
+        "F73: a null is no setting, and is left out",
+        "admin",
+        (
+            _wrapped(
+                create_topics,
+                "check_overrides",
+                lambda original, broker, overrides, *more: original(
+                    broker, {key: value for key, value in overrides.items() if value is not None}, *more
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "topics that are only to be checked are created",
+        "admin",
+        (_wrapped(create_topics, "_create_all", _always_creating),),
+    ),
+    Mutant(
+        "assignments of new partitions are not looked at",
+        "admin",
+        (_wrapped(create_partitions, "_checked", _without_assignments),),
+    ),
+    Mutant(
+        "what is appended to a list replaces it",
+        "admin",
+        (
+            _wrapped(
+                incremental_alter_configs,
+                "_apply",
+                lambda original, result, config, _: original(result, config, ""),
+            ),
+        ),
+    ),
+    Mutant(
+        "what is denied does not outweigh what is allowed",
+        "acls",
+        (
+            _wrapped(
+                authorizer,
+                "is_allowed",
+                lambda original, acls, *args, **kwargs: original(
+                    [acl for acl in acls if acl.permission is not Permission.DENY], *args, **kwargs
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "no operation implies another",
+        "acls",
+        ((authorization, "IMPLIED_BY", {}),),
+    ),
+    Mutant(
+        "a prefix speaks of one name only",
+        "acls",
+        (
+            _wrapped(
+                AclTable,
+                "speaking_of",
+                lambda original, self, kind, name: [
+                    acl
+                    for acl in original(self, kind, name)
+                    if acl.pattern_type is not PatternType.PREFIXED or acl.name == name
+                ],
+            ),
+        ),
+    ),
+    Mutant(
+        "an ACL holds for every host",
+        "acls",
+        (_wrapped(Acl, "is_of", lambda original, self, names, _: original(self, names, self.host)),),
+    ),
+    Mutant(
+        "a filter that matches finds equal names only",
+        "acls",
+        (
+            _wrapped(
+                AclFilter,
+                "_takes_name",
+                lambda original, self, acl: (
+                    original(self, acl)
+                    and (self.pattern_type is not PatternType.MATCH or self.name in (None, acl.name))
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "a strict filter of quotas is not strict",
+        "quotas",
+        (
+            _wrapped(
+                quotas.QuotaFilter,
+                "takes",
+                lambda original, self, entity: original(quotas.QuotaFilter(self.parts, False), entity),
+            ),
+        ),
+    ),
+    Mutant(
+        "a quota has fractions of bytes",
+        "quotas",
+        (
+            _wrapped(
+                quotas,
+                "_check_value",
+                lambda original, key, value: original(key, float(int(value)) or value),
+            ),
+        ),
+    ),
+    Mutant(
+        "any number of iterations makes a SCRAM user",
+        "quotas",
+        ((users, "LEAST_ITERATIONS", 1),),
+    ),
+]
 MUTANTS: list[Mutant] = [
     Mutant(
         "F1, C14: a transaction with an epoch of its own begins with any sequence",
@@ -205,6 +471,8 @@ MUTANTS: list[Mutant] = [
             ),
         ),
     ),
+    *COORDINATION,
+    *ADMINISTRATION,
 ]
 
 
@@ -217,12 +485,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of mutants' names; all without")
     parser.add_argument("--sequences", type=int, default=400, help="at most so many for each")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already")
+    parser.add_argument("--kafka", metavar="HOST:PORT[,HOST:PORT]", help="one that runs")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     chosen = [m for m in MUTANTS if not asked.names or any(text in m.name for text in asked.names)]
     with ExitStack() as stack:
-        kafka = Fixed(asked.kafka) if asked.kafka else stack.enter_context(apache_bed())
+        kafka = Fixed(*asked.kafka.split(",")) if asked.kafka else stack.enter_context(apache_bed())
         rows = [(mutant, _sequences_until_found(mutant, kafka, asked.sequences)) for mutant in chosen]
     if asked.write:
         _write(rows)
@@ -234,10 +502,10 @@ def _sequences_until_found(mutant: Mutant, kafka: Any, limit: int) -> int | None
     subject = all_subjects()[mutant.subject]
     drawn = ((draw(subject, seed), subject.rules) for seed in range(limit))
     with ExitStack() as stack:
-        broker = stack.enter_context(oncelog.Broker(config=SETTINGS))
+        broker = stack.enter_context(oncelog.Broker(config=COMMON | LISTENERS))
         for owner, name, instead in mutant.patches:
             stack.enter_context(patch.object(owner, name, instead))
-        pair = Pair(Fixed(broker.bootstrap_servers), kafka)
+        pair = Pair(Fixed(broker.bootstrap_servers, broker.listeners[SASL]), kafka)
         found = None
         for number, outcome in enumerate(pair.play_all(drawn, JOBS), 1):
             if outcome.difference is not None and pair.confirmed(outcome, subject.rules) is not None:

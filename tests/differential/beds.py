@@ -12,11 +12,16 @@ from oncelog.dev.process import free_ports
 from oncelog.dev.served import ServedBroker
 
 SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+SHORT = {
+    "group.min.session.timeout.ms": 1_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.min.heartbeat.interval.ms": 300,
+    "group.consumer.heartbeat.interval.ms": 300,
+}
+"""So that members may ask for time-outs that run out while a sequence is played."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
-    "group.consumer.min.heartbeat.interval.ms": 300,
-    "group.consumer.heartbeat.interval.ms": 300,
 }
 SMALL = {"log.index.size.max.bytes": 65_536, "log.segment.delete.delay.ms": 1_000}
 """Thousands of topics are made and deleted: their indexes are small, and their files go at once.
@@ -31,6 +36,8 @@ SECURITY = {
     "sasl.enabled.mechanisms": "SCRAM-SHA-256",
 }
 """Everybody on the plain listener may do everything."""
+COMMON = SETTINGS | SHORT | SMALL | SECURITY
+"""All settings that both brokers have."""
 SASL = "SASL_PLAINTEXT"
 SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
 
@@ -102,7 +109,7 @@ def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
     """Our broker with both listeners, its data below `directory`."""
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-differential-") as own,
-        SecuredBroker((directory or Path(own)) / "data", settings=SETTINGS | SMALL | SECURITY) as broker,
+        SecuredBroker((directory or Path(own)) / "data", settings=COMMON) as broker,
     ):
         yield OncelogBed(broker)
 
@@ -111,6 +118,6 @@ def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
 def apache_bed() -> Iterator[ApacheBed]:
     """Apache Kafka with both listeners. Raises PartMissing where its jars or Java are missing."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    properties = SETTINGS | SMALL | PROMPT | SECURITY | {SASL_MODULE: module}
+    properties = COMMON | PROMPT | {SASL_MODULE: module}
     with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:
         yield ApacheBed(kafka)

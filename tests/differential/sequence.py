@@ -20,6 +20,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 Body = dict[str, Any]
+RESTARTS = ("restart", "kill")
+"""Kinds of steps that start both brokers again: after a clean stop, and after SIGKILL."""
 SENTINEL = "sentinel"
 """A topic of sequences that change settings, rights or users: see `Run._catch_up`."""
 PASSWORD, SALT = "secret", b"sixteen bytes!!!"
@@ -59,6 +61,11 @@ class Sequence(NamedTuple):
     observations: tuple[Step, ...] = ()
 
 
+def restarts_of(sequence: Sequence) -> tuple[str, ...]:
+    """Return the kinds of a sequence's restarts, in order."""
+    return tuple(step.kind for step in sequence.steps if step.kind in RESTARTS)
+
+
 class Rule(NamedTuple):
     """A difference that is meant, or that cannot be compared.
 
@@ -89,7 +96,6 @@ class Subject(NamedTuple):
     draw: Callable[[Random], Sequence]
     rules: tuple[Rule, ...] = ()
     weight: int = 1
-    restarts: bool = False
     secured: bool = False
 
 

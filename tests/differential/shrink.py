@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from differential.runner import Outcome
-from differential.sequence import Sequence, Step
+from differential.sequence import Sequence, Step, restarts_of
 
-MAX_TRIALS = 150
+MAX_TRIALS, MAX_RESTARTS = 150, 25
 
 
 def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
@@ -27,6 +27,7 @@ def shrink(outcome: Outcome, play: Callable[[Sequence], Outcome]) -> tuple[Outco
     whole = outcome.sequence
     numbers = list(range(min(len(whole.steps), outcome.difference.number + 1)))
     best, trials = outcome, 0
+    limit = MAX_RESTARTS if restarts_of(whole) else MAX_TRIALS
 
     def fails(kept: list[int]) -> Outcome | None:
         nonlocal trials
@@ -37,10 +38,10 @@ def shrink(outcome: Outcome, play: Callable[[Sequence], Outcome]) -> tuple[Outco
     if (first := fails(numbers)) is None:
         return outcome, list(range(len(whole.steps)))
     best, size = first, max(1, len(numbers) // 2)
-    while trials < MAX_TRIALS:
+    while trials < limit:
         dropped = False
         start = 0
-        while start < len(numbers) and trials < MAX_TRIALS:
+        while start < len(numbers) and trials < limit:
             kept = numbers[:start] + numbers[start + size :]
             if result := fails(kept):
                 best, numbers, dropped = result, kept, True

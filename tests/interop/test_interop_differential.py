@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from differential.beds import SETTINGS, apache_bed, oncelog_bed
+from differential.beds import COMMON, apache_bed, oncelog_bed
 from differential.operations import all_subjects, draw
 from differential.runner import Fixed, Outcome, Pair
-from differential.sequence import Sequence, Subject
+from differential.sequence import RESTARTS, Sequence, Subject, restarts_of
 from differential.shrink import shrink
 from differential.transcript import transcript
 
 import oncelog
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.served import ServedBroker
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 SUBJECTS = all_subjects()
@@ -26,26 +24,31 @@ WEIGHTS = sum(subject.weight for subject in SUBJECTS.values())
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, apache_kafka: ApacheKafka) -> Iterator[Pair]:
-    with ServedBroker(tmp_path_factory.mktemp("differential") / "data", settings=SETTINGS) as broker:
-        yield Pair(Fixed(broker.bootstrap_servers), Fixed(apache_kafka.bootstrap_servers))
-
-
-@pytest.fixture(scope="module")
-def secured_pair(kafka_class_path: str) -> Iterator[Pair]:
-    """Brokers with an authorizer, and a listener on which clients log in."""
+def pair(kafka_class_path: str) -> Iterator[Pair]:
+    """Brokers with an authorizer, a listener on which clients log in, and short time-outs allowed."""
     with oncelog_bed() as ours, apache_bed() as theirs:
         yield Pair(ours, theirs)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name, subject in SUBJECTS.items() if subject.weight])
-def test_both_brokers_answer_random_sequences_the_same(request: pytest.FixtureRequest, name: str) -> None:
+def test_both_brokers_answer_random_sequences_the_same(pair: Pair, name: str) -> None:
     subject = SUBJECTS[name]
-    pair: Pair = request.getfixturevalue("secured_pair" if subject.secured else "pair")
     drawn = [draw(subject, seed) for seed in range(SEQUENCES * subject.weight // WEIGHTS)]
-    outcomes = pair.play_all([(sequence, subject.rules) for sequence in drawn], jobs=2)
+    jobs = 8 if any(step.kind == "pause" for sequence in drawn for step in sequence.steps) else 2
+    outcomes = pair.play_all([(sequence, subject.rules) for sequence in drawn], jobs)
     suspects = [outcome for outcome in outcomes if outcome.difference is not None]
+    failed = [again for outcome in suspects if (again := pair.confirmed(outcome, subject.rules))]
+    assert not failed, _report(pair, subject, failed)
+
+
+@pytest.mark.timeout(900)
+def test_both_brokers_answer_the_same_after_they_were_killed(pair: Pair) -> None:
+    """One restart for all of these: see docs/internals/differential-fuzzing.md."""
+    subject = SUBJECTS["restarts"]
+    drawn = [draw(subject, seed) for seed in range(30)]
+    killed = [(one, subject.rules) for one in drawn if restarts_of(one) == ("kill",)]
+    suspects = [outcome for outcome in pair.play_all(killed, jobs=4) if outcome.difference is not None]
     failed = [again for outcome in suspects if (again := pair.confirmed(outcome, subject.rules))]
     assert not failed, _report(pair, subject, failed)
 
@@ -90,13 +93,14 @@ def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it()
 
 def test_the_same_broker_twice_shows_no_difference() -> None:
     """Whatever a broker assigns (producer ids, topic ids, times) is not taken for a difference."""
-    with oncelog.Broker(config=SETTINGS) as one, oncelog.Broker(config=SETTINGS) as other:
+    with oncelog.Broker(config=COMMON) as one, oncelog.Broker(config=COMMON) as other:
         pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
-        drawn = [
-            (draw(subject, seed), ())
-            for subject in SUBJECTS.values()
-            if subject.weight and not subject.secured
-            for seed in range(8)
+        subjects = [subject for subject in SUBJECTS.values() if subject.weight and not subject.secured]
+        drawn = [draw(subject, seed) for subject in subjects for seed in range(8)]
+        at_once = [
+            (sequence, ())
+            for sequence in drawn
+            if not {step.kind for step in sequence.steps} & {*RESTARTS, "pause"}
         ]
-        outcomes = list(pair.play_all(drawn, jobs=2))
+        outcomes = list(pair.play_all(at_once, jobs=2))
     assert [transcript(outcome) for outcome in outcomes if outcome.difference is not None] == []

@@ -288,6 +288,12 @@ def _has_an_id(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     return step.api == "CreateTopics" and path.endswith("topic_id") and bool(step.body.get("validate_only"))
 
 
+WHOLE_CLUSTER = Rule(
+    "min.insync.replicas is set for the whole cluster",
+    "Kafka sets it there itself, so that it is no default.",
+    _is_for_the_cluster,
+    key="whole-cluster-settings",
+)
 RULES = (
     Rule(
         "the broker's setting behind a topic's default",
@@ -301,11 +307,6 @@ RULES = (
         _has_an_id,
         key="CreateTopics with `validate_only` tells no topic id",
     ),
-    Rule(
-        "min.insync.replicas is set for the whole cluster",
-        "Kafka sets it there itself, so that it is no default.",
-        _is_for_the_cluster,
-        key="whole-cluster-settings",
-    ),
+    WHOLE_CLUSTER,
 )
 SUBJECTS = (Subject("admin", draw, RULES),)

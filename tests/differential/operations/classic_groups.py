@@ -98,7 +98,7 @@ class Members:
         session_ms = random.choice([0, -1, 5_999, 1_800_001, 2**31 - 1]) if self._often(0.03) else 60_000
         names = random.choice(PROTOCOLS)
         is_odd = self._often(0.05)
-        if is_new and not self._is_anchored:
+        if not self._is_anchored:
             session_ms, names, is_odd = 60_000, names or ["range"], False
         body = {
             "group_id": self._group(),

@@ -1,0 +1,75 @@
+"""Sequences of other subjects in which both brokers are stopped, or killed, and started again.
+
+What the base's observations show is compared right after the restart, and again in the end.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from differential.operations import (
+    classic_groups,
+    consumer_groups,
+    idempotence,
+    offsets,
+    records,
+    transactions,
+)
+from differential.sequence import Rule, Sequence, Step, Subject, answers
+
+BASES = {
+    subject.name: subject
+    for module in (classic_groups, consumer_groups, idempotence, offsets, records, transactions)
+    for subject in module.SUBJECTS
+}
+
+
+def draw(random: Random) -> Sequence:
+    """A sequence of any base with one restart, clean or by SIGKILL."""
+    base = BASES[random.choice(sorted(BASES))]
+    sequence = base.draw(random)
+    place = random.randint(1, len(sequence.steps))
+    restart = Step(kind=random.choice(("restart", "kill")))
+    steps = (*sequence.steps[:place], restart, *sequence.observations, *sequence.steps[place:])
+    return sequence._replace(steps=steps)
+
+
+def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
+    """True for the epoch of a partition's leader, and for what follows from it."""
+    is_shown = path.rpartition(".")[2] in ("leader_epoch", "partition_leader_epoch", "committed_leader_epoch")
+    is_judged = any(value in ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH") for value in (ours, theirs))
+    is_of_an_epoch = step.api == "OffsetForLeaderEpoch" or "diverging_epoch" in path
+    return is_shown or is_judged or is_of_an_epoch
+
+
+def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
+    """True for a group that was in its first rebalance."""
+    pairs = (("GROUP_ID_NOT_FOUND", "NONE"), ("Dead", "Empty"))
+    return step.api == "DescribeGroups" and (ours, theirs) in pairs
+
+
+RULES = (
+    Rule(
+        "the leader epoch rises with every start of Kafka",
+        "there is one node, so nobody else has led in between",
+        _is_epoch,
+        key="leader-epoch-stays",
+    ),
+    Rule(
+        "Kafka remembers one batch of a producer over a restart",
+        "we remember five",
+        answers("Produce", ours="NONE", theirs="OUT_OF_ORDER_SEQUENCE_NUMBER"),
+        key="five-remembered-over-a-restart",
+        ends=True,
+    ),
+    Rule(
+        "a group that was in its first rebalance",
+        "Kafka has stored that there is a group",
+        _is_unused,
+        key="An empty group without offsets is gone at once",
+        ends=True,
+    ),
+)
+_ALL = {rule.name: rule for base in BASES.values() for rule in (*base.rules, *RULES)}
+SUBJECTS = (Subject("restarts", draw, tuple(_ALL.values()), weight=0),)
