@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from random import Random
+
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 
@@ -129,6 +132,30 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
         assert again.recovery_reports and again.describe_producers() == before
         disk.replace(f"{TP}/{9:020d}.timeindex", b"damaged")
         disk = disk.after_kill()
+
+
+@pytest.mark.behaviour("I7")
+def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> None:
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    for number in range(3):
+        put(partition, batch(number))
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the second segment begins without a snapshot
+    put(partition, batch())
+    disk.errors.clear()
+    put(partition, batch())
+    partition.flush()
+    put(partition, batch())
+    put(partition, batch())
+    assert partition.delete_records(3, NOW_MS) == 3
+    for seed in range(20):
+        found = disk.after_power_loss(Random(seed))
+        again = open_partition(found, small, recovery_point=5, log_start_offset=3)
+        assert put(again, batch(2)).is_duplicate
+    assert partition.is_flush_due
+    partition.flush()
+    partition.checkpoint_producers()
+    assert (partition.segment_count, partition.is_flush_due) == (2, False)
 
 
 def test_settings_change_while_open() -> None:

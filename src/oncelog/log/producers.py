@@ -7,12 +7,13 @@ and `complete`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
 from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.log.chores import Chore, Chores, run
+from oncelog.log.chores import Chore, Chores, Job, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots
 from oncelog.rules.append import (
@@ -83,6 +84,7 @@ class PartitionProducers:
         """By producer id; at most `limits.max_verifying_producers`, of which the oldest go first."""
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
+        self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
         self._chores = chores
         self._writing: Chore | None = None
@@ -109,7 +111,7 @@ class PartitionProducers:
         oldest_first = sorted(self.open_transactions.items(), key=lambda item: item[1])
         self.open_transactions = dict(oldest_first)
         self.table.put_packed(entries)
-        self.snapshot_offset = snapshot.offset
+        self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Note a batch for which the transaction coordinator is asked."""
@@ -223,7 +225,7 @@ class PartitionProducers:
             while self._wanted is not None:
                 (offset, image, then), self._wanted = self._wanted, None
                 yield from self.snapshots.write(offset, image)
-                self.snapshot_offset = offset
+                self._note_snapshot(offset)
                 yield from then()
         finally:
             self._writing = self._wanted = None
@@ -233,7 +235,21 @@ class PartitionProducers:
         self.abandon()
         if self.snapshot_offset != offset:
             run(self.snapshots.write(offset, self.table.image()))
-            self.snapshot_offset = offset
+            self._note_snapshot(offset)
+
+    def _note_snapshot(self, offset: int) -> None:
+        self.snapshot_offset = offset
+        self._snapshot_offsets.add(offset)
+
+    def snapshot_from(self, offset: int) -> int | None:
+        """Return where the oldest snapshot known to be on disk stands, of those at or above an offset."""
+        return min((known for known in self._snapshot_offsets if known >= offset), default=None)
+
+    def keep_snapshots(self, offsets: Iterable[int]) -> Job:
+        """Forget all other snapshots; return what removes them."""
+        kept = set(offsets)
+        self._snapshot_offsets &= kept
+        return partial(self.snapshots.keep, kept)
 
     def abandon(self) -> None:
         """Give up a snapshot that is being written."""

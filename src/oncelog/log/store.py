@@ -78,6 +78,7 @@ class PartitionStore:
         self._failure: str | None = None
         self._places: dict[int, Place] = {}
         self._unsnapshotted_bytes = 0
+        self._deletion_needs = 0  # up to where the log must be synced before dead segments may go
         self._is_directory_dirty = True
         self._as_opened: tuple[int, int] | None = None  # log end and start that need nothing on closing
         self._is_closed = self._is_swapping = self._rewrites_small = False
@@ -227,8 +228,8 @@ class PartitionStore:
 
     @property
     def is_flush_due(self) -> bool:
-        """Whether a closed segment is not synced yet, so that recovery would read it again."""
-        return self._recovery_point < self._segments.active.base_offset
+        """Return whether recovery would read a closed segment again, or deleted segments wait for a sync."""
+        return self._recovery_point < max(self._segments.active.base_offset, self._deletion_needs)
 
     @property
     def size_bytes(self) -> int:
@@ -313,7 +314,7 @@ class PartitionStore:
         kept = [segment.base_offset for segment in self._segments]
         if self._producers.snapshot_offset is not None:
             kept.append(self._producers.snapshot_offset)
-        yield partial(self._producers.snapshots.keep, kept)
+        yield self._producers.keep_snapshots(kept)
         yield from self._remove(self._drop_dead())
 
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
@@ -328,7 +329,7 @@ class PartitionStore:
                     failure = error  # a full disk; what is closed can go all the same, and makes room
             dead = self._dead_segments()
             if dead and not self._is_safe_without(dead):
-                self._snapshot()
+                self._wait_for_snapshot(dead)
             if dropped := self._drop_dead():
                 self._chores.add(self._remove(dropped))
             if failure is not None:
@@ -347,9 +348,22 @@ class PartitionStore:
         return [segment for segment in closed if segment.end_offset <= self._log_start_offset]
 
     def _is_safe_without(self, dead: list[Segment]) -> bool:
-        """Whether a snapshot on disk says all that these say of producers."""
-        known = self._producers.snapshot_offset
-        return known is not None and known >= dead[-1].end_offset
+        """Return whether a snapshot on disk says all that these say of producers, also after a power loss.
+
+        Recovery drops a snapshot behind the end of the log. So before synced records go, the log must be
+        synced up to it: test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
+        """
+        offset = self._producers.snapshot_from(dead[-1].end_offset)
+        if offset is None:
+            return False
+        return offset <= self._recovery_point or dead[0].base_offset >= self._recovery_point
+
+    def _wait_for_snapshot(self, dead: list[Segment]) -> None:
+        """Have a snapshot written that says what these say of producers, and the log synced up to it."""
+        offset = self._producers.snapshot_from(dead[-1].end_offset)
+        self._deletion_needs = self._log_end_offset if offset is None else offset
+        if offset is None:
+            self._snapshot()
 
     def _drop_dead(self) -> list[_Dropped]:
         """Take some segments that are not needed any more out of the list; their files are for `_remove`."""
@@ -424,9 +438,15 @@ class PartitionStore:
             raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
-        """Snapshot producer state if much was appended since the last one, so that recovery stays short."""
+        """Snapshot producer state if much was appended since the last one, so that recovery stays short.
+
+        Delete segments that waited for a sync.
+        """
         if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self._snapshot()
+        if 0 < self._deletion_needs <= self._recovery_point:
+            self._deletion_needs = 0
+            self._chores.add(self._remove(self._drop_dead()))
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use other topic settings from now on."""
