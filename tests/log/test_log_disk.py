@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.edge.disk import RealDisk, RealFile
 from oncelog.errors import KafkaStorageError
@@ -274,6 +274,8 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
     disk.sync_directory()
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
+    if operation == "create":
+        disk.remove(f"{TP}/{0:020d}.txnindex")  # as in a directory of Apache Kafka
     disk.errors = {(operation, ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()

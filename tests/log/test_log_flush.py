@@ -85,7 +85,7 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
     disk.read = lambda path: (reads.append(path), read(path))[1]  # type: ignore[method-assign]
     again = open_partition(disk, SMALL, clean_shutdown=True)
     assert again.segment_count > 3
-    assert sum(path.endswith("index") for path in reads) == 2
+    assert sum(path.endswith((".index", ".timeindex")) for path in reads) == 2
     assert again.read(3, 1).next_offset == 4
     assert again.offset_for_timestamp(NOW_MS + 50) == (NOW_MS + 50, 50)
     assert again.max_timestamp_offset() == (NOW_MS + 99, 99)

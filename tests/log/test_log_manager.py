@@ -15,7 +15,7 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_ma
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
-from oncelog.log.checkpoint import CLEANED_OFFSETS, INDEXED_OFFSETS, encode_offsets
+from oncelog.log.checkpoint import CLEANED_OFFSETS, INDEX_STARTS, INDEXED_OFFSETS, encode_offsets
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -306,8 +306,8 @@ def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None
         if name.endswith(".txnindex"):
             disk.remove(f"{TP}/{name}")
     disk.replace(CLEANED_OFFSETS, encode_offsets({TP: 8}))
-    if disk.exists(INDEXED_OFFSETS):
-        disk.remove(INDEXED_OFFSETS)
+    for path in (INDEXED_OFFSETS, INDEX_STARTS):
+        disk.remove(path)
     for is_full, count in ((True, 4), (True, 4), (False, 4), (False, 0)):
         disk.errors = {("replace", ".txnindex"): errno.ENOSPC} if is_full else {}
         manager = _open(disk)
@@ -319,3 +319,23 @@ def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None
         assert all("lacked 4 aborted transactions" in text for text in reports)
         assert any("make room" in text for text in reports) is is_full
         manager.close(NOW_MS)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stop", "kill"])
+def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stopped: bool) -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    put(partition, batch(0, pid=1, is_transactional=True))
+    put_marker(partition, marker(1, commit=False))
+    put(partition, batch())
+    partition.flush()
+    expected = partition.aborted_transactions(0, 9)
+    if is_stopped:
+        manager.close(NOW_MS)
+    else:
+        manager.write_checkpoints()
+        manager.release()
+    disk.remove(f"{TP}/{0:020d}.txnindex")
+    again = _open(disk.after_kill()).open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    assert len(expected) == 1 and again.aborted_transactions(0, 9) == expected

@@ -299,6 +299,45 @@ def test_indexes_are_made_again(suffix: str, clean: bool, damage: str) -> None:
     assert len(read_all(partition, 10)) == partition.size_bytes
 
 
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(6):
+        put(partition, batch(number, pid=1, is_transactional=True))
+        put_marker(partition, marker(1, commit=bool(number % 2)))
+    expected, end_offset = partition.aborted_transactions(0, 99), partition.log_end_offset
+    partition.close(NOW_MS)
+    names = _names(disk, ".txnindex")
+    assert len(expected) == 3 and len(names) == partition.segment_count > 2
+    how = {"clean_shutdown": clean, "recovery_point": end_offset, "indexed_from": partition.indexed_from}
+    for name in names:
+        found = disk.after_kill()
+        found.remove(f"{TP}/{name}")
+        again = open_partition(found, SMALL, **how)
+        assert again.aborted_transactions(0, 99) == expected
+        assert [name in report for report in again.recovery_reports] == [True]
+        again = open_partition(found.after_kill(), SMALL, **how)
+        assert (again.aborted_transactions(0, 99), again.recovery_reports) == (expected, [])
+
+
+def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_they_have_one() -> None:
+    """Apache Kafka makes the file with its first entry, so a missing one proves nothing there."""
+    disk = MemoryDisk()
+    _filled(disk).close(NOW_MS)
+    names = _names(disk, ".txnindex")
+    for name in names[:2]:
+        disk.remove(f"{TP}/{name}")
+    again = open_partition(disk, SMALL, clean_shutdown=True)
+    assert again.recovery_reports == []
+    assert f"{again.indexed_from - 1:020d}.txnindex" == names[1]
+    assert (
+        open_partition(disk, SMALL, clean_shutdown=True, indexed_from=again.indexed_from).recovery_reports
+        == []
+    )
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_open_transactions_survive(clean: bool) -> None:
     disk = MemoryDisk()
@@ -356,7 +395,7 @@ def test_leftovers_are_swept() -> None:
     partition = open_partition(disk, SMALL, clean_shutdown=True)
     assert partition.log_end_offset == 2
     assert set(disk.list(str(TP))) == {
-        *(f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")),
+        *(f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex", ".txnindex")),
         *(f"{2:020d}{suffix}" for suffix in (".snapshot", ".producers")),
         "leader-epoch-checkpoint",
         "partition.metadata",

@@ -20,6 +20,8 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
 """Below it compaction has kept every entry of the indexes of aborted transactions, or they were restored."""
+INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
+"""From there on every segment has an index of aborted transactions, so that one that is missing was lost."""
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 

@@ -284,7 +284,10 @@ def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTran
 
 
 class TransactionIndex(_IndexFile):
-    """Aborted transactions whose marker stands in the segment. The file exists only with entries."""
+    """Aborted transactions whose marker stands in the segment.
+
+    Apache Kafka and Oncelog up to 0.5.0 make the file with the first entry, we do with the segment.
+    """
 
     entry_bytes = TXN_ENTRY_BYTES
 

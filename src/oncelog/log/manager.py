@@ -6,6 +6,7 @@
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          up to where compaction kept the indexes of aborted transactions whole
+    oncelog-txnindex-start-checkpoint    from where on each segment has an index of aborted transactions
     <topic>-<partition>/                 a partition; "...-delete" is one being removed
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 """
@@ -21,6 +22,7 @@ from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     HIGH_WATERMARKS,
+    INDEX_STARTS,
     INDEXED_OFFSETS,
     LEADER_EPOCHS,
     LOG_STARTS,
@@ -79,6 +81,7 @@ class LogManager:
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
         self._indexed = read_offsets(disk, INDEXED_OFFSETS)
+        self._index_starts = read_offsets(disk, INDEX_STARTS)
         self._unindexed: set[TopicPartition] = set()
         """Partitions with entries of aborted transactions that could not be stored at their opening."""
         self._written_points = dict(self._recovery_points)
@@ -86,7 +89,7 @@ class LogManager:
         self._lock = lock
         self._new_uuid = new_uuid
         self._deletion_count = 0
-        self._is_noting_log_starts = self._is_indexed_dirty = False
+        self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
         self._is_closing = self._is_compacting = False
 
     @classmethod
@@ -167,8 +170,12 @@ class LogManager:
             recovery_point=self._recovery_points.get(topic_partition, 0),
             log_start_offset=self._log_starts.get(topic_partition, 0),
             cleaned_to=cleaned_to,
+            indexed_from=self._index_starts.get(topic_partition),
             chores=self.chores,
         )
+        if self._index_starts.get(topic_partition) != partition.indexed_from:
+            self._index_starts[topic_partition] = partition.indexed_from
+            self._is_index_starts_dirty = True
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
@@ -192,6 +199,8 @@ class LogManager:
             is_noted |= self._log_starts.pop(at, None) is not None
             is_noted |= self._cleaned.pop(at, None) is not None
             is_noted |= self._indexed.pop(at, None) is not None
+            # A new partition may inherit it from the file: all its segments have such an index.
+            self._index_starts.pop(at, None)
             self._written_points.pop(at, None)
             self._unindexed.discard(at)
             partition.abandon()
@@ -289,6 +298,9 @@ class LogManager:
             if self._is_indexed_dirty:
                 self._is_indexed_dirty = False
                 yield from self._write_aside(INDEXED_OFFSETS)
+            if self._is_index_starts_dirty:
+                self._is_index_starts_dirty = False
+                yield from self._write_aside(INDEX_STARTS)
         except OSError as error:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
@@ -314,7 +326,7 @@ class LogManager:
         yield from self._write_aside(LOG_STARTS)
 
     def _write_offsets(self) -> None:
-        paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS]
+        paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, INDEX_STARTS]
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
             # In this order: a crash between them must not make the next start read every batch again.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
@@ -336,6 +348,8 @@ class LogManager:
                 if p.config.is_compacted and tp not in self._unindexed
             }
             return encode_offsets(self._indexed)
+        if path == INDEX_STARTS:
+            return encode_offsets(self._index_starts)
         if path == LOG_STARTS:
             self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
             return encode_offsets(self._log_starts)

@@ -9,6 +9,7 @@ Source: Kafka's LogLoader, LogSegment.recover, UnifiedLog.rebuildProducerState; 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,7 @@ class Recovered:
 
     `leader_epochs`: (epoch, first offset) of the batches that were read, for a lost epoch file.
     `rebuilt_from`: indexes of what is above were made again and are not synced, None when none were.
+    `indexed_from`: every segment that begins there or later has an index file of aborted transactions.
     """
 
     segments: Segments
@@ -42,6 +44,7 @@ class Recovered:
     reports: list[str] = field(default_factory=list)
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
     rebuilt_from: int | None = None
+    indexed_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class OpenAs:
     """How to open: `recovery_point` counts only without a clean shutdown.
 
     `cleaned_to`: up to where compaction is known to have been, which tells of gaps that are no loss.
+    `indexed_from`: as in `Recovered` when it was last stored, None when that is unknown.
     """
 
     config: LogConfig
@@ -58,6 +62,7 @@ class OpenAs:
     cleaned_to: int
     now_ms: int
     chores: Chores
+    indexed_from: int | None = None
 
 
 def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
@@ -89,7 +94,34 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
             # The checkpoint may call the segment good: the next start then takes its file as it is.
             segment.transactions.sync()
         segment.file.rest()
+    recovered.indexed_from = _make_transaction_indexes(segments, how)
     return recovered
+
+
+def _make_transaction_indexes(segments: list[Segment], how: OpenAs) -> int:
+    """Make empty files where they may be missing; return from where on every segment has one."""
+    first_offset = segments[0].base_offset
+    for segment in reversed(segments):
+        if segment.has_transaction_index:
+            continue
+        if segment.size_bytes and (how.indexed_from is None or segment.base_offset < how.indexed_from):
+            first_offset = segment.base_offset + 1  # of Apache Kafka, or of Oncelog up to 0.5.0
+            break
+        with suppress(OSError):  # a full disk; the next start takes the file for lost
+            segment.transactions.sync()
+    return first_offset if how.indexed_from is None else min(first_offset, how.indexed_from)
+
+
+def _has_lost_aborted(segment: Segment, how: OpenAs) -> bool:
+    """Return whether a power loss cannot be why the index file of aborted transactions is missing.
+
+    To take it for empty would show aborted records to read_committed readers:
+    test_a_lost_index_of_aborted_transactions_is_made_again.
+    """
+    if how.indexed_from is None or segment.base_offset < how.indexed_from or not segment.size_bytes:
+        return False
+    is_synced = how.is_clean or segment.base_offset < how.recovery_point
+    return is_synced and not segment.has_transaction_index
 
 
 def _sweep(disk: Disk, directory: str) -> list[int]:
@@ -119,7 +151,11 @@ def _open_segments(
         is_all_sure = next_base is not None and (how.is_clean or next_base <= how.recovery_point)
         # A flush that ended where the segment did came before the roll, which wrote the rest of its indexes.
         is_index_sure = next_base is not None and (how.is_clean or next_base < how.recovery_point)
-        if how.is_clean or is_index_sure:
+        trusted = how.recovery_point
+        if _has_lost_aborted(segment, how):
+            reports.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes made again")
+            trusted = 0
+        elif how.is_clean or is_index_sure:
             try:
                 if next_base is None:
                     segment.load_indexes(interval)
@@ -129,8 +165,6 @@ def _open_segments(
             except StorageError as error:
                 reports.append(f"{error}; indexes made again")
             trusted = 0
-        else:
-            trusted = how.recovery_point
         sure = next_base if next_base is not None and is_all_sure else how.recovery_point
         size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)

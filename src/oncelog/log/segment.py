@@ -107,7 +107,8 @@ class Segment:
             file.truncate(0)
             for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
                 remove_if_exists(disk, segment._path(suffix))
-            for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
+            # An empty index of aborted transactions, too: a start can then tell a lost one from none.
+            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
                 disk.open(segment._path(suffix), create=True).close()
         except OSError:
             file.close()
@@ -125,6 +126,15 @@ class Segment:
     @property
     def log_path(self) -> str:
         return self._path(LOG_SUFFIX)
+
+    @property
+    def has_transaction_index(self) -> bool:
+        """True if there is a file of aborted transactions; Apache Kafka makes it with the first entry."""
+        return self._disk.exists(self._path(TXN_SUFFIX))
+
+    @property
+    def transaction_index_path(self) -> str:
+        return self._path(TXN_SUFFIX)
 
     def _path(self, suffix: str) -> str:
         return self._stem + suffix + self._ending
@@ -538,7 +548,7 @@ class Segment:
 
         The log is renamed first: indexes without a log are swept at start.
         """
-        remove = disk.drop(self._path(suffix) for suffix in SUFFIXES if self._may_have(suffix))
+        remove = disk.drop(map(self._path, SUFFIXES))
         self._is_removed = True
 
         def close_and_remove() -> None:
@@ -546,9 +556,6 @@ class Segment:
             remove()
 
         return close_and_remove
-
-    def _may_have(self, suffix: str) -> bool:
-        return suffix != TXN_SUFFIX or len(self.transactions) > 0
 
     def remove(self) -> None:
         """Close and delete every file. The log goes first: indexes without a log are swept at start."""

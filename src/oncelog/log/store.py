@@ -84,6 +84,8 @@ class PartitionStore:
         self._is_closed = self._is_swapping = self._rewrites_small = False
         self.cleaned_to = recovered.log_start_offset
         """Below it compaction has met every key; what newer records replaced there is gone."""
+        self.indexed_from = recovered.indexed_from
+        """Every segment that begins there or later has an index file of aborted transactions."""
         self.on_log_start: Callable[[], None] | None = None
         """Called when the log start moved to where no segment begins."""
 
@@ -101,6 +103,7 @@ class PartitionStore:
         recovery_point: int = 0,
         log_start_offset: int = 0,
         cleaned_to: int = 0,
+        indexed_from: int | None = None,
         leader_epoch: int = 0,
         chores: Chores | None = None,
     ) -> Self:
@@ -110,11 +113,14 @@ class PartitionStore:
 
         `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
         `cleaned_to`: everything below was compacted, as far as that is known.
+        `indexed_from`: segments from there on had an index file of aborted transactions; None: unknown.
         `chores` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
         """
         disk, chores = PartitionDisk(disk), Chores() if chores is None else chores
-        how = OpenAs(config, clean_shutdown, recovery_point, log_start_offset, cleaned_to, now_ms, chores)
+        how = OpenAs(
+            config, clean_shutdown, recovery_point, log_start_offset, cleaned_to, now_ms, chores, indexed_from
+        )
         is_new = not disk.exists(directory)
         try:
             if is_new:
@@ -125,14 +131,7 @@ class PartitionStore:
                 write_partition_metadata(disk, directory, topic_id)
             topic_id = topic_id or stored_id
             end_offset = recovered.segments.active.end_offset
-            epochs = LeaderEpochs.settle(
-                disk,
-                directory,
-                found=recovered.leader_epochs,
-                log_start_offset=recovered.log_start_offset,
-                log_end_offset=end_offset,
-                leader_epoch=leader_epoch,
-            )
+            epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
             if end_offset < recovery_point:
                 text = f"ends at offset {end_offset}, though {recovery_point} were synced: files are missing,"
                 recovered.reports.append(f"{text} or were copied while a broker wrote (docs/operations.md)")
@@ -483,6 +482,17 @@ class PartitionStore:
             segment.close()
         # Last, for the above may remove unfinished files. From here on deferred work has no effect.
         self._disk.close()
+
+
+def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoch: int) -> LeaderEpochs:
+    return LeaderEpochs.settle(
+        disk,
+        directory,
+        found=recovered.leader_epochs,
+        log_start_offset=recovered.log_start_offset,
+        log_end_offset=recovered.segments.active.end_offset,
+        leader_epoch=leader_epoch,
+    )
 
 
 def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
