@@ -373,6 +373,49 @@ def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
         assert newest(partition) == expected
 
 
+def half_cleaned() -> tuple[MemoryDisk, Partition]:
+    """Return a partition whose next round ends between the records of an aborted transaction and its end."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(**{**SETTINGS, "segment_bytes": 20_000}))
+    write(partition, b"t", b"committed")
+    for key in range(18):
+        write(partition, b"k%d" % key, b"v")
+    transaction(partition, 1, 0, [b"t"], commit=False)
+    for key in range(4):
+        write(partition, b"l%d" % key, b"v")
+    partition._roll(NOW_MS)
+    limit(partition, max_compaction_keys=15)
+    partition.flush()
+    return disk, partition
+
+
+def test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden() -> None:
+    disk, partition = half_cleaned()
+    expected = newest(partition)
+    compact(partition)
+    total = disk.steps
+    for step in range(total - 16, total):
+        disk, partition = half_cleaned()
+        point, disk.crash_after = partition.recovery_point, step
+        with pytest.raises(SimulatedCrash):
+            compact(partition)
+        for seed in range(60):
+            again = opened(disk.after_power_loss(Random(seed)), recovery_point=point)
+            assert newest(again) == expected, f"step {step}, seed {seed}"
+
+
+def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
+    """A kill left the index of a log that was removed. Oncelog up to 0.5.0 made none for the new one."""
+    disk, partition = half_cleaned()
+    partition.close(NOW_MS)
+    stem = f"orders-0/{0:020d}"
+    for suffix in (".log", ".index", ".timeindex"):
+        disk.rename(stem + suffix, f"{stem}{suffix}.swap")
+    assert disk.open(f"{stem}.txnindex").size()
+    again = opened(disk, clean_shutdown=True)
+    assert again.aborted_transactions(0, again.log_end_offset) == []
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(seed: int) -> None:

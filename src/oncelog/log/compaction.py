@@ -243,6 +243,10 @@ class Compaction:
         self._disk.set_modified_ms(output.log_path, self._disk.modified_ms(newest_path))
         output.sync(is_active=False)
         for suffix in reversed(SUFFIXES):
+            if suffix == LOG_SUFFIX:
+                # A power loss may keep the log's new name and lose those of its indexes:
+                # test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden.
+                self._disk.sync_directory(self._directory)
             stem = f"{self._directory}/{file_name(output.base_offset, suffix)}"
             if self._disk.exists(stem + CLEANED):
                 self._disk.rename(stem + CLEANED, stem + SWAP)
@@ -270,8 +274,9 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
-            bases = [int(each) for each in stems if each.isdecimal()]
+            # Of a log that is gone the indexes may be left. They must not become those of the new one:
+            # test_an_index_of_what_is_replaced_is_not_taken_over.
+            bases = {int(name.partition(".")[0]) for name in names if name.endswith(SUFFIXES)}
             for base in bases:
                 if base_offset <= base < end_offset:
                     _remove_files(disk, directory, base, "")
@@ -297,19 +302,26 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 
 def _discard(disk: Disk, directory: str, base_offset: int) -> None:
     """Remove what was to be swapped in; a crash meanwhile leaves nothing that is taken for whole."""
-    log = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-    if disk.exists(log + SWAP):
-        disk.rename(log + SWAP, log + CLEANED)
-    for ending in (SWAP, CLEANED):
-        _remove_files(disk, directory, base_offset, ending)
+    stem = f"{directory}/{base_offset:020d}"
+    has_swap = any(disk.exists(stem + suffix + SWAP) for suffix in SUFFIXES)
+    if disk.exists(stem + LOG_SUFFIX + SWAP):
+        disk.rename(stem + LOG_SUFFIX + SWAP, stem + LOG_SUFFIX + CLEANED)
+        disk.sync_directory(directory)
+    _remove_files(disk, directory, base_offset, SWAP)
+    if has_swap:
+        # Without the log that says so, they would count as indexes of one that has its name already.
+        disk.sync_directory(directory)
+    _remove_files(disk, directory, base_offset, CLEANED)
 
 
 def _take_names(disk: Disk, directory: str, base_offset: int) -> None:
-    """Remove the ending of the swapped-in files, the log's first."""
+    """Remove the ending of the swapped-in files, the log's first, also as a power loss leaves them."""
     for suffix in SUFFIXES:
         name = f"{directory}/{file_name(base_offset, suffix)}"
         if disk.exists(name + SWAP):
             disk.rename(name + SWAP, name)
+            if suffix == LOG_SUFFIX:
+                disk.sync_directory(directory)
 
 
 def _remove_files(disk: Disk, directory: str, base_offset: int, ending: str) -> None:
