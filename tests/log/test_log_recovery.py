@@ -494,6 +494,26 @@ def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
     assert "ends at offset 3, though 5 were synced" in stopped.recovery_reports[0]
 
 
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+@pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
+def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
+    """Else a group's committed offset is behind the end, and later passes over records that came meanwhile."""
+    disk = MemoryDisk()
+    _filled(disk).close(NOW_MS)
+    if is_empty:
+        for name in disk.list(str(TP)):
+            disk.remove(f"{TP}/{name}")
+    else:
+        disk.remove_tree(str(TP))
+    again = open_partition(disk, SMALL, recovery_point=12, clean_shutdown=clean)
+    assert (again.log_start_offset, again.log_end_offset) == (12, 12)
+    assert "holds no segment, though offsets up to 12 were synced" in again.recovery_reports[0]
+    assert put(again, batch()).base_offset == 12
+    again.flush()
+    later = open_partition(disk.after_kill(), SMALL, recovery_point=again.recovery_point)
+    assert (later.log_start_offset, later.log_end_offset, later.recovery_reports) == (12, 13, [])
+
+
 def _compacted(disk: MemoryDisk) -> Partition:
     """Three keys in segments of about two records, of which compaction left the newest few and gaps."""
     partition = open_partition(disk, SMALL_TABLE)

@@ -77,9 +77,12 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
             segment.remove()
         segments, replay_from = [], None
     if not segments:
-        segments = [
-            Segment.create(disk, directory, how.log_start_offset, how.now_ms, limits=how.config.limits)
-        ]
+        # Offsets that were synced are never given again: test_a_lost_directory_gives_no_offset_again.
+        base_offset = max(how.log_start_offset, how.recovery_point)
+        if base_offset > how.log_start_offset:
+            text = f"{disk.describe(directory)} holds no segment, though offsets up to {base_offset} were"
+            reports.append(f"{text} synced; the log goes on at {base_offset} (docs/operations.md)")
+        segments = [Segment.create(disk, directory, base_offset, how.now_ms, limits=how.config.limits)]
     log_start_offset = max(how.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
         Segments(segments),
