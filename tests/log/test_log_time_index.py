@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, batch, config, open_partition, put, read_all
+from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.errors import CorruptMessage
 from oncelog.limits import Limits
 from oncelog.log import index
 from oncelog.log.partition import Partition
@@ -199,3 +200,18 @@ def test_a_position_is_read_from_the_file_as_from_memory(
         disk.replace("i", disk.read("i") + bytes(data.draw(st.integers(0, 40))))
     for wanted in range(offset + 3):
         assert index.OffsetIndex.read_position(disk, "i", wanted) == built.position_for(wanted)
+
+
+def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
+    """The record may be in what is damaged; to answer with a later one would hide it."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(timestamp_ms=START_MS))
+    position = partition.size_bytes
+    for hours in (1, 2):
+        put(partition, batch(timestamp_ms=START_MS + hours * HOUR_MS))
+    disk.open(f"{TP}/{0:020d}.log").pwrite(b"\x7f", position + 8)
+    assert partition.offset_for_timestamp(START_MS) == (START_MS, 0)
+    for hours in (1, 2):
+        with pytest.raises(CorruptMessage, match=f"damaged at position {position}"):
+            partition.offset_for_timestamp(START_MS + hours * HOUR_MS)

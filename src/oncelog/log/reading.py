@@ -173,15 +173,16 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
     """Find the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`.
 
     In bounded steps: the time index tells what the largest time before an offset is, so that a segment whose
-    largest time is before `start_offset`, or only claimed by a header, is read to its end.
+    largest time is before `start_offset`, or only claimed by a header, is read to its end. Raises
+    CorruptMessage at a damage.
     """
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
         position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
         for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
             if isinstance(found, BadBatch):
-                start_offset = segment.end_offset
-                break
+                # The record may be there: test_a_look_up_by_time_does_not_pass_over_a_damage.
+                raise _damaged(segment, found.position, found.reason)
             header = found.header
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
             if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
