@@ -497,7 +497,7 @@ def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
 def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
-    """Else a group's committed offset is behind the end, and later passes over records that came meanwhile."""
+    """Else a group whose offset is behind the end later passes over records that came meanwhile."""
     disk = MemoryDisk()
     _filled(disk).close(NOW_MS)
     if is_empty:
@@ -512,6 +512,31 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
     again.flush()
     later = open_partition(disk.after_kill(), SMALL, recovery_point=again.recovery_point)
     assert (later.log_start_offset, later.log_end_offset, later.recovery_reports) == (12, 13, [])
+
+
+@pytest.mark.behaviour("I20")
+@pytest.mark.parametrize("others", [{}, {"pid": 2, "is_transactional": True}], ids=["plain", "mixed"])
+def test_a_damaged_header_tells_nothing_of_producers(others: dict[str, object]) -> None:
+    """Without a snapshot at the recovery point, what is below it is read again."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, **others))  # type: ignore[arg-type]
+    for number in range(3):
+        put(partition, batch(number, pid=1))
+    before = partition.size_bytes
+    put(partition, batch(3, pid=1))
+    partition.flush()
+    expected = partition.producer(1)
+    assert expected is not None
+    for position in range(21, 61):
+        found = disk.after_kill()
+        _corrupt(found, f"{0:020d}.log", before + position)
+        again = open_partition(found, recovery_point=5)
+        assert [state.producer_id for state in again.describe_producers()] in ([1, 7], [1, 2])
+        entry = again.producer(1)
+        assert entry is not None
+        assert [each.last_offset for each in entry.batches] == [1, 2, 3], position
+        assert (entry.producer_epoch, len(again.recovery_reports)) == (0, 1), position
 
 
 def _compacted(disk: MemoryDisk) -> Partition:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -183,14 +184,15 @@ class PartitionProducers:
         self.remember(header.producer_id, verdict.entry)
         return None
 
-    def replay_plain(self, rows: np.ndarray, now_ms: int) -> None:
+    def replay_plain(self, rows: np.ndarray, now_ms: int, is_whole: Callable[[int], bool]) -> None:
         """Take stored batches without transactions into account, given as rows of scan.HEADERS.
 
-        Of each producer the newest five say all: what came before them is not remembered.
+        Of each producer the newest five say all: what came before them is not remembered. `is_whole` tells
+        by the number of a row whether its batch may be believed.
         """
-        rows = rows[(rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0)]
+        numbered = np.flatnonzero((rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0))
         newest: dict[int, list[int]] = {}
-        for index, producer_id in enumerate(rows["producer_id"].tolist()):
+        for index, producer_id in zip(numbered.tolist(), rows["producer_id"][numbered].tolist(), strict=True):
             known = newest.get(producer_id)
             if known is None:
                 newest[producer_id] = [index]
@@ -198,7 +200,8 @@ class PartitionProducers:
                 known.append(index)
         headers, empty = rows.tobytes(), memoryview(b"")
         for indexes in newest.values():
-            for index in indexes[-REMEMBERED_BATCHES:]:
+            believed = list(islice(filter(is_whole, reversed(indexes)), REMEMBERED_BATCHES))
+            for index in reversed(believed):
                 self.replay(read_header(headers, index * HEADER_BYTES), empty, now_ms)
 
     @property

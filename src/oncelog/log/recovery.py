@@ -24,7 +24,7 @@ from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
 from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX, Segment
 from oncelog.log.segments import Segments
 from oncelog.log.snapshot import Snapshots
-from oncelog.wire.header import CONTROL_BIT, TRANSACTIONAL_BIT, verify_crc
+from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
@@ -285,7 +285,9 @@ def _replay_block(
     recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
 ) -> None:
     rows = np.frombuffer(block.headers, HEADERS)
-    rows = rows[rows["base_offset"] + rows["last_offset_delta"] >= start]
+    ends = block.position + np.cumsum(rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES)
+    is_new = rows["base_offset"] + rows["last_offset_delta"] >= start
+    rows, ends = rows[is_new], ends[is_new]
     for epoch in np.unique(rows["leader_epoch"]).tolist():
         _note_epoch(
             recovered.leader_epochs, epoch, int(rows["base_offset"][rows["leader_epoch"] == epoch][0])
@@ -293,7 +295,24 @@ def _replay_block(
     if (rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT)).any():
         _replay_each(recovered, segment, block, start, now_ms)
     else:
-        recovered.producers.replay_plain(rows, now_ms)
+        recovered.producers.replay_plain(
+            rows, now_ms, lambda index: _is_whole(segment, rows[index], int(ends[index]))
+        )
+
+
+def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
+    """Check the batch of a header that ends at a position, unless a rebuild has; note it as damaged if not.
+
+    A flipped bit in a header would make a producer's next batch a duplicate, or be refused:
+    test_a_damaged_header_tells_nothing_of_producers.
+    """
+    if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:
+        return True
+    size = int(row["batch_length"]) + LOG_OVERHEAD_BYTES
+    if verify_crc(segment.file.pread(size, end - size), 0, size):
+        return True
+    segment.damaged.setdefault(end - size, end)
+    return False
 
 
 def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int) -> None:
@@ -308,9 +327,8 @@ def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, sta
         header = found.header
         if header.last_offset < start:
             continue
-        is_of_transaction = header.is_control or header.is_transactional
         try:
-            if is_of_transaction and not verify_crc(found.bytes(), 0, header.size_bytes):
+            if header.producer_id is not None and not verify_crc(found.bytes(), 0, header.size_bytes):
                 raise CorruptMessage("the checksum is wrong")
             aborted = recovered.producers.replay(header, found.bytes(), now_ms)
         except BrokerError:
