@@ -132,6 +132,7 @@ def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) ->
         await member.until(lambda: len(member.told) == 1)
         member.hand_out(5)
         assert await member.step()
+        await member.until(lambda: coordinator.commit_answer == coordinator._stored)
         coordinator.share = ALL[:1]
         coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
         await member.until(lambda: any(change is L for change, *_ in member.told))

@@ -84,7 +84,8 @@ class ConsumerProtocolSession(GroupSession):
         self._news.clear()
         if self._finding is None or not self._finding.done():
             try:
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
             except TimeoutError:
                 return False
         if self._finding is None or not self._finding.done():
@@ -165,7 +166,8 @@ class ConsumerProtocolSession(GroupSession):
                 continue
             attempt = 0
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), self._heartbeats.interval_ms / 1000)
+                async with asyncio.timeout(self._heartbeats.interval_ms / 1000):
+                    await self._hurry.wait()
 
     async def _beat_once(self) -> None:
         if self._pattern is not None and self._looking is None:

@@ -127,7 +127,8 @@ class AsyncProducer(AsyncTransactionalCalls):
                 driver.wake()
                 left_s = (deadline - driver.now_ms()) / 1000
                 try:
-                    await asyncio.wait_for(driver.next_settled(), max(left_s, 0))
+                    async with asyncio.timeout(max(left_s, 0)):
+                        await driver.next_settled()
                 except TimeoutError:
                     raise _no_room(self.options) from None
         finally:

@@ -277,7 +277,8 @@ class ProducerDriver:
     async def _partition_count(self, topic: str) -> int:
         timeout_s = self.options.max_block_ms / 1000
         try:
-            return await asyncio.wait_for(self._find_topic(topic), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._find_topic(topic)
         except TimeoutError:
             error = self.cluster.why_no_leader(TopicPartition(topic, 0))
             if isinstance(error, UnknownTopicOrPartition):  # says more than that the time is over

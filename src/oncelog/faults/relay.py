@@ -219,7 +219,8 @@ class Relay:
             write_frame(writer, exchange.frame)
             await drain(writer)
             if exchange.expects_answer:
-                frame = await asyncio.wait_for(read_frame(reader), LATE_SECONDS)
+                async with asyncio.timeout(LATE_SECONDS):
+                    frame = await read_frame(reader)
                 if frame is not None:
                     self._record_answer(exchange, frame, Fate.SWALLOWED)
         except TimeoutError:

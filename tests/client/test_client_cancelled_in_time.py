@@ -1,0 +1,82 @@
+"""A cancellation in the turn of the loop in which what is waited for comes: it is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from helpers_group_session import Coordinator, Member
+
+from oncelog.aio import Producer as AsyncProducer
+from oncelog.edge.group_consumer import ConsumerProtocolSession
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0)
+
+
+def session_of(member: Member) -> ConsumerProtocolSession:
+    assert isinstance(member.session, ConsumerProtocolSession)
+    return member.session
+
+
+def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
+    async def work() -> None:
+        async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9", "buffer.memory": 1000}) as producer:
+            driver = producer._started()
+            driver.state.peek.buffered_bytes = 1000
+            sending = asyncio.create_task(producer.send("t", b"v"))
+            await until(lambda: driver._waiters)
+            driver.state.peek.buffered_bytes = 0
+            driver._waiters[0].set_result(None)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(sending, 60)
+            assert driver.state.peek.is_idle
+            assert driver.state.peek.room_waiter_count == 0
+
+    asyncio.run(work())
+
+
+def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None:
+    """Else one that unsubscribes joins its group again, and keeps partitions that nobody reads."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, "consumer")
+        await member.until(lambda: len(member.told) == 1)
+        session = session_of(member)
+        beating = session._beating
+        assert beating is not None
+        await until(lambda: session._hurry._waiters)
+        session._hurry.set()
+        session.stop()
+        await asyncio.wait([beating], timeout=60)
+        assert beating.cancelled()
+
+    asyncio.run(work())
+
+
+def test_a_poll_that_is_cancelled_as_news_comes_ends() -> None:
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, "consumer")
+        session = session_of(member)
+        never = asyncio.get_running_loop().create_future()
+
+        async def find(_: object) -> object:
+            return await never
+
+        session._find = find  # type: ignore[assignment,method-assign]
+        step = asyncio.create_task(member.step(3600.0))
+        await until(lambda: session._finding is not None and session._news._waiters)
+        session._news.set()
+        step.cancel()
+        done, _ = await asyncio.wait([step], timeout=60)
+        assert done and step.cancelled()
+        await session.close()
+
+    asyncio.run(work())
