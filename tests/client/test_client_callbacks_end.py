@@ -135,3 +135,15 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
     assert list(outcome.notify()) == []
     done, _ = concurrent.futures.wait([future], WAIT_S)
     assert done == {future} and future.result(0).offset == 9
+
+
+def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
+    """An interrupt between taking another thread's listener and calling it left that thread waiting."""
+    outcome = Outcome(TopicPartition("t", 0))
+    heard: list[str] = []
+    outcome.listen(lambda: heard.append("another thread"))
+    outcome.settle(0, None, None)
+    outcome.listen(lambda: heard.append("this thread"))
+    assert heard == ["this thread"]
+    assert not list(outcome.notify())
+    assert heard == ["this thread", "another thread"]

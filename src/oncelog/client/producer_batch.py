@@ -71,11 +71,18 @@ class Outcome:
         self.is_done = True
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` once done, at once if it is; it may be called twice in a race of two threads."""
+        """Call `listener` once done, at once if it is.
+
+        Call no listener of other threads: an interrupt of this one would lose them, and they would wait
+        without end.
+        """
         self._listeners.append(listener)
         if self.is_done:
-            for raised in self._call_listeners():
-                raise raised
+            try:
+                self._listeners.remove(listener)
+            except ValueError:  # `notify` calls it
+                return
+            listener()
 
     def notify(self) -> Iterator[BaseException]:
         """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on.
