@@ -113,18 +113,71 @@ def test_the_calls_looked_at_are_not_few() -> None:
     assert len(ADMIN) >= 22 and len(CONSUMER) >= 11, (ADMIN, CONSUMER)
 
 
-@pytest.mark.parametrize("offset", ["5", 5.0, None, True, (5,)], ids=repr)
-def test_an_offset_that_is_no_number_is_refused_before_it_is_sent(broker: Broker, offset: object) -> None:
+BAD_OFFSETS = [
+    *("5", 5.0, None, True, (5,), -1, -5, 2**63),
+    *(OffsetAndMetadata(offset) for offset in (-5, 2**63, "5", True)),  # type: ignore[arg-type]
+]
+BAD_NOTES = [
+    (OffsetAndMetadata(1, -7), "leader epoch of x1-0"),
+    (OffsetAndMetadata(1, 2**31), "leader epoch of x1-0"),
+    (OffsetAndMetadata(1, None, 5), "metadata of x1-0"),  # type: ignore[arg-type]
+    (OffsetAndMetadata(1, None, "\ud800"), "metadata of x1-0"),
+    (OffsetAndMetadata(1, None, "x" * 32_768), "metadata of x1-0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("offset", "what"), [*((offset, "offset of x1-0") for offset in BAD_OFFSETS), *BAD_NOTES], ids=repr
+)
+def test_what_is_no_offset_is_refused_before_it_is_sent(broker: Broker, offset: Any, what: str) -> None:
     at = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "arguments"}
-    with Consumer(at) as consumer, pytest.raises(MisuseError, match="offset of x1-0"):
-        consumer.commit({T0: offset})  # type: ignore[dict-item]
+    with Consumer(at) as consumer, pytest.raises(MisuseError, match=what):
+        consumer.commit({T0: offset})
     settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "arguments"}
     with Producer(settings) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        with pytest.raises(MisuseError, match="offset of x1-0"):
-            producer.send_offsets_to_transaction({T0: offset}, "g")  # type: ignore[dict-item]
+        with pytest.raises(MisuseError, match=what):
+            producer.send_offsets_to_transaction({T0: offset}, "g")
         producer.abort_transaction()
+
+
+def test_offsets_that_cannot_be_written_end_the_transaction_and_not_the_producer(broker: Broker) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "arguments"}
+    with Producer(settings) as producer, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics(NewTopic("x1"))
+        producer.init_transactions()
+        producer.begin_transaction()
+        with pytest.raises(MisuseError, match="40000 bytes"):
+            producer.send_offsets_to_transaction({T0: 1}, "g" * 40_000)
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send_offsets_to_transaction({T0: 1}, "g")
+        assert admin.group_offsets("g", T0) == {T0: OffsetAndMetadata(1)}
+        admin.delete_topics("x1")
+
+
+@pytest.mark.parametrize("number", [-1, 2**31])
+def test_a_partition_that_cannot_be_is_refused(consumer: Consumer, number: int) -> None:
+    with pytest.raises(MisuseError, match="numbered from 0"):
+        consumer.assign(TopicPartition("x1", number))
+
+
+@pytest.mark.parametrize("partition", ["0", 0.0, -1, 1], ids=repr)
+def test_a_record_for_what_is_no_partition_is_refused(broker: Broker, partition: Any) -> None:
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        assert producer.send("one", b"v", partition=0).result(60).partition == 0
+        with pytest.raises(MisuseError, match="there is no partition"):
+            producer.send("one", b"v", partition=partition)
+
+
+@pytest.mark.parametrize("offset", ["1", 1.5, -1, 2**63], ids=repr)
+def test_a_seek_to_what_is_no_offset_is_refused(consumer: Consumer, offset: Any) -> None:
+    consumer.assign(T0)
+    with pytest.raises(MisuseError, match="offset of x1-0"):
+        consumer.seek(T0, offset)
+    with pytest.raises(MisuseError, match="offset of x1-0"):
+        consumer.fetch_range(T0, 0, offset)
 
 
 def test_a_topic_named_by_bytes_is_refused(consumer: Consumer) -> None:

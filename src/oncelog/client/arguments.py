@@ -15,6 +15,9 @@ from oncelog.errors import MisuseError
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
+_MAX_STRING_BYTES = 32_767
+"""Of a string in a request."""
 
 
 def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
@@ -101,11 +104,39 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
 def _check_partition(tp: TopicPartition) -> None:
     if not isinstance(tp.topic, str) or not hasattr(tp.partition, "__index__"):
         raise MisuseError(f"expected TopicPartition(topic: str, partition: int), not {tp!r}")
+    if not 0 <= operator.index(tp.partition) <= _INT32_MAX:
+        raise MisuseError(f"{tp!r}: partitions are numbered from 0 to {_INT32_MAX}")
 
 
 def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMetadata:
-    if isinstance(value, OffsetAndMetadata):
-        return value
-    if hasattr(value, "__index__") and not isinstance(value, bool):
-        return OffsetAndMetadata(operator.index(value))
-    raise MisuseError(f"the offset of {tp} must be an int or OffsetAndMetadata, not {value!r}")
+    if not isinstance(value, OffsetAndMetadata):
+        return OffsetAndMetadata(offset_of(tp, value))
+    if value.leader_epoch is not None:
+        _whole(value.leader_epoch, _INT32_MAX, f"the leader epoch of {tp}")
+    _check_metadata(tp, value.metadata)
+    return value._replace(offset=offset_of(tp, value.offset))
+
+
+def offset_of(tp: TopicPartition, value: Any) -> int:
+    """Return an offset of a partition. Raises MisuseError for what no log can hold."""
+    return _whole(value, _INT64_MAX, f"the offset of {tp}")
+
+
+def _whole(value: Any, largest: int, what: str) -> int:
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise MisuseError(f"{what} must be an int, not {value!r}")
+    number = operator.index(value)
+    if not 0 <= number <= largest:
+        raise MisuseError(f"{what} must lie between 0 and {largest}; got {number}")
+    return number
+
+
+def _check_metadata(tp: TopicPartition, value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise MisuseError(f"the metadata of {tp} must be a str, not {value!r}")
+    try:
+        size_bytes = len((value or "").encode())
+    except UnicodeEncodeError:
+        raise MisuseError(f"the metadata of {tp} cannot be written as UTF-8") from None
+    if size_bytes > _MAX_STRING_BYTES:
+        raise MisuseError(f"the metadata of {tp} has {size_bytes} bytes, the limit is {_MAX_STRING_BYTES}")

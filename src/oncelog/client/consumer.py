@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
+from oncelog.client.arguments import offset_of
 from oncelog.client.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer_pieces import Piece
 from oncelog.client.consumer_state import FetchCall, PartitionState, Reset, ResetCall
@@ -98,10 +99,8 @@ class ConsumerCore:
         return state
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on at `offset`. Raises MisuseError for a partition not assigned or an offset below 0."""
-        if offset < 0:
-            raise MisuseError(f"cannot seek {tp} to {offset}: offsets count from 0")
-        self._state(tp).move_to(offset)
+        """Go on at `offset`. Raises MisuseError for a partition not assigned or no offset of a log."""
+        self._state(tp).move_to(offset_of(tp, offset))
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:

@@ -42,9 +42,9 @@ class TopicQueues:
         """Return the queue for a record. Raises MisuseError when the topic has no such partition."""
         if partition is None:
             return self._choose(key, size_bytes, batch_bytes)
-        if not 0 <= partition < self.count:
+        if not hasattr(partition, "__index__") or not 0 <= partition < self.count:
             known = f"partitions 0 to {self.count - 1}"
-            raise MisuseError(f"topic {self.name!r} has {known}, so there is no partition {partition}")
+            raise MisuseError(f"topic {self.name!r} has {known}, so there is no partition {partition!r}")
         return self.queues[partition]
 
     def _choose(self, key: bytes | None, size_bytes: int, batch_bytes: int) -> PartitionQueue:

@@ -57,6 +57,8 @@ class ProducerState:
             if known is None:
                 return None
             if partition is not None:
+                if type(partition) is not int:
+                    return None
                 queue = known.queues[partition] if 0 <= partition < known.count else None
             elif row[1] is None:
                 queue = known.sticky

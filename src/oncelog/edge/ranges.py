@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oncelog.client.arguments import offset_of
 from oncelog.client.consumer_pieces import arrow_of
 from oncelog.client.fetching import (
     MAX_FETCH_VERSION,
@@ -82,8 +83,8 @@ def range_options(settings: Settings, isolation: Isolation | None = None) -> Fet
 
 def check_range(tp: TopicPartition, start: int, end: int) -> None:
     """Raises MisuseError for a range that cannot be."""
-    if not 0 <= start <= end:
-        raise MisuseError(f"range {start} to {end} of {tp}: it needs 0 <= start <= end")
+    if offset_of(tp, start) > offset_of(tp, end):
+        raise MisuseError(f"range {start} to {end} of {tp}: it needs start <= end")
 
 
 class RangeFetcher:

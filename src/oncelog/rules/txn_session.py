@@ -238,6 +238,8 @@ def reaction_to(asked: Asked, error: OncelogError, waited_ms: float = 0) -> Reac
     """Return what to do about an error, or a missing answer, `waited_ms` after the request was first sent."""
     if isinstance(error, (DisconnectedError, TimedOut)):
         return Reaction.FIND
+    if isinstance(error, MisuseError) and asked in (ADD_OFFSETS, COMMIT_OFFSETS):
+        return Reaction.ABORT  # the arguments cannot be written, so nothing was sent
     if not isinstance(error, BrokerError):
         return Reaction.DIE
     if error.code == 3 and asked is COMMIT_OFFSETS and waited_ms > UNKNOWN_TOPIC_PATIENCE_MS:
