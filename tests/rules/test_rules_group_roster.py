@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import product
+from typing import Any
 
 import pytest
 
 from oncelog.errors import GroupMaxSizeReached, MemberIdRequired, UnknownMemberId
+from oncelog.rules import group_member
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.group_member import (
     GroupState,
     JoinAnswer,
     JoinRequest,
+    Member,
+    Protocol,
     SyncAnswer,
-    common_protocols,
 )
 
 OFFERS = ["a", "b", "ab", "ba", "bc", "abc", ""]
@@ -33,6 +37,11 @@ def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = 
     return answers
 
 
+def common_protocols(members: Collection[Member]) -> set[str]:
+    """Return the protocols that all of at least one member support, by a look at each."""
+    return set.intersection(*({name for name, _ in each.protocols} for each in members))
+
+
 @pytest.mark.parametrize("members", list(product(OFFERS, repeat=3)), ids="-".join)
 def test_supported_is_who_has_something_in_common_with_all(members: tuple[str, ...]) -> None:
     group = ClassicGroup("g", 0)
@@ -44,6 +53,49 @@ def test_supported_is_who_has_something_in_common_with_all(members: tuple[str, .
         assert group.supports(request(offered)) is bool(common & set(offered)), (members, offered)
     if group.members:
         assert not group.supports(request("abc", kind="connect"))
+
+
+@pytest.mark.parametrize("offers", list(product(["a", "ab", "abc"], repeat=3)), ids="-".join)
+def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tuple[str, ...]) -> None:
+    group = ClassicGroup("g", 0)
+
+    def check() -> None:
+        members = group.members.values()
+        assert group.metadata_bytes == sum(each.metadata_bytes for each in members)
+        assert group.common_protocols() == (common_protocols(members) if members else set())
+
+    first, second, third = offers
+    for instance, offered in (("i", first), ("j", second), ("i", second), ("i", third), ("j", first)):
+        group.join(request(offered)._replace(group_instance_id=instance), f"{instance}{offered}", 0, print)
+        check()
+    join(group, "dynamic", third)
+    join(group, "", first, "dynamic")
+    check()
+    for member in list(group.members):
+        group.leave([(member, None)], 0)
+        check()
+    assert not group.members and not group.metadata_bytes
+
+
+def test_joins_of_many_members_do_not_look_at_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(protocols: Collection[Protocol], original: Any = group_member.metadata_bytes) -> int:
+        nonlocal looks
+        looks += 1
+        return int(original(protocols))
+
+    monkeypatch.setattr(group_member, "metadata_bytes", counted)
+    group = ClassicGroup("g", 0)
+    for index in range(100):
+        join(group, f"m{index}")
+    assert looks < 500
+
+
+def test_empty_protocols_take_memory_too() -> None:
+    group = ClassicGroup("g", 0, max_metadata_bytes=1_000)
+    (refused,) = join(group, "m", "a" * 20)
+    assert refused.error_code == GroupMaxSizeReached.code
 
 
 def test_places_are_for_those_that_have_joined_anew() -> None:

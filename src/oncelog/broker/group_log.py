@@ -83,10 +83,8 @@ def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
     group.protocol_type, group.protocol_name = value.protocol_type or None, value.protocol
     for stored in value.members:
         member = _decode_member(stored, value.protocol)
-        member.touch(now_ms)
-        group.members[member.member_id] = member
-        if member.group_instance_id is not None:
-            group.static_members[member.group_instance_id] = member.member_id
+        group.admit(member)
+        group.touch(member, now_ms)
 
 
 def _decode_member(stored: GroupMetadataValue.MemberMetadata, protocol: str | None) -> Member:

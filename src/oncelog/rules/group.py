@@ -122,8 +122,9 @@ class ClassicGroup(Roster):
         return not is_known
 
     def _is_too_large_with(self, request: JoinRequest) -> bool:
-        old_id = request.member_id or self.static_members.get(request.group_instance_id or "")
-        others = sum(each.metadata_bytes for each in self.members.values() if each.member_id != old_id)
+        old_id = request.member_id or self.static_members.get(request.group_instance_id or "", "")
+        old = self.members.get(old_id)
+        others = self.metadata_bytes - (0 if old is None else old.metadata_bytes)
         return others + metadata_bytes(request.protocols) > self._max_metadata_bytes
 
     def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
@@ -136,7 +137,7 @@ class ClassicGroup(Roster):
         is_same = member.protocols == request.protocols
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
         if is_same and (is_completing or (self.state is GroupState.STABLE and not is_leader)):
-            member.touch(now_ms)
+            self.touch(member, now_ms)
             answer(self._joined(member, self.told(is_leader and is_completing)))
             return
         self.update(member, request, now_ms, answer)
@@ -146,10 +147,8 @@ class ClassicGroup(Roster):
         member = Member(member_id, request.group_instance_id, "", "", 0, 0, ())
         if not self.members:
             self.protocol_type = request.protocol_type
-        self.members[member_id] = member
+        self.admit(member)
         self.leader_id = self.leader_id or member_id
-        if request.group_instance_id is not None:
-            self.static_members[request.group_instance_id] = member_id
         self.update(member, request, now_ms, answer)
         if self._is_initial and self._deadline_ms is not None:
             longest_ms = self.state_since_ms + self.longest_rebalance_ms()
@@ -162,6 +161,7 @@ class ClassicGroup(Roster):
         old_id, old_leader = self.static_members[request.group_instance_id], self.leader_id
         old = self.members[old_id]
         self.dismiss(old, FencedInstanceId, old_id)
+        self._count(old, -1)
         member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
         self.members = {
             (fresh_id if each is old else member_id): (member if each is old else each)
@@ -173,7 +173,7 @@ class ClassicGroup(Roster):
         self.update(member, request, now_ms, answer)
         if (
             self.state is not GroupState.STABLE
-            or select_protocol(self.members.values()) != self.protocol_name
+            or select_protocol(self.members.values(), self.common_protocols()) != self.protocol_name
         ):
             self._rebalance(now_ms)
             return
@@ -225,12 +225,12 @@ class ClassicGroup(Roster):
             return
         if self.leader_id not in {member.member_id for member in joined}:
             self.leader_id = joined[0].member_id
-        self.protocol_name = select_protocol(self.members.values())
+        self.protocol_name = select_protocol(self.members.values(), self.common_protocols())
         self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + self.longest_rebalance_ms())
         for member in self.members.values():
             member.has_synced = False
         for member in joined:
-            member.touch(now_ms)
+            self.touch(member, now_ms)
             member.is_new, waiting, member.join = False, member.join, None
             assert waiting is not None
             waiting(self._joined(member, self.told(member.member_id == self.leader_id)))
@@ -271,7 +271,7 @@ class ClassicGroup(Roster):
             answer(SyncAnswer(error.code))
             return
         member = self.members[member_id]
-        member.touch(now_ms)
+        self.touch(member, now_ms)
         member.has_synced = True
         if self.state is GroupState.STABLE:
             answer(self._share(member))
@@ -323,7 +323,7 @@ class ClassicGroup(Roster):
         error = self._refusal_of(member_id, group_instance_id, generation_id)
         if error is not None:
             return error.code
-        self.members[member_id].touch(now_ms)
+        self.touch(self.members[member_id], now_ms)
         return RebalanceInProgress.code if self.state is GroupState.PREPARING_REBALANCE else 0
 
     def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
@@ -359,6 +359,7 @@ class ClassicGroup(Roster):
             is_waiting = member.sync is not None or (member.join is not None and not member.is_new)
             if member.deadline_ms <= now_ms and not is_waiting and member.member_id in self.members:
                 self._remove(member, now_ms)
+        self.look_at_deadlines(now_ms)
         if not self._is_initial:
             self._complete_if_all_joined(now_ms)
         if self._deadline_ms is None or self._deadline_ms > now_ms:
@@ -373,13 +374,8 @@ class ClassicGroup(Roster):
 
     def next_deadline_ms(self) -> int | None:
         """When `tick` may have something to do; None: never."""
-        deadlines = [
-            member.deadline_ms
-            for member in self.members.values()
-            if member.sync is None and (member.join is None or member.is_new)
-        ]
-        deadlines += [due for due in (self._pending.next_ms, self._deadline_ms) if due is not None]
-        return min(deadlines, default=None)
+        dues = (self.first_deadline_ms, self._pending.next_ms, self._deadline_ms)
+        return min((due for due in dues if due is not None), default=None)
 
     def _remove(self, member: Member, now_ms: int) -> None:
         self.forget(member)
@@ -433,4 +429,4 @@ class ClassicGroup(Roster):
         """
         member = self.members.get(member_id)
         if member is not None and self.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            member.touch(now_ms)
+            self.touch(member, now_ms)

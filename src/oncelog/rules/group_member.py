@@ -6,13 +6,16 @@ Source: Kafka's ClassicGroupMember; JoinGroup and SyncGroup of the protocol.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 Protocol = tuple[str, bytes]
 """An assignor's name, and what the member tells the one that assigns."""
+
+PROTOCOL_BYTES = 64
+"""Memory that a protocol takes beside its name and metadata: 20,000 empty ones must not count as nothing."""
 
 
 class GroupState(Enum):
@@ -105,26 +108,16 @@ class Member:
 
     @property
     def metadata_bytes(self) -> int:
-        """Bytes that its protocols' names and metadata take."""
+        """Bytes that its protocols take."""
         return metadata_bytes(self.protocols)
-
-    def touch(self, now_ms: int) -> None:
-        """It was heard of."""
-        self.deadline_ms = now_ms + self.session_timeout_ms
 
 
 def metadata_bytes(protocols: Collection[Protocol]) -> int:
-    """Return how many bytes names and metadata of protocols take."""
-    return sum(len(name) + len(data) for name, data in protocols)
+    """Return how many bytes protocols take: names, metadata, and what each takes beside them."""
+    return sum(len(name) + len(data) + PROTOCOL_BYTES for name, data in protocols)
 
 
-def common_protocols(members: Collection[Member]) -> set[str]:
-    """The protocols that every one of at least one member supports."""
-    return set.intersection(*({name for name, _ in each.protocols} for each in members))
-
-
-def select_protocol(members: Collection[Member]) -> str:
-    """The one most members like best among those that all support."""
-    common = common_protocols(members)
+def select_protocol(members: Collection[Member], common: Container[str]) -> str:
+    """Return the protocol most members like best among those that all support."""
     votes = Counter(next(name for name, _ in each.protocols if name in common) for each in members)
     return votes.most_common(1)[0][0]
