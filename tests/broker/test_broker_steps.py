@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from helpers_fuzz import NOW_MS, open_node
@@ -11,16 +12,29 @@ from helpers_fuzz import NOW_MS, open_node
 from oncelog.broker.node import Node, Request
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.broker.waiting import Deferred
+from oncelog.errors import NotCoordinator, UnknownTopicOrPartition
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.rules.offsets import CommittedOffset
 from oncelog.sim.disk import MemoryDisk
+from oncelog.types import TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import (
+    AddPartitionsToTxnRequest,
     CreateTopicsRequest,
+    DeleteGroupsRequest,
     DeleteRecordsRequest,
+    DescribeGroupsRequest,
+    DescribeProducersRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
     ListOffsetsRequest,
     MetadataRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
     OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
+    TxnOffsetCommitRequest,
+    WriteTxnMarkersRequest,
 )
 
 STEP_ELEMENTS = DEFAULT_LIMITS.request_step_elements
@@ -68,19 +82,64 @@ def large_requests() -> list[Any]:
             topics=[metadata.MetadataRequestTopic(name=f"?{i}") for i in range(MANY)],
             allow_auto_topic_creation=False,
         ),
+        *large_requests_to_coordinators(),
     ]
+
+
+def large_requests_to_coordinators() -> list[Any]:
+    commit, pending, find = OffsetCommitRequest, TxnOffsetCommitRequest, FindCoordinatorRequest
+    add, write, deletion = AddPartitionsToTxnRequest, WriteTxnMarkersRequest, OffsetDeleteRequest
+    producers, read = DescribeProducersRequest, FetchRequest
+    names = [f"g{i}" for i in range(MANY)]
+    rows = [commit.OffsetCommitRequestPartition(partition_index=i, committed_offset=1) for i in range(MANY)]
+    pending_rows = [
+        pending.TxnOffsetCommitRequestPartition(partition_index=i, committed_offset=1) for i in range(MANY)
+    ]
+    added = add.AddPartitionsToTxnTopic(name="t", partitions=list(range(MANY)))
+    marked = write.WritableTxnMarkerTopic(name="t", partition_indexes=[0] * MANY)
+    doomed = [deletion.OffsetDeleteRequestPartition(partition_index=i) for i in range(MANY)]
+    described = producers.TopicRequest(name="t", partition_indexes=list(range(MANY)))
+    fetched = [
+        read.FetchPartition(partition=i, fetch_offset=0, partition_max_bytes=1 << 20) for i in range(MANY)
+    ]
+    return [
+        DeleteGroupsRequest(groups_names=names),
+        DescribeGroupsRequest(groups=names),
+        find(key_type=0, coordinator_keys=names),
+        commit(group_id="g", topics=[commit.OffsetCommitRequestTopic(name="t", partitions=rows)]),
+        pending(
+            group_id="g",
+            transactional_id="x",
+            topics=[pending.TxnOffsetCommitRequestTopic(name="t", partitions=pending_rows)],
+        ),
+        deletion(group_id="kept", topics=[deletion.OffsetDeleteRequestTopic(name="t", partitions=doomed)]),
+        add(transactions=[add.AddPartitionsToTxnTransaction(transactional_id="x", topics=[added])]),
+        write(markers=[write.WritableTxnMarker(producer_id=1, topics=[marked])]),
+        producers(topics=[described]),
+        read(topics=[read.FetchTopic(topic_id=bytes(16), topic="t", partitions=fetched)], max_bytes=1 << 20),
+    ]
+
+
+def with_topic(node: Node) -> Node:
+    """Return the node with topic t, of which group `kept` has committed an offset."""
+    node.topics.create("t", 1, {}, NOW_MS)
+    commit(node, "kept", [0])
+    return node
+
+
+def commit(node: Node, group: str, partitions: Iterable[int]) -> None:
+    offsets = {TopicPartition("t", index): CommittedOffset(1, -1, "", NOW_MS, -1, -1) for index in partitions}
+    node.groups.offsets.commit(group, offsets, NOW_MS)
 
 
 def test_a_request_of_many_elements_lets_others_have_their_turn() -> None:
     for message in large_requests():
-        node = driven(MemoryDisk())
-        node.topics.create("t", 1, {}, NOW_MS)
+        node = with_topic(driven(MemoryDisk()))
         answer = handle(node, message)
         assert isinstance(answer, Deferred), message.api.name
         steps, response = finish(node, answer)
         assert steps >= MANY // STEP_ELEMENTS
-        alone = open_node(MemoryDisk())
-        alone.topics.create("t", 1, {}, NOW_MS)
+        alone = with_topic(open_node(MemoryDisk()))
         version = message.api.max_version
         response_alone = handle(alone, message)
         assert response.encode(version) == response_alone.encode(version), message.api.name
@@ -88,7 +147,7 @@ def test_a_request_of_many_elements_lets_others_have_their_turn() -> None:
 
 def test_what_is_done_in_later_steps_is_charged() -> None:
     for message in large_requests():
-        node = driven(MemoryDisk())
+        node = with_topic(driven(MemoryDisk()))
         answer = handle(node, message)
         charged = []
 
@@ -142,3 +201,77 @@ def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_st
     again = open_node(disk)
     assert again.log_manager.was_clean
     assert len(again.topics.get("many").partitions) == count  # type: ignore[union-attr]
+
+
+MANY_OFFSETS = 3 * DEFAULT_LIMITS.max_tombstones_per_batch + 1
+
+
+def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it() -> None:
+    node = with_topic(driven(MemoryDisk()))
+    commit(node, "g", range(MANY_OFFSETS))
+    answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
+    assert isinstance(answer, Deferred)
+    node.log_manager.chores.step()
+    assert 0 < len(node.groups.offsets.of("g")) < MANY_OFFSETS
+    row = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[row])
+    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
+    assert commit_error(node, request) == NotCoordinator.code
+    assert handle(node, DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == NotCoordinator.code
+    _, response = finish(node, answer)
+    assert response.results[0].error_code == 0
+    assert not node.groups.has("g")
+    assert commit_error(node, request) == 0
+
+
+def commit_error(node: Node, request: OffsetCommitRequest) -> int:
+    header = RequestHeader(request.api.key, 9, 1, "c", 0)
+    answer: Any = node.handle(Request(1, header, request, "/127.0.0.1"), NOW_MS)
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+def test_the_offsets_of_one_group_expire_in_steps() -> None:
+    node = with_topic(driven(MemoryDisk()))
+    commit(node, "g", range(MANY_OFFSETS))
+    node.groups.forget_expired(NOW_MS + 30 * 86_400_000)
+    steps = []
+    while node.log_manager.chores:
+        node.log_manager.chores.step()
+        steps.append(len(node.groups.offsets.of("g")))
+    assert len(steps) >= 3 and steps[-1] == 0
+    assert all(before - after <= STEP_ELEMENTS for before, after in pairwise([MANY_OFFSETS, *steps]))
+    assert not node.groups.has("g")
+
+
+def test_offsets_of_a_topic_that_is_deleted_between_the_steps_of_their_commit_are_refused() -> None:
+    node = with_topic(driven(MemoryDisk()))
+    rows = [OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)] * MANY
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=rows)
+    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
+    header = RequestHeader(request.api.key, 9, 1, "c", 0)
+    answer: Any = node.handle(Request(1, header, request, "/127.0.0.1"), NOW_MS)
+    assert isinstance(answer, Deferred)
+    node.topics.delete([node.topics.get("t")])  # type: ignore[list-item]
+    node.topics.create("t", 1, {}, NOW_MS)
+    answers: list[Any] = []
+    answer.listen(answers.append)
+    node.log_manager.chores.finish()
+    (response,) = answers
+    assert {row.error_code for row in response.topics[0].partitions} == {UnknownTopicOrPartition.code}
+    assert not node.groups.offsets.has("g")
+
+
+def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
+    node = driven(MemoryDisk())
+    topic = node.topics.create("t", MANY, {}, NOW_MS)
+    rows = [
+        FetchRequest.FetchPartition(partition=i, fetch_offset=0, partition_max_bytes=1 << 20)
+        for i in range(MANY)
+    ]
+    named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
+    answer = handle(node, FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=60_000))
+    assert isinstance(answer, Deferred)
+    node.log_manager.chores.finish()
+    assert len(node.fetch_waits) == 1
+    answer.cancel()
+    assert len(node.fetch_waits) == 0

@@ -82,11 +82,7 @@ class Admission:
         deferred = Deferred(holds_later_requests=True)
 
         def on_durable(error: BrokerError | None) -> None:
-            answer = again() if error is None else refuse(self._translated(error))
-            if isinstance(answer, Deferred):
-                answer.listen(deferred.resolve)
-            else:
-                deferred.resolve(answer)
+            deferred.resolve_with(again() if error is None else refuse(self._translated(error)))
 
         when_durable(self._node, self._written, on_durable)
         return deferred

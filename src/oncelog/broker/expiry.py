@@ -7,6 +7,7 @@ Guarded by tests/broker/test_broker_expiry.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from oncelog.log.chores import Chore, Chores
 
@@ -20,10 +21,11 @@ class ExpiryRounds:
         self._is_running = False
         self._is_closed = False
 
-    def begin(self, keys: Iterable[str], look: Callable[[str], None]) -> None:
+    def begin(self, keys: Iterable[str], look: Callable[[str], Chore | None]) -> None:
         """Call `look` for each key, a few in a step. A key may be gone when its turn comes.
 
-        Does nothing while an earlier round goes on. `look` raises only what ends the round.
+        `look` may return work that takes several steps for its key alone. Does nothing while an earlier round
+        goes on. `look` raises only what ends the round.
         """
         if self._is_running or self._is_closed:
             return
@@ -34,12 +36,18 @@ class ExpiryRounds:
         """End the round under way: the broker is being closed, and waits for what runs in the background."""
         self._is_closed = True
 
-    def _run(self, keys: list[str], look: Callable[[str], None]) -> Chore:
+    def _run(self, keys: list[str], look: Callable[[str], Chore | None]) -> Chore:
         try:
             for count, key in enumerate(keys, 1):
                 if self._is_closed:
                     return
-                look(key)
+                work = look(key)
+                if work is not None:
+                    with closing(work):
+                        for job in work:
+                            yield job
+                            if self._is_closed:
+                                return
                 if count % self._step_entries == 0:
                     yield None
         finally:

@@ -5,7 +5,7 @@ Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
@@ -15,6 +15,7 @@ from oncelog.broker.group_log import decode_group, encode_group, group_key
 from oncelog.broker.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
+from oncelog.broker.stepwise import Pace, Work
 from oncelog.errors import (
     BrokerError,
     GroupIdNotFound,
@@ -26,6 +27,7 @@ from oncelog.errors import (
     StaleMemberEpoch,
     UnknownMemberId,
 )
+from oncelog.log.chores import Chore
 from oncelog.rules.consumer_group import Beat, BeatAnswer
 from oncelog.rules.deadlines import Deadlines
 from oncelog.rules.group import ClassicGroup
@@ -193,19 +195,42 @@ class GroupCoordinator:
                 group.tick(now_ms)
                 self.settle(group, now_ms)  # what cannot be stored is answered there; nothing is raised
 
-    def delete(self, group_id: str, now_ms: int) -> Written | None:
-        """Forget a group and its offsets. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator."""
+    def delete(self, group_id: str, pace: Pace, now_ms: int) -> Work[Written | None]:
+        """Forget a group and its offsets, in steps between which nobody else may use the group.
+
+        Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
+        """
         group = self.get(group_id)
         consumers = self.consumers.get(group_id)
         if not self.has(group_id):
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
             raise NonEmptyGroup(f"group {group_id!r} has members")
-        written = self.offsets.delete(group_id, sorted(self.offsets.places_of(group_id)), now_ms)
-        if group is not None:
-            written = self._bury(group, now_ms)
-        if consumers is not None:
-            written = self.consumers.bury(group_id, now_ms)
+        with self.topic.reserved(group_id):
+            written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+            if group is not None:
+                written = self._bury(group, now_ms)
+            if consumers is not None:
+                written = self.consumers.bury(group_id, now_ms)
+        return written
+
+    def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
+        """Yield the partitions in parts whose offsets are deleted in one step each."""
+        size = self._node.limits.max_tombstones_per_batch
+        return (partitions[first : first + size] for first in range(0, len(partitions), size))
+
+    def delete_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], pace: Pace, now_ms: int
+    ) -> Work[Written | None]:
+        """Forget offsets of a group that is reserved, in steps; return None if there were none.
+
+        Raises NotCoordinator.
+        """
+        written = None
+        for part in self._slices(list(partitions)):
+            written = self.offsets.delete(group_id, part, now_ms) or written
+            if pace.next(len(part)):
+                yield None
         return written
 
     def _bury(self, group: ClassicGroup, now_ms: int) -> Written:
@@ -333,28 +358,39 @@ class GroupCoordinator:
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""
-        self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, now_ms))
+        pace = Pace(self._node.limits.request_step_elements)
+        self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, pace, now_ms))
 
-    def _forget_expired(self, group_id: str, now_ms: int) -> None:
-        group = self._groups.get(group_id)
-        consumers = self.consumers.get(group_id)
+    def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> Chore:
+        try:
+            for partitions in self._slices([*self.offsets.of(group_id)]):
+                self._forget_expired_offsets(group_id, partitions, now_ms)
+                if pace.next(len(partitions)):
+                    yield None
+            if not self.offsets.has(group_id):
+                self._forget_empty(group_id, now_ms)
+        except BrokerError:
+            return  # it cannot be written now, or it is being deleted; the next round tries again
+
+    def _forget_expired_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
+        """Forget those of these offsets that are past their retention. Raises NotCoordinator."""
+        group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:
             return  # who reads which topic is known after the rebalance
+        subscribed = self.subscribed_topics(group_id)
+        if subscribed is None:
+            return  # its members may read any of the topics
         since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
-        try:
-            subscribed = self.subscribed_topics(group_id)
-            if subscribed is None:
-                return  # its members may read any of the topics
-            self.offsets.forget_expired(group_id, subscribed, since_ms, now_ms)
-            if self.offsets.places_of(group_id):
-                return
-            if consumers is not None and not consumers.members:
-                self.consumers.bury(group_id, now_ms)
-            if group is not None and is_empty and group.next_deadline_ms() is None:
-                self._bury(group, now_ms)
-        except BrokerError:
-            return  # it cannot be written now; the next round tries again
+        self.offsets.forget_expired(group_id, partitions, subscribed, since_ms, now_ms)
+
+    def _forget_empty(self, group_id: str, now_ms: int) -> None:
+        """Forget a group without offsets, if it has no members. Raises NotCoordinator."""
+        group, consumers = self.get(group_id), self.consumers.get(group_id)
+        if consumers is not None and not consumers.members:
+            self.consumers.bury(group_id, now_ms)
+        if group is not None and group.state is GroupState.EMPTY and group.next_deadline_ms() is None:
+            self._bury(group, now_ms)
 
     def close(self) -> None:
         """End the round under way."""

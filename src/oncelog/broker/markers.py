@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
 
+MARKER_COST = 10
+"""How many other elements of a request a marker takes the time of: it is a batch of its own."""
+
+
 class Marker(NamedTuple):
     """The outcome of a producer's transaction, as its coordinator of `coordinator_epoch` says."""
 

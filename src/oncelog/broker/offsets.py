@@ -7,10 +7,11 @@ Source: rows T6, T7; Kafka's OffsetMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import StateTopic, StoredBatch, Written
+from oncelog.broker.stepwise import Pace, Work, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.rules.offsets import CommittedOffset, is_expired, later
 from oncelog.rules.sending import Identity
@@ -26,6 +27,8 @@ KEY_VERSIONS = (0, 1)
 _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
 _Offsets = dict[TopicPartition, CommittedOffset]
+OffsetRecord = tuple[bytes, bytes]
+"""Key and value of a committed offset, as `__consumer_offsets` holds it."""
 
 
 class Offsets:
@@ -43,33 +46,54 @@ class Offsets:
 
     # Committing
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int) -> Written:
-        """They hold from now on. Raises NotCoordinator, MessageTooLarge."""
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        now_ms: int,
+        records: Sequence[OffsetRecord] | None = None,
+    ) -> Written:
+        """They hold from now on. `records`: what `encode` made of them.
+
+        Raises NotCoordinator, MessageTooLarge.
+        """
         index = self._topic.partition_of(group)
-        written = self._topic.append(index, self._records(group, offsets), now_ms)
+        written = self._topic.append(index, records or self._records(group, offsets), now_ms)
         self._committed.setdefault(group, {}).update(_numbered(offsets, written))
         self._note_topics(index, offsets)
         return written
 
     def commit_pending(
-        self, group: str, who: Identity, offsets: Mapping[TopicPartition, CommittedOffset], now_ms: int
+        self,
+        group: str,
+        who: Identity,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        now_ms: int,
+        records: Sequence[OffsetRecord] | None = None,
     ) -> Written:
-        """They hold when the transaction commits.
+        """They hold when the transaction commits. `records`: what `encode` made of them.
 
         Raises InvalidProducerEpoch, NotCoordinator, MessageTooLarge.
         """
         index = self._topic.partition_of(group)
-        records = [NewRecord(now_ms, key, value) for key, value in self._records(group, offsets)]
+        encoded = records or self._records(group, offsets)
         batch = build_batch(
-            records, producer_id=who.producer_id, producer_epoch=who.producer_epoch, is_transactional=True
+            [NewRecord(now_ms, key, value) for key, value in encoded],
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            is_transactional=True,
         )
         written = self._topic.append_batch(index, batch, now_ms)
         self._add_pending(index, who.producer_id, group, _numbered(offsets, written))
         return written
 
-    def _records(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
-    ) -> list[tuple[bytes, bytes]]:
+    def _records(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> list[OffsetRecord]:
+        """Return the records of one commit, in one step. Raises MessageTooLarge."""
+        return run_work(self.encode(group, offsets, Pace(len(offsets) + 1)))
+
+    def encode(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], pace: Pace
+    ) -> Work[list[OffsetRecord]]:
         """Return the records of one commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
 
         Each record names its group. Without the limit a small request with a group id of 32,767 bytes would
@@ -85,6 +109,8 @@ class Offsets:
                     f"partitions takes more: commit fewer at a time"
                 )
             records.append((key, value))
+            if pace.next():
+                yield None
         return records
 
     def _add_pending(self, index: int, producer_id: int, group: str, offsets: _Offsets) -> None:
@@ -131,9 +157,12 @@ class Offsets:
         """Partitions for which an open transaction may commit another offset."""
         return {at for key in self._transactions.get(group, ()) for at in self._pending[key][group]}
 
-    def places_of(self, group: str) -> set[TopicPartition]:
-        """Return the partitions with a committed or a pending offset."""
-        return self.pending_of(group).union(self.of(group))
+    def places_of(self, group: str) -> list[TopicPartition]:
+        """Return the partitions with a committed or a pending offset, in the same order in every run."""
+        return list(dict.fromkeys([*self.of(group), *sorted(self.pending_of(group))]))
+
+    def _is_pending(self, group: str, at: TopicPartition) -> bool:
+        return any(at in self._pending[key][group] for key in self._transactions.get(group, ()))
 
     def snapshot(self) -> tuple[dict[str, _Offsets], dict[tuple[int, int], dict[str, _Offsets]]]:
         """Return a copy of everything: committed offsets by group, pending ones as `_pending`."""
@@ -151,8 +180,8 @@ class Offsets:
 
         Raises NotCoordinator.
         """
-        known = self.places_of(group)
-        doomed = [at for at in dict.fromkeys(partitions) if at in known]
+        committed = self.of(group)
+        doomed = [at for at in dict.fromkeys(partitions) if at in committed or self._is_pending(group, at)]
         if not doomed:
             return None
         index, written = self._topic.partition_of(group), None
@@ -263,18 +292,27 @@ class Offsets:
         return True
 
     def forget_expired(
-        self, group: str, subscribed: Collection[str], empty_since_ms: int | None, now_ms: int
+        self,
+        group: str,
+        partitions: Iterable[TopicPartition],
+        subscribed: Collection[str],
+        empty_since_ms: int | None,
+        now_ms: int,
     ) -> None:
-        """Forget what is older than offsets.retention.minutes, less what members read."""
+        """Forget what is older than offsets.retention.minutes among these partitions, less what members read.
+
+        Raises NotCoordinator.
+        """
         retention_ms = self._node.settings["offsets.retention.minutes"] * 60_000
-        pending = self.pending_of(group)
+        committed = self.of(group)
         expired = [
             at
-            for at, each in self.of(group).items()
+            for at in partitions
             if at.topic not in subscribed
+            and at in committed
             and is_expired(
-                each,
-                is_pending=at in pending,
+                committed[at],
+                is_pending=self._is_pending(group, at),
                 empty_since_ms=empty_since_ms,
                 now_ms=now_ms,
                 retention_ms=retention_ms,

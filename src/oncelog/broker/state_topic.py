@@ -14,7 +14,7 @@ Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, secti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.flushing import FlushWait
@@ -103,6 +103,8 @@ class StateTopic:
         self.damaged: dict[int, Damage] = {}
         """Partitions that could not be read back: until a start finds them whole, nobody coordinates them."""
 
+        self._reserved: set[str] = set()
+
     @property
     def topic(self) -> Topic | None:
         """None while nothing was ever written."""
@@ -129,8 +131,20 @@ class StateTopic:
         return partition_for(key, self.partition_count)
 
     def check(self, key: str) -> None:
-        """Raises NotCoordinator for a key whose partition could not be read back."""
-        self.check_partition(self.partition_of(key))
+        """Raises NotCoordinator for a key that is reserved, or whose partition could not be read back."""
+        if key in self._reserved:
+            raise NotCoordinator(f"{key!r} is being deleted; try again")
+        if self.damaged:
+            self.check_partition(self.partition_of(key))
+
+    @contextmanager
+    def reserved(self, key: str) -> Iterator[None]:
+        """Let only the caller use a key, over several steps: `check` refuses all others, who try again."""
+        self._reserved.add(key)
+        try:
+            yield
+        finally:
+            self._reserved.discard(key)
 
     def check_partition(self, index: int) -> None:
         """Raises NotCoordinator for a partition that could not be read back."""

@@ -22,6 +22,15 @@ Work = Generator[Job | None, None, _T]
 """Work in bounded steps, as `oncelog.log.chores` does it, and what comes of it."""
 
 
+NAME_COST_CHARACTERS = 64
+"""Characters of a group or transactional id that cost as much as an element: Java's hash reads each."""
+
+
+def name_cost(name: str) -> int:
+    """Return how many elements' cost it takes to find what keeps a group or transactional id."""
+    return 1 + len(name) // NAME_COST_CHARACTERS
+
+
 class Pace:
     """The elements of one request that were answered since its last step."""
 
@@ -31,18 +40,28 @@ class Pace:
         self._count = 0
         self._step_elements = step_elements
 
-    def next(self) -> bool:
-        """Count an element; return True if others have their turn now."""
-        self._count += 1
+    def next(self, cost: int = 1) -> bool:
+        """Count an element, or one that costs as much as several; return True if others have their turn."""
+        self._count += cost
         if self._count < self._step_elements:
             return False
         self._count = 0
         return True
 
 
+def run_work(work: Work[_T]) -> _T:
+    """Do work whose steps have no jobs to its end and return what comes of it. Raises what it raises."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
 def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> Any:
     """Return the answer, or a Deferred if it takes several steps. Raises what the first step raises.
 
+    The work may return a Deferred itself, for an answer that waits for the disk.
     `is_dropped`: the work ends where it is when its client goes away; else it is done to its end.
     """
     try:
@@ -53,7 +72,7 @@ def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> 
     node.log_manager.chores.add(_go_on(work, job, deferred, is_dropped=is_dropped))
     if not deferred.is_done:
         return deferred
-    answers: list[Any] = []  # nobody drives the chores: all is done
+    answers: list[Any] = []  # nobody drives the chores, and nothing waits for the disk: all is done
     deferred.listen(answers.append)
     return answers[0]
 
@@ -69,7 +88,7 @@ def _go_on(work: Work[Any], job: Job | None, deferred: Deferred, *, is_dropped: 
         try:
             job = deferred.build(partial(_next_step, work, failure))
         except _Done as done:
-            deferred.resolve(done.answer)
+            deferred.resolve_with(done.answer)
             return
         except Exception as error:
             deferred.resolve(Disconnect(f"a request failed in one of its steps: {error!r}"))

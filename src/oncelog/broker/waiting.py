@@ -64,6 +64,19 @@ class Deferred:
             listener, self._listener = self._listener, None
             listener(answer)
 
+    def resolve_with(self, answer: Any) -> None:
+        """Resolve with an answer, or with that of another Deferred.
+
+        The other one is charged and cancelled as this one is.
+        """
+        if not isinstance(answer, Deferred):
+            self.resolve(answer)
+        elif self.is_cancelled:
+            answer.cancel()
+        else:
+            answer.measure, self.on_cancelled = self.measure, answer.cancel
+            answer.listen(self.resolve)
+
     def cancel(self) -> None:
         """Nobody waits any more: the connection is gone."""
         is_first, self.is_cancelled = not (self.is_cancelled or self.is_done), True

@@ -7,11 +7,12 @@ is INVALID_PRODUCER_EPOCH below version 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.apis.transactional import code_for
 from oncelog.broker.state_topic import Written, answer_when_durable
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -34,32 +35,39 @@ FIRST_FENCED_VERSION, FIRST_BATCHED_VERSION = 2, 4
 
 _Topics = Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
 _Result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+_Partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _add_all(node, request, now_ms))
+    return answer
+
+
+def _add_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: AddPartitionsToTxnRequest = request.message
     version = request.header.api_version
     work = _Adding(node, request, now_ms)
     if version >= FIRST_BATCHED_VERSION and not request.may(ResourceType.CLUSTER):
         return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
     if version >= FIRST_BATCHED_VERSION:
-        answer = AddPartitionsToTxnResponse(
-            results_by_transaction=[
+        answer = AddPartitionsToTxnResponse(results_by_transaction=[])
+        for transaction in message.transactions:
+            results = yield from work.results(
+                transaction.transactional_id,
+                Identity(transaction.producer_id, transaction.producer_epoch),
+                transaction.topics,
+                is_only_asked=transaction.verify_only,
+            )
+            answer.results_by_transaction.append(
                 AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
-                    transactional_id=each.transactional_id,
-                    topic_results=work.results(
-                        each.transactional_id,
-                        Identity(each.producer_id, each.producer_epoch),
-                        each.topics,
-                        is_only_asked=each.verify_only,
-                    ),
+                    transactional_id=transaction.transactional_id, topic_results=results
                 )
-                for each in message.transactions
-            ]
-        )
+            )
     else:
         who = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
-        results = work.results(message.v3_and_below_transactional_id, who, message.v3_and_below_topics)
+        results = yield from work.results(
+            message.v3_and_below_transactional_id, who, message.v3_and_below_topics
+        )
         answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
     return answer_when_durable(node, work.written, answer, lambda error: _refuse_all(answer, error))
 
@@ -73,35 +81,41 @@ class _Adding:
         self.knows_fenced = version >= FIRST_FENCED_VERSION
         self.is_by_client = version < FIRST_BATCHED_VERSION
         self.written: list[Written] = []
+        self.pace = Pace(node.limits.request_step_elements)
 
     def results(
         self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
-    ) -> list[_Result]:
-        asked = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
-        bad = {at: code for at in asked if (code := self._refusal(at))}
+    ) -> Work[list[_Result]]:
+        """Add or verify the partitions of one transaction; the transaction takes them all in one step."""
+        results, bad = [], 0
+        partitions: dict[TopicPartition, list[_Partition]] = {}
+        for topic in topics:
+            rows = [_Partition(partition_index=index) for index in topic.partitions]
+            results.append(_Result(name=topic.name, results_by_partition=rows))
+            for row in rows:
+                tp = TopicPartition(topic.name, row.partition_index)
+                row.partition_error_code = self._refusal(tp)
+                bad += row.partition_error_code != 0
+                partitions.setdefault(tp, []).append(row)
+                if self.pace.next():
+                    yield None
+        if self.pace.next(name_cost(transactional_id)):
+            yield None
+        rows = [row for named in partitions.values() for row in named]
         if self.is_by_client and not self.request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
-            codes = dict.fromkeys(asked, TransactionalIdAuthorizationFailed.code)
+            _set_all(rows, TransactionalIdAuthorizationFailed.code)
         elif bad:
-            codes = {at: bad.get(at, OperationNotAttempted.code) for at in asked}
+            _set_all([row for row in rows if not row.partition_error_code], OperationNotAttempted.code)
         elif not transactional_id:
-            codes = dict.fromkeys(asked, InvalidRequest.code)
+            _set_all(rows, InvalidRequest.code)
         elif is_only_asked:
-            codes = {at: self._verify(transactional_id, who, at) for at in asked}
+            for tp, named in partitions.items():
+                _set_all(named, self._verify(transactional_id, who, tp))
+                if self.pace.next(name_cost(transactional_id)):
+                    yield None
         else:
-            codes = dict.fromkeys(asked, self._add(transactional_id, who, asked))
-        return [
-            _Result(
-                name=topic.name,
-                results_by_partition=[
-                    AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
-                        partition_index=index,
-                        partition_error_code=codes[TopicPartition(topic.name, index)],
-                    )
-                    for index in topic.partitions
-                ],
-            )
-            for topic in topics
-        ]
+            _set_all(rows, self._add(transactional_id, who, partitions.keys()))
+        return results
 
     def _refusal(self, at: TopicPartition) -> int:
         """An error code, or 0."""
@@ -111,7 +125,7 @@ class _Adding:
         is_there = topic is not None and 0 <= at.partition < len(topic.partitions)
         return 0 if is_there else UnknownTopicOrPartition.code
 
-    def _add(self, transactional_id: str, who: Identity, asked: list[TopicPartition]) -> int:
+    def _add(self, transactional_id: str, who: Identity, asked: Collection[TopicPartition]) -> int:
         try:
             done = self.node.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
         except BrokerError as error:
@@ -125,6 +139,11 @@ class _Adding:
         except BrokerError as error:
             return error.code
         return 0
+
+
+def _set_all(rows: Iterable[_Partition], code: int) -> None:
+    for row in rows:
+        row.partition_error_code = code
 
 
 def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import Written, answer_when_durable
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import BrokerError
 from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
@@ -19,28 +20,31 @@ KEY = 42
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    # A group that is half deleted is deleted to its end, though the client goes away.
+    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: DeleteGroupsRequest = request.message
     written: list[Written] = []
-
-    def delete(group_id: str) -> int:
+    response, pace = DeleteGroupsResponse(results=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.groups_names):
+        result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
+        response.results.append(result)
         try:
             request.check(ResourceType.GROUP, group_id)
-            done = node.groups.delete(group_id, now_ms)
+            last = yield from node.groups.delete(group_id, pace, now_ms)
         except BrokerError as error:
-            return error.code
-        written.extend([done] if done else [])
-        return 0
-
-    answer = DeleteGroupsResponse(
-        results=[
-            DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=delete(group_id))
-            for group_id in dict.fromkeys(message.groups_names)
-        ]
-    )
+            result.error_code = error.code
+        else:
+            written.extend([last] if last else [])
+        if pace.next(name_cost(group_id)):
+            yield None
 
     def refusal(error: BrokerError) -> DeleteGroupsResponse:
-        for result in answer.results:
+        for result in response.results:
             result.error_code = result.error_code or error.code
-        return answer
+        return response
 
-    return answer_when_durable(node, written, answer, refusal)
+    return answer_when_durable(node, written, response, refusal)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import allowed_bits
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group import ClassicGroup
@@ -15,7 +16,7 @@ from oncelog.rules.group_member import GroupState
 from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 15
 FIRST_NOT_FOUND_VERSION = 6
@@ -23,14 +24,22 @@ FIRST_NOT_FOUND_VERSION = 6
 _Group = DescribeGroupsResponse.DescribedGroup
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeGroupsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+    return answer
+
+
+def _describe_all(node: Node, request: Request) -> Work[DescribeGroupsResponse]:
     message: DescribeGroupsRequest = request.message
-    described = [_described(node, request, group_id) for group_id in dict.fromkeys(message.groups)]
-    if message.include_authorized_operations:
-        for each in described:
-            if not each.error_code:
-                each.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, each.group_id)
-    return DescribeGroupsResponse(groups=described)
+    response, pace = DescribeGroupsResponse(groups=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.groups):
+        group = _described(node, request, group_id)
+        if message.include_authorized_operations and not group.error_code:
+            group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
+        response.groups.append(group)
+        if pace.next(name_cost(group_id) + len(group.members)):
+            yield None
+    return response
 
 
 def _described(node: Node, request: Request, group_id: str) -> _Group:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.names import check_topic_name
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError
 from oncelog.log.partition import ProducerState
 from oncelog.rules.authorization import ResourceType
@@ -15,36 +16,47 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import DescribeProducersRequest, DescribeProducersResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 61
 
 _Result = DescribeProducersResponse.PartitionResponse
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeProducersResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+    return answer
+
+
+def _describe_all(node: Node, request: Request) -> Work[DescribeProducersResponse]:
     message: DescribeProducersRequest = request.message
     # Each partition once: it may have many producers.
     asked: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    return DescribeProducersResponse(
-        topics=[
-            DescribeProducersResponse.TopicResponse(
-                name=name, partitions=[_describe(node, request, name, index) for index in indexes]
-            )
-            for name, indexes in asked.items()
-        ]
-    )
+    response, pace = DescribeProducersResponse(topics=[]), Pace(node.limits.request_step_elements)
+    for name, indexes in asked.items():
+        results: list[_Result] = []
+        response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))
+        if pace.next():
+            yield None
+        for index in indexes:
+            results.append((yield from _describe(node, request, name, index, pace)))
+            if pace.next():
+                yield None
+    return response
 
 
-def _describe(node: Node, request: Request, topic: str, index: int) -> _Result:
+def _describe(node: Node, request: Request, topic: str, index: int, pace: Pace) -> Work[_Result]:
     result = _Result(partition_index=index)
     try:
         request.check(ResourceType.TOPIC, topic)
         check_topic_name(topic)
         _, partition = node.topics.partition(TopicPartition(topic, index))
-        result.active_producers = [_producer(state) for state in partition.describe_producers()]
+        for state in partition.describe_producers():
+            result.active_producers.append(_producer(state))
+            if pace.next():
+                yield None
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
     return result

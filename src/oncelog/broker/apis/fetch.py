@@ -23,6 +23,7 @@ from oncelog.broker.sessions import (
     Target,
     error_response,
 )
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics import Topic
 from oncelog.broker.waiting import Deferred, FetchWait
 from oncelog.errors import (
@@ -61,10 +62,26 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         return error_response(error)
     if owes:
         return FetchResponse(session_id=context.session_id, responses=[])
-    fetch = _Fetch(node, request, context)
-    results = list(fetch.read())
+    answer: Answer = answer_in_steps(node, _read(node, request, context, now_ms))
+    return answer
+
+
+def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
+    """Read in steps, and wait for more if need be."""
+    message: FetchRequest = request.message
+    fetch, pace = _Fetch(node, request, context), Pace(node.limits.request_step_elements)
+    results: list[tuple[Target, _Result]] = []
+    has_stepped = False
+    for result in fetch.read():
+        results.append(result)
+        if pace.next():
+            has_stepped = True
+            yield None
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
+        return fetch.response(results)
+    if has_stepped and fetch.is_outdated(results):
+        # What came between the steps woke nobody. The client asks for it with its next fetch.
         return fetch.response(results)
     # A connection that waits longer than an idle one may stay has no client any more.
     idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
@@ -120,6 +137,18 @@ class _Fetch:
         have_bytes = sum(len(result.records or b"") for _, result in results)
         wanted_bytes: int = min(self.message.min_bytes, self.max_bytes)
         return wanted_bytes - have_bytes
+
+    def is_outdated(self, results: list[tuple[Target, _Result]]) -> bool:
+        """Return True if readers see more of a partition by now than when it was read, or it is gone."""
+        for target, result in results:
+            try:
+                partition = self._partition(target)
+            except BrokerError:
+                return True
+            ends = partition.high_watermark, partition.last_stable_offset
+            if ends != (result.high_watermark, result.last_stable_offset):
+                return True
+        return False
 
     def partitions(self) -> list[TopicPartition]:
         found = ((self._topic(t), t.asked.partition) for t in self.context.targets)

@@ -13,27 +13,34 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from oncelog.broker.authorizer import refusal_of
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import InvalidRequest
 from oncelog.rules.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 10
 GROUP, TRANSACTION = 0, 1
 
 
-def handle(node: Node, request: Request, now_ms: int) -> FindCoordinatorResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _find_all(node, request))
+    return answer
+
+
+def _find_all(node: Node, request: Request) -> Work[FindCoordinatorResponse]:
     message: FindCoordinatorRequest = request.message
     tell = functools.partial(_tell, node, request, message.key_type)
     if request.header.api_version < 4:
         return FindCoordinatorResponse(**tell(message.key))
-    return FindCoordinatorResponse(
-        coordinators=[
-            FindCoordinatorResponse.Coordinator(key=key, **tell(key)) for key in message.coordinator_keys
-        ]
-    )
+    response, pace = FindCoordinatorResponse(coordinators=[]), Pace(node.limits.request_step_elements)
+    for key in message.coordinator_keys:
+        response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **tell(key)))
+        if pace.next():
+            yield None
+    return response
 
 
 def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, Any]:

@@ -97,8 +97,11 @@ def _answer(
 ) -> Work[MetadataResponse]:
     topics, pace = [], Pace(node.limits.request_step_elements)
     if asked is None:
-        seen = [topic for topic in node.topics.all() if request.may(ResourceType.TOPIC, topic.name)]
-        topics = [_describe(node, topic) for topic in seen]
+        for topic in list(node.topics.all()):
+            if request.may(ResourceType.TOPIC, topic.name):
+                topics.append(_describe(node, topic))
+            if pace.next(1 + len(topic.partitions)):
+                yield None
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
         for each in once.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.state_topic import answer_when_durable
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
@@ -32,6 +33,12 @@ _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    # What is deleted in part is deleted to its end, though the client goes away.
+    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: OffsetDeleteRequest = request.message
 
     def refusal(error: BrokerError) -> OffsetDeleteResponse:
@@ -49,29 +56,29 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     if node.groups.has_members_of_another_type(message.group_id):
         return refusal(NonEmptyGroup())
     subscribed = node.groups.subscribed_topics(message.group_id)
-    asked = [
-        TopicPartition(topic.name, each.partition_index)
-        for topic in message.topics
-        for each in topic.partitions
-    ]
-    codes = {at: _code(node, request, at, subscribed) for at in asked}
-    try:
-        done = node.groups.offsets.delete(message.group_id, [at for at in asked if not codes[at]], now_ms)
-    except BrokerError as error:
-        return refusal(error)
-    answer = OffsetDeleteResponse(
-        topics=[
-            OffsetDeleteResponse.OffsetDeleteResponseTopic(
-                name=topic.name,
-                partitions=[
-                    _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
-                    for index in (each.partition_index for each in topic.partitions)
-                ],
+    response, pace = OffsetDeleteResponse(topics=[]), Pace(node.limits.request_step_elements)
+    doomed: dict[TopicPartition, None] = {}
+    with node.groups.topic.reserved(message.group_id):
+        for topic in message.topics:
+            results: list[_Partition] = []
+            response.topics.append(
+                OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=results)
             )
-            for topic in message.topics
-        ]
-    )
-    return answer_when_durable(node, [done] if done else [], answer, refusal)
+            if pace.next():
+                yield None
+            for partition in topic.partitions:
+                tp = TopicPartition(topic.name, partition.partition_index)
+                code = _code(node, request, tp, subscribed)
+                results.append(_Partition(partition_index=tp.partition, error_code=code))
+                if not code:
+                    doomed[tp] = None
+                if pace.next():
+                    yield None
+        try:
+            written = yield from node.groups.delete_offsets(message.group_id, doomed, pace, now_ms)
+        except BrokerError as error:
+            return refusal(error)
+    return answer_when_durable(node, [written] if written else [], response, refusal)
 
 
 def _code(node: Node, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:

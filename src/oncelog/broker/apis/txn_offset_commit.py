@@ -8,13 +8,14 @@ INVALID_GROUP_ID (empty), what the transaction coordinator refuses with (the gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oncelog.broker.admission import Admission, Dialect, knows_newer_epoch
-from oncelog.broker.apis.offset_commit import check_offset, codes_of_refusal, is_for_group
+from oncelog.broker.apis.offset_commit import CommitRows
 from oncelog.broker.authorizer import refusal_of
 from oncelog.broker.state_topic import answer_when_durable
+from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     CoordinatorNotAvailable,
@@ -25,9 +26,7 @@ from oncelog.errors import (
     NotEnoughReplicas,
 )
 from oncelog.rules.authorization import ResourceType
-from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
-from oncelog.types import TopicPartition
 from oncelog.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 if TYPE_CHECKING:
@@ -36,64 +35,80 @@ if TYPE_CHECKING:
 KEY = 28
 FIRST_ABORTABLE_VERSION, FIRST_ADDING_VERSION = 4, 5
 
-_Asked = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition
 _Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _commit(node, request, now_ms))
+    return answer
+
+
+def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: TxnOffsetCommitRequest = request.message
-    who = Identity(message.producer_id, message.producer_epoch)
-    codes = {at: check_offset(node, request, at, asked.committed_metadata) for at, asked in _asked(message)}
-    offsets = {
-        at: CommittedOffset(
-            asked.committed_offset,
-            asked.committed_leader_epoch,
-            asked.committed_metadata or "",
-            now_ms,
-            -1,
-            -1,
-        )
-        for at, asked in _asked(message)
-        if not codes[at]
-    }
-
-    def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
-        return _answer(message, codes_of_refusal(codes, error))
-
+    response = TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=[])
+            for topic in message.topics
+        ]
+    )
+    rows = CommitRows(node, request, response.topics, _Partition)
     for resource_type, name in (
         (ResourceType.TRANSACTIONAL_ID, message.transactional_id),
         (ResourceType.GROUP, message.group_id),
     ):
         if not request.may(resource_type, name):
-            return _answer(message, dict.fromkeys(codes, refusal_of(resource_type).code))
-    if not any(is_for_group(code) for code in codes.values()):
-        return _answer(message, codes)
+            yield from rows.refuse_all(refusal_of(resource_type))
+            return response
+    yield from rows.check(now_ms, -1)
+
+    def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
+        rows.refuse(error)
+        return response
+
+    if not rows.has_any_for_group:
+        return response
     try:
         if not message.group_id:
             raise InvalidGroupId("a group id may not be empty")
-        admission = _admit(node, message, who, request.header.api_version, now_ms)
-        if admission.is_early:
-            return admission.later(
-                lambda: handle(node, request, now_ms),
-                lambda error: refusal(CoordinatorNotAvailable(str(error))),
-            )
-        node.groups.check_commit(
-            message.group_id,
-            message.generation_id,
-            message.member_id,
-            message.group_instance_id,
-            is_transactional=True,
-        )
-        written = []
-        if offsets:
-            written.append(node.groups.offsets.commit_pending(message.group_id, who, offsets, now_ms))
+        yield from rows.encode(message.group_id)
+        return _store(node, request, rows, now_ms, response, refusal)
     except NotEnoughReplicas as error:
         return refusal(CoordinatorNotAvailable(str(error)))
     except MessageTooLarge as error:
         return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, written, _answer(message, codes), refusal)
+
+
+def _store(
+    node: Node,
+    request: Request,
+    rows: CommitRows,
+    now_ms: int,
+    response: TxnOffsetCommitResponse,
+    refusal: Callable[[BrokerError], TxnOffsetCommitResponse],
+) -> Answer:
+    """Store the offsets in one step. Raises what the transaction coordinator and the group refuse with."""
+    message: TxnOffsetCommitRequest = request.message
+    who = Identity(message.producer_id, message.producer_epoch)
+    admission = _admit(node, message, who, request.header.api_version, now_ms)
+    if admission.is_early:
+        return admission.later(
+            lambda: handle(node, request, now_ms),
+            lambda error: refusal(CoordinatorNotAvailable(str(error))),
+        )
+    node.groups.check_commit(
+        message.group_id,
+        message.generation_id,
+        message.member_id,
+        message.group_instance_id,
+        is_transactional=True,
+    )
+    records, written = rows.records(), []
+    if records:
+        offsets = node.groups.offsets
+        written.append(offsets.commit_pending(message.group_id, who, rows.offsets, now_ms, records))
+    return answer_when_durable(node, written, response, refusal)
 
 
 def _admit(
@@ -112,24 +127,3 @@ def _admit(
     admission = Admission(node, message.transactional_id, outside, dialect, now_ms)
     admission.check(at)
     return admission
-
-
-def _asked(message: TxnOffsetCommitRequest) -> Iterator[tuple[TopicPartition, _Asked]]:
-    for topic in message.topics:
-        for partition in topic.partitions:
-            yield TopicPartition(topic.name, partition.partition_index), partition
-
-
-def _answer(message: TxnOffsetCommitRequest, codes: dict[TopicPartition, int]) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    _Partition(partition_index=index, error_code=codes[TopicPartition(topic.name, index)])
-                    for index in (partition.partition_index for partition in topic.partitions)
-                ],
-            )
-            for topic in message.topics
-        ]
-    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.broker.markers import Marker, write_marker
+from oncelog.broker.markers import MARKER_COST, Marker, write_marker
 from oncelog.broker.state_topic import Written, answer_when_durable
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
 from oncelog.rules.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.rules.marker import refuse_same_epoch
@@ -28,14 +29,21 @@ _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _write_all(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _write_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: WriteTxnMarkersRequest = request.message
     written: list[Written] = []
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
     if not (may_alter or request.may(ResourceType.CLUSTER)):
         return _refused(message)
-    answer = WriteTxnMarkersResponse(
-        markers=[_write(node, asked, now_ms, written) for asked in message.markers]
-    )
+    answer, pace = WriteTxnMarkersResponse(markers=[]), Pace(node.limits.request_step_elements)
+    for requested in message.markers:
+        answer.markers.append((yield from _write(node, requested, now_ms, written, pace)))
+        if pace.next():
+            yield None
 
     def refusal(error: BrokerError) -> WriteTxnMarkersResponse:
         for partition in (p for m in answer.markers for topic in m.topics for p in topic.partitions):
@@ -68,8 +76,12 @@ def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
 
 
 def _write(
-    node: Node, asked: WriteTxnMarkersRequest.WritableTxnMarker, now_ms: int, written: list[Written]
-) -> WriteTxnMarkersResponse.WritableTxnMarkerResult:
+    node: Node,
+    asked: WriteTxnMarkersRequest.WritableTxnMarker,
+    now_ms: int,
+    written: list[Written],
+    pace: Pace,
+) -> Work[WriteTxnMarkersResponse.WritableTxnMarkerResult]:
     marker = Marker(
         asked.producer_id, asked.producer_epoch, asked.coordinator_epoch, asked.transaction_result
     )
@@ -83,16 +95,17 @@ def _write(
             return _Partition(partition_index=at.partition, error_code=error.code)
         return _Partition(partition_index=at.partition)
 
-    return WriteTxnMarkersResponse.WritableTxnMarkerResult(
-        producer_id=asked.producer_id,
-        topics=[
-            WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(
-                name=topic.name,
-                partitions=[one(TopicPartition(topic.name, index)) for index in topic.partition_indexes],
-            )
-            for topic in asked.topics
-        ],
-    )
+    result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=asked.producer_id, topics=[])
+    for topic in asked.topics:
+        partitions: list[_Partition] = []
+        result.topics.append(
+            WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions)
+        )
+        for index in topic.partition_indexes:
+            partitions.append(one(TopicPartition(topic.name, index)))
+            if pace.next(MARKER_COST):
+                yield None
+    return result
 
 
 def _check_epoch_raised(node: Node, at: TopicPartition, marker: Marker) -> None:

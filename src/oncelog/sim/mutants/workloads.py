@@ -52,8 +52,8 @@ def _drop_committed(self: Any, group: str, tp: TopicPartition, before: int | Non
     return tp not in held
 
 
-def _committed_places(self: Any, group: str) -> set[TopicPartition]:
-    return set(self.of(group))
+def _committed_places(self: Any, group: str) -> list[TopicPartition]:
+    return list(self.of(group))
 
 
 def _committed_of_topics(self: Any, topics: Collection[str]) -> list[tuple[str, TopicPartition]]:
