@@ -9,12 +9,15 @@ from typing import Any
 
 from helpers_fuzz import NOW_MS, open_node
 
+from oncelog.broker.markers import MARKER_COST
 from oncelog.broker.node import Node, Request
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.broker.waiting import Deferred
 from oncelog.errors import NotCoordinator, UnknownTopicOrPartition
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.rules.transaction_entry import TransactionState
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import RequestHeader
@@ -275,3 +278,30 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_waits) == 1
     answer.cancel()
     assert len(node.fetch_waits) == 0
+
+
+def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
+    node, count = open_node(MemoryDisk()), 250
+    node.topics.create("t", count, {}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    partitions = [TopicPartition("t", index) for index in range(count)]
+    node.transactions.add_partitions("x", who, partitions, NOW_MS)
+    node.log_manager.chores.on_added = lambda: None
+    node.transactions.end("x", who, True, 0, NOW_MS)
+    marked = []
+    while node.log_manager.chores:
+        marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
+        assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
+        node.transactions.retry_markers(NOW_MS)  # a round that comes meanwhile must write none of them again
+        node.log_manager.chores.step()
+    per_step = STEP_ELEMENTS // MARKER_COST
+    assert marked == [per_step, 2 * per_step]
+    assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
+    assert all(node.topics.partition(tp)[1].log_end_offset == 1 for tp in partitions)
+
+
+def state_of(node: Node, transactional_id: str) -> TransactionState:
+    entry = node.transactions.get(transactional_id)
+    assert entry is not None
+    return entry.state

@@ -312,6 +312,30 @@ def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path
     node.log_manager.release()
 
 
+def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data", log_flush_interval_messages=1)
+    node = place.node
+    who = place.begin()
+    flush_all(node)
+    node.transactions.end("x", who, True, 0, NOW_MS)
+    flush_all(node)  # the decision
+    markers = list(node.flushes.take())
+    assert len(markers) == len(PARTITIONS) + 1
+    for partition in markers:
+        is_lost = partition.topic_partition == PARTITIONS[1]
+        if not is_lost:
+            partition.flush()
+        node.flushes.finished(partition, OSError("no descriptor") if is_lost else None)
+    assert place.state() is S.PREPARE_COMMIT
+    node.transactions.retry_markers(NOW_MS)
+    for _ in range(3):
+        flush_all(node)
+    assert place.state() is S.COMPLETE_COMMIT
+    logs = [place.log(at) for at in PARTITIONS]
+    assert logs == [["value", "<commit>"], ["value", "<commit>", "<commit>"], ["value", "<commit>"]]
+    node.log_manager.release()
+
+
 def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp_path: Path) -> None:
     """Seed 6982: its flush failed, the broker was killed and the next one's markers outlived it."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1)

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncelog.broker.expiry import ExpiryRounds
 from oncelog.broker.internal_topics import TRANSACTION_STATE
-from oncelog.broker.markers import Marker, write_marker
-from oncelog.broker.state_topic import StateTopic, StoredBatch, UnreadableRecord, Written, when_durable
+from oncelog.broker.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker.state_topic import (
+    StateTopic,
+    StoredBatch,
+    UnreadableRecord,
+    Written,
+    must_wait,
+    when_durable,
+)
+from oncelog.broker.stepwise import Pace
 from oncelog.broker.transaction_log import decode_key, decode_value, encode_key, encode_value
 from oncelog.errors import (
     BrokerError,
@@ -30,6 +38,7 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from oncelog.log.chores import Chore
 from oncelog.rules.append import Refuse
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction import (
@@ -79,6 +88,8 @@ class TransactionCoordinator:
         """Where a marker is still to be written, by transactional id."""
         self._marked: dict[str, list[Written]] = {}
         """And the markers that are written, perhaps in an earlier attempt, and not durable yet."""
+        self._writing: set[str] = set()
+        """Transactional ids whose markers are being written, in several steps."""
         self._undecided: list[tuple[TransactionEntry, Written]] = []
         """Decisions that could not be made durable: no marker may be written for them yet."""
         chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
@@ -310,24 +321,45 @@ class TransactionCoordinator:
         when_durable(self._node, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
+        """Write the markers that are missing; many of them in steps, between which others are served."""
+        if transactional_id in self._writing:
+            return
+        work = self._write_in_steps(transactional_id, now_ms)
+        for _ in work:  # the first step is done at once
+            self._node.log_manager.chores.add(work)
+            return
+
+    def _write_in_steps(self, transactional_id: str, now_ms: int) -> Chore:
+        # The entry stays as it is: nothing but its markers ends the state Prepare*.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
-        for at in sorted(remaining):
-            try:
-                marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
-            except _GONE:
-                pass
-            except BrokerError:
-                continue  # `retry_markers` comes back to it
-            remaining.discard(at)
+        pace = Pace(self._node.limits.request_step_elements)
+        self._writing.add(transactional_id)
+        try:
+            for at in sorted(remaining):
+                try:
+                    marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
+                except _GONE:
+                    pass
+                except BrokerError:
+                    continue  # `retry_markers` comes back to it
+                remaining.discard(at)
+                if remaining and pace.next(MARKER_COST):
+                    yield None
+        finally:
+            self._writing.discard(transactional_id)
         if not remaining:
             del self._unfinished[transactional_id], self._marked[transactional_id]
-            when_durable(self._node, marked, partial(self._complete, entry, now_ms))
+            when_durable(self._node, marked, partial(self._complete, entry, marked, now_ms))
 
-    def _complete(self, prepared: TransactionEntry, now_ms: int, error: BrokerError | None) -> None:
+    def _complete(
+        self, prepared: TransactionEntry, marked: list[Written], now_ms: int, error: BrokerError | None
+    ) -> None:
         if error is not None:
-            # Which of them is not on disk is not told; a second marker does no harm.
-            self._unfinished[prepared.transactional_id] = set(prepared.partitions)
+            # The fate of what is not durable is unknown. A second marker does no harm: no transaction of
+            # this producer begins before this one is complete.
+            unknown = {each.partition.topic_partition for each in marked if must_wait([each])}
+            self._unfinished[prepared.transactional_id] = unknown
             return
         try:
             self._persist(complete(prepared, now_ms=now_ms), now_ms)
