@@ -9,7 +9,7 @@ import pytest
 
 from oncelog.errors import ConfigError
 from oncelog.rules import door
-from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.door import DoorState, may_authenticate_again, next_state, session_lifetime_ms
 from oncelog.rules.principal import distinguished_name, principal_mapper
 
 COLUMNS = (door.API_VERSIONS, door.SASL_HANDSHAKE, door.SASL_AUTHENTICATE, 3)
@@ -28,6 +28,30 @@ def test_table(state: str, expected: list[str]) -> None:
     for api_key, name in zip(COLUMNS, expected, strict=True):
         found = next_state(DoorState[state], api_key)
         assert (found.name if found else "-") == name
+
+
+@pytest.mark.parametrize(
+    ("expires_ms", "last_begun_ms", "now_ms", "expected"),
+    [
+        (None, None, 5_000, False),
+        (9_000, None, 5_000, True),
+        (9_000, 4_001, 5_000, False),
+        (9_000, 4_000, 5_000, True),
+    ],
+)
+def test_who_may_authenticate_again(
+    expires_ms: int | None, last_begun_ms: int | None, now_ms: int, expected: bool
+) -> None:
+    assert may_authenticate_again(expires_ms, last_begun_ms, now_ms) is expected
+
+
+def test_a_handshake_that_comes_too_early() -> None:
+    def after(state: DoorState) -> DoorState | None:
+        return next_state(state, door.SASL_HANDSHAKE, may_authenticate_again=False)
+
+    assert after(DoorState.KNOWN) is DoorState.KNOWN
+    assert after(DoorState.EXPIRED) is None
+    assert after(DoorState.STRANGER) is DoorState.CHOSEN
 
 
 def test_sessions() -> None:

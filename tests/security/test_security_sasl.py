@@ -22,6 +22,7 @@ from helpers_security import (
 )
 
 import oncelog
+from oncelog.broker import door
 from oncelog.broker.sasl import ScramExchange
 from oncelog.broker.users import Users
 from oncelog.client.admin_types import ConfigResource
@@ -180,8 +181,16 @@ def test_sessions_end(tmp_path: Path) -> None:
             assert client.is_closed()
 
 
+def test_a_client_whose_session_does_not_end_is_refused_another_login_and_stays(plain: Broker) -> None:
+    with RawClient(plain.bootstrap_servers) as client:
+        _log_in(client)
+        assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 34
+        assert client.ask(SaslAuthenticateRequest(auth_bytes=b"\0alice\0wrong"), 2).error_code == 34
+        assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
+
+
 def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
-    with secured_broker(tmp_path, users=("alice",), **{"connections.max.reauth.ms": 400}) as broker:
+    with secured_broker(tmp_path, users=("alice",), **{"connections.max.reauth.ms": 1_600}) as broker:
         opened = broker.metrics()["connections_opened"]
         with oncelog.Producer(client_config(broker, None, "alice") | {"linger.ms": "0"}) as producer:
             until = time.monotonic() + 2.5
@@ -284,8 +293,10 @@ def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytes
 
 
 def test_one_password_is_checked_before_others_have_their_turn(
-    plain: Broker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a client logs in more often than it may."""
+    monkeypatch.setattr(door, "may_authenticate_again", lambda *_: True)
     checked: list[str] = []
     begun, sent, answered = threading.Event(), threading.Event(), threading.Event()
     was_answered: list[bool] = []
@@ -302,7 +313,12 @@ def test_one_password_is_checked_before_others_have_their_turn(
     token = SaslAuthenticateRequest(auth_bytes=b"\0alice\0" + PASSWORD.encode())
     again = encode_request(SaslHandshakeRequest(mechanism="PLAIN"), 1, 1, "x")
     again += encode_request(token, 2, 2, "x")
-    with RawClient(plain.bootstrap_servers) as client, RawClient(plain.bootstrap_servers) as other:
+    config = {"connections.max.reauth.ms": 3_600_000, "sasl.enabled.mechanisms": "PLAIN"}
+    with (
+        secured_broker(tmp_path, users=("alice",), **config) as broker,
+        RawClient(broker.bootstrap_servers) as client,
+        RawClient(broker.bootstrap_servers) as other,
+    ):
         other.ask(ApiVersionsRequest(), 0)
         client.socket.sendall(again * 100)
         assert begun.wait(60)

@@ -14,7 +14,7 @@ from oncelog.broker.listeners import Listener
 from oncelog.broker.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.authorization import ANONYMOUS
-from oncelog.rules.door import DoorState, next_state, session_lifetime_ms
+from oncelog.rules.door import DoorState, may_authenticate_again, next_state, session_lifetime_ms
 from oncelog.rules.quotas import Payer
 from oncelog.rules.scram import Mechanism
 from oncelog.wire.messages import Message
@@ -54,6 +54,7 @@ class Door:
         self._mechanism = ""
         self._exchange: Exchange | None = None
         self._expires_ms: int | None = None
+        self._authenticated_again_ms: int | None = None
         self._client_id: str | None = None
         self._payer: Payer | None = None
 
@@ -81,11 +82,19 @@ class Door:
             return None
         if self._state is DoorState.KNOWN and self._expires_ms is not None and now_ms >= self._expires_ms:
             self._state = DoorState.EXPIRED
-        state = next_state(self._state, api_key)
+        may_again = may_authenticate_again(self._expires_ms, self._authenticated_again_ms, now_ms)
+        state = next_state(self._state, api_key, may_authenticate_again=may_again)
         if state is None:
             return f"API key {api_key} while {self._state.value}"
+        if state is DoorState.CHOSEN_AGAIN and self._state is not state:
+            self._authenticated_again_ms = now_ms
         self._state = state
         return None
+
+    @property
+    def is_authenticating(self) -> bool:
+        """Return True while SASL requests are expected: they are out of place before and after."""
+        return self._state in (DoorState.CHOSEN, DoorState.CHOSEN_AGAIN)
 
     @property
     def mechanisms(self) -> list[str]:

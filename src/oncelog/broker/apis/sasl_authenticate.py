@@ -1,7 +1,8 @@
 """SaslAuthenticate (key 36), versions 0-2: the messages of the chosen mechanism.
 
 58 with one text for a wrong user and a wrong password, then the connection ends; 34 on a listener without
-SASL. From version 1 on the last answer tells when the client must authenticate again (KIP-368).
+SASL, and of a client that is not about to authenticate. From version 1 on the last answer tells when the
+client must authenticate again (KIP-368).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KEY = 36
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: SaslAuthenticateRequest = request.message
     door = request.door
-    if door is None or not door.needs_sasl:
+    if door is None or not door.is_authenticating:
         return SaslAuthenticateResponse(error_code=IllegalSaslState.code)
     try:
         data, lifetime_ms = door.answer(message.auth_bytes, now_ms)

@@ -1,6 +1,7 @@
 """SaslHandshake (key 17), version 1: which mechanism comes. (Version 0 had tokens without headers.)
 
-33 a mechanism that is not offered, with those that are; 34 on a listener without SASL.
+33 a mechanism that is not offered, with those that are; 34 on a listener without SASL, and of a client that
+is known and may not authenticate again now (`oncelog.rules.door`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KEY = 17
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
     message: SaslHandshakeRequest = request.message
     door = request.door
-    if door is None or not door.needs_sasl:
+    if door is None or not door.is_authenticating:
         return SaslHandshakeResponse(error_code=IllegalSaslState.code, mechanisms=[])
     try:
         door.choose(message.mechanism)
