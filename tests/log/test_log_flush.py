@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker
+from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
@@ -107,3 +108,24 @@ def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline()
     assert partition.recovery_point == 2
     again = open_partition(disk.after_power_loss(Random(1)), recovery_point=2)
     assert [each.last_offset for each in again.aborted_transactions(0, 2)] == [1]
+
+
+def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path) -> None:
+    """Thousands of segments that a reader passed through must not keep thousands of descriptors."""
+
+    def open_files() -> int:
+        paths = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        return sum(path.startswith(str(tmp_path / str(TP))) for path in paths)
+
+    partition = open_partition(RealDisk(tmp_path), SMALL)
+    for number in range(100):
+        put(partition, batch(number))
+    stored = read_all(partition)
+    partition.rest_closed_files()
+    assert open_files() == partition.segment_count > 3, "what is not synced keeps the file that was written"
+    partition.flush()
+    partition.rest_closed_files()
+    assert open_files() == 1
+    assert read_all(partition) == stored
+    assert open_files() == partition.segment_count
+    partition.close(NOW_MS)

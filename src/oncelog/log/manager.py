@@ -292,6 +292,7 @@ class LogManager:
             for partition in list(self.partitions.values()):
                 if not self._is_closing:
                     partition.checkpoint_producers()
+                    partition.rest_closed_files()
                 yield None
             for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
                 yield from self._write_aside(path)

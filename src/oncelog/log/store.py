@@ -443,9 +443,21 @@ class PartitionStore:
         """
         if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self._snapshot()
-        if 0 < self._deletion_needs <= self._recovery_point:
+        if 0 < self._deletion_needs <= self._recovery_point and not self._is_closed:
             self._deletion_needs = 0
-            self._chores.add(self._remove(self._drop_dead()))
+            with suppress(OSError):  # the next round of retention meets them again
+                self._chores.add(self._remove(self._drop_dead()))
+
+    def rest_closed_files(self) -> None:
+        """Give up the descriptors of closed segments that are synced; the next read opens them again.
+
+        A segment that is being swapped, or could not be, has no name by which to open it.
+        """
+        if self._is_closed or self._is_swapping or self._failure is not None:
+            return
+        for segment in list(self._segments)[:-1]:
+            if segment.end_offset <= self._recovery_point and segment.is_index_synced:
+                segment.file.rest()
 
     def reconfigure(self, config: LogConfig) -> None:
         """Use other topic settings from now on."""
