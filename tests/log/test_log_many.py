@@ -46,7 +46,7 @@ def test_new_partitions_are_not_synced_one_by_one() -> None:
     disk.calls.clear()
     manager.close(NOW_MS)
     # Checkpoints and the marker are replaced; nothing happened to the partitions.
-    assert disk.calls == {"replace": 4, "write": 4}
+    assert disk.calls == {"replace": 5, "write": 5}
     assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
 
 

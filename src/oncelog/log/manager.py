@@ -327,7 +327,10 @@ class LogManager:
         yield from self._write_aside(LOG_STARTS)
 
     def _write_offsets(self) -> None:
-        paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, INDEX_STARTS]
+        paths = [RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS]
+        if self._is_index_starts_dirty:
+            self._is_index_starts_dirty = False
+            paths.append(INDEX_STARTS)
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
             # In this order: a crash between them must not make the next start read every batch again.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
