@@ -151,6 +151,7 @@ class LogMachine(RuleBasedStateMachine):
         self.durable_end = self.seen_end = self.may_be_compacted = 0
         self.start_after_kill = self.start_after_power_loss = 0
         self.tombstones: dict[int, int] = {}
+        self.was_power_lost = False  # the files of a new topic have the times at which they are written
 
     # Processes
 
@@ -406,8 +407,6 @@ class LogMachine(RuleBasedStateMachine):
             return max(timed)
         # After a power loss the file's time is later.
         return 1 << 60 if self.was_power_lost else max([each.append_ms for each in batches], default=1 << 60)
-
-    was_power_lost = False
 
     @precondition(lambda self: self.is_compacted)
     @rule(is_rolled=st.booleans(), is_finished=st.booleans())
