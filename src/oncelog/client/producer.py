@@ -248,9 +248,17 @@ class ProducerCore:
                 self._place(queue)
 
     def detach(self, error: OncelogError) -> None:
-        """Give up without outcomes: in a forked child nothing here is sent."""
+        """Fail what has no outcome yet, and tell nobody: in a forked child nothing here is sent.
+
+        Whoever waits there for a record taken before the fork would wait without end.
+        """
         self.fatal = error
         self.topics.clear()
+        for batch in self._unsettled:
+            batch.outcome.settle(None, None, error)
+        for queue in self._partitions.values():  # also the pieces of those that were split
+            for batch in queue.batches():
+                batch.outcome.settle(None, None, error)
 
     def die(self, error: OncelogError) -> None:
         """The producer cannot go on: everything without an outcome fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -12,7 +13,7 @@ from typing import Any
 
 from oncelog.client.producer_batch import OffsetRange, Outcome
 from oncelog.edge.loop import bounded
-from oncelog.errors import TimedOut
+from oncelog.errors import MisuseError, TimedOut
 from oncelog.types import RecordMetadata
 
 _LOG = logging.getLogger("oncelog.producer")
@@ -21,6 +22,8 @@ _LOG = logging.getLogger("oncelog.producer")
 def _wait(outcome: Outcome, timeout: float | None) -> None:
     if outcome.is_done:
         return
+    if sys.is_finalizing():
+        raise MisuseError("the interpreter is ending: what has no outcome by now gets none")
     done = threading.Event()
     outcome.listen(done.set)
     if not done.wait(bounded(timeout)):

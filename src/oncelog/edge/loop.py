@@ -7,6 +7,7 @@ import concurrent.futures
 import errno
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -17,6 +18,7 @@ from oncelog.errors import MisuseError, TimedOut
 T = TypeVar("T")
 _CLOSED = "this client is closed; make a new one"
 _CLOSED_MEANWHILE = "this client was closed by another thread during this call; make a new one"
+_FINALIZED = "the interpreter is ending, and this client's thread with it: close clients before, or by atexit"
 _SIGNAL_SECONDS = 0.5
 """The longest time that the exception of a signal handler may wait for a blocking call."""
 
@@ -184,9 +186,11 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        return not self._stopped and self._process_id == os.getpid()
+        return not self._stopped and self._process_id == os.getpid() and not sys.is_finalizing()
 
     def _check(self) -> None:
+        if sys.is_finalizing():  # the thread stands still, wherever it is: a call would wait without end
+            raise MisuseError(_FINALIZED)
         if self._process_id != os.getpid():
             raise MisuseError(
                 "this client was made before a fork and its thread is not here; make one in the child process"
@@ -260,8 +264,8 @@ class LoopThread:
             raise MisuseError(_CLOSED_MEANWHILE) from None
 
     def stop(self) -> None:
-        """End the thread; tasks still running are cancelled. Safe to call twice and after a fork."""
-        if self._stopped or self._process_id != os.getpid():
+        """End the thread; tasks still running are cancelled. Safe to call twice, after a fork and at exit."""
+        if not self.is_running:
             self._stopped = True
             return
         self._stopped = True

@@ -289,7 +289,9 @@ class Producer(TransactionalCalls):
 
     def _check(self) -> None:
         if self._closed or not self._thread.is_running:
-            raise MisuseError("this producer is closed (or was made before a fork); make a new one")
+            raise MisuseError(
+                "this producer is closed (or was made before a fork, or the interpreter ends); make a new one"
+            )
 
     def _wake(self) -> None:
         with suppress(MisuseError, RuntimeError):  # closed since: the record was sent by close()
@@ -401,7 +403,9 @@ class Producer(TransactionalCalls):
         if self._closed:
             return
         if not self._thread.is_running or self._driver.is_own_thread():
-            raise MisuseError("flush() cannot wait here: in a delivery callback, or in a forked process")
+            raise MisuseError(
+                "flush() cannot wait here: in a callback, in a forked process, or as the interpreter ends"
+            )
         with self._state:
             mark = FlushMark(self._state)
             self._thread.call_soon(self._driver.wake)
@@ -435,11 +439,13 @@ class Producer(TransactionalCalls):
                     timeout = self._end_open(self._transactions, timeout)
                 self.flush(timeout)
         finally:
-            with self._state:
-                was_closed, self._closed = self._closed, True
-            if not was_closed and self._thread.is_running:
-                self._thread.run(self._driver.close())
-                self._thread.stop()
+            if self._thread.is_running:
+                with self._state:
+                    was_closed, self._closed = self._closed, True
+                if not was_closed:
+                    self._thread.run(self._driver.close())
+                    self._thread.stop()
+            self._closed = True
 
     def _end_open(self, transactions: Transactions, timeout: float | None) -> float | None:
         """End an open transaction; return what is left of the timeout."""

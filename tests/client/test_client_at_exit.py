@@ -1,0 +1,83 @@
+"""Clients that are open when the interpreter ends, or when the process forks: nobody waits without end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers_producer import new_topic, producer_of
+
+from oncelog import Broker
+from oncelog.errors import MisuseError
+
+PROGRAM = """
+import sys
+from oncelog import Admin, Consumer, Producer
+from oncelog.errors import MisuseError
+
+at, topic = sys.argv[1:3]
+CLOSE = lambda client: client.close()
+
+
+class Kept:
+    def __init__(self, client, use):
+        self.client, self.use = client, use
+
+    def __del__(self):
+        try:
+            print(self.use(self.client))
+        except MisuseError as error:
+            print("interpreter" in str(error))
+
+
+MADE = {MADE}
+sys.modules["kept"] = Kept(*MADE)
+"""
+
+CLIENTS = {
+    "producer closes": "Producer(bootstrap_servers=at), CLOSE",
+    "producer sends": "Producer(bootstrap_servers=at), lambda p: p.send(topic, b'v').result()",
+    "producer flushes": "Producer(bootstrap_servers=at), lambda p: p.flush()",
+    "transaction": "Producer(bootstrap_servers=at, transactional_id='t'), lambda p: p.init_transactions()",
+    "consumer closes": "Consumer(bootstrap_servers=at), CLOSE",
+    "consumer looks": "Consumer(bootstrap_servers=at), lambda c: c.partitions_for(topic)",
+    "admin closes": "Admin(bootstrap_servers=at), CLOSE",
+}
+EXPECTED = {name: "None" if name.endswith("closes") else "True" for name in CLIENTS}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(servers: str, name: str) -> None:
+    """Its thread stands still by then: a close waited for it without end."""
+    program = PROGRAM.replace("{MADE}", CLIENTS[name])
+    command = [sys.executable, "-c", program, servers, new_topic(servers)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.split() == [EXPECTED[name]], ended.stderr
+
+
+def test_a_child_is_told_at_once_of_records_that_its_parent_took(servers: str) -> None:
+    topic = new_topic(servers)
+    with producer_of(servers, linger_ms=600_000, delivery_timeout_ms=700_000) as producer:
+        future = producer.send(topic, b"v")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                future.result(60)
+            except MisuseError as error:
+                code = 0 if "fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not future.done()
+        producer.flush(60)
+        assert future.result(60).offset == 0
