@@ -223,6 +223,7 @@ BROKER = SettingsTable(
         ("transaction.remove.expired.transaction.cleanup.interval.ms", "int", 3_600_000, "How often that is looked at.", 1),
         ("transaction.partition.verification.enable", "bool", True, "A transactional batch is stored only if the coordinator knows its partition."),
         ("oncelog.transaction.version", "int", 2, "Level of the feature transaction.version: 0 and 1 classic, 2 KIP-890's epoch per transaction. (Ours; Kafka sets it with kafka-features.)", 0, 2),
+        ("oncelog.fence.transactions", "bool", False, "Fence every transactional producer at the start, and abort what is open: for the first start on a restored backup. (Ours.)"),
         ("offsets.topic.num.partitions", "int", 50, "Partitions of __consumer_offsets; must never change.", 1),
         ("offsets.topic.segment.bytes", "int", 104_857_600, "segment.bytes of __consumer_offsets.", 1),
         ("offsets.topic.replication.factor", "int", 1, "Only 1 can be given by one node (Kafka's default is 3).", 1),

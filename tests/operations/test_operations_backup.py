@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers_broker import RawClient
 from helpers_operations import Load, frozen
 from helpers_producer import new_topic, producer_of, values
 
-from oncelog import Consumer, TopicPartition
+from oncelog import Broker, Consumer, TopicPartition
 from oncelog.dev.served import ServedBroker
+from oncelog.errors import InvalidProducerIdMapping, ProducerFenced, error_for_code
+from oncelog.wire.messages import EndTxnRequest, InitProducerIdRequest
 
 SETTINGS = {
     "offsets.topic.num.partitions": 2,
@@ -100,3 +103,46 @@ def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
         found = consumer.committed([at])[at]
         assert found is not None and found.offset == 7
         assert len(values(copy.bootstrap_servers, at.topic)) == 10
+
+
+def initialized(client: RawClient) -> tuple[int, int]:
+    """Return what a new instance of a transactional id gets, however often it has to ask."""
+    request = InitProducerIdRequest(transactional_id="id", transaction_timeout_ms=60_000)
+    while (response := client.ask(request, 4)).error_code:
+        assert error_for_code(response.error_code).retriable
+    return response.producer_id, response.producer_epoch
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
+    """With oncelog.fence.transactions; without it the epochs of the new instances come to the old one's."""
+    config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
+    producer = None
+    with Broker(tmp_path / "data", config=config) as broker:
+        servers = broker.bootstrap_servers
+        with RawClient(servers) as client:
+            backed_up = initialized(client)
+        if is_open:
+            producer = producer_of(servers, transactional_id="id")
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("t", b"open").result()
+            shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    if not is_open:
+        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    with Broker(tmp_path / "data", config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+        old = [initialized(client) for _ in range(3)]
+    if producer is not None:
+        producer.close(0.0)
+    fencing = {**config, "oncelog.fence.transactions": True}
+    with Broker(tmp_path / "copy", config=fencing) as broker, RawClient(broker.bootstrap_servers) as client:
+        new = [initialized(client) for _ in range(5)]
+        assert not {*old, backed_up} & {*new} and len({producer_id for producer_id, _ in new}) == 1
+        for producer_id, epoch in (*old, backed_up):
+            request = EndTxnRequest(
+                transactional_id="id", producer_id=producer_id, producer_epoch=epoch, committed=True
+            )
+            error = error_for_code(client.ask(request, 3).error_code)
+            assert isinstance(error, ProducerFenced | InvalidProducerIdMapping)
+        if is_open:
+            assert client.offset("t") == 2  # the record and the marker that aborts it

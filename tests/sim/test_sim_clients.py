@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
+from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.cli.simulate import command
+from oncelog.sim.backup import play_restored
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
 from oncelog.sim.loop import Livelock
@@ -86,7 +88,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("play", [play_threads, play_cancelled])
+@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored])
 def test_a_seed_gives_the_same_run_again(play: Play) -> None:
     for seed in range(6):
         one, other = play(seed), play(seed)
@@ -107,9 +109,20 @@ def test_cancelled_calls_lose_and_hang_nothing(first: int) -> None:
     assert violations_of(play_cancelled, range(first, first + 50)) == {}
 
 
+@pytest.mark.timeout(600)
+def test_a_restored_backup_keeps_what_was_acknowledged_before_it() -> None:
+    assert violations_of(play_restored, range(30)) == {}
+
+
+def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionCoordinator, "fence_all", lambda self, now_ms: None)
+    (violation, *_) = play_restored(16).violations
+    assert violation.startswith("a fenced producer committed")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("play", [play_threads, play_cancelled])
+@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored])
 def test_interrupted_clients_lose_nothing_for_long(play: Play) -> None:
     assert violations_of(play, range(2_000)) == {}
 

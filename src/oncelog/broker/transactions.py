@@ -53,6 +53,7 @@ from oncelog.rules.transaction import (
     fence,
     is_expired,
     is_timed_out,
+    retire,
     verify,
 )
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
@@ -231,6 +232,19 @@ class TransactionCoordinator:
         self._entries = {
             key: entry for key, entry in self._entries.items() if self.topic.partition_of(key) != index
         }
+
+    def fence_all(self, now_ms: int) -> None:
+        """Fence every producer that may have been initialized before this start.
+
+        On a restored backup a new instance would get epochs that producers of the time after the backup
+        have already. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
+        Raises StorageError.
+        """
+        for entry in list(self._entries.values()):
+            try:
+                self._persist(retire(entry, now_ms), now_ms)
+            except NotCoordinator as error:
+                raise StorageError(f"{entry.transactional_id} cannot be fenced: {error}") from error
 
     def resume(self, now_ms: int) -> None:
         """Finish what was decided before the last stop or crash, and may not be durable yet."""

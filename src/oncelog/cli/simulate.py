@@ -40,8 +40,9 @@ def parse_seeds(text: str) -> range:
 @click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
 @click.option(
     "--clients",
-    type=click.Choice(["blocking", "asyncio"]),
-    help="Instead of faults: clients in threads with signals, or with calls that are cancelled.",
+    type=click.Choice(["blocking", "asyncio", "backup"]),
+    help="Instead of faults: clients in threads with signals, with calls that are cancelled, or over the "
+    "restore of a backup.",
 )
 def command(
     seeds: str,
@@ -91,10 +92,11 @@ def command(
 
 
 def _play_clients(seed: int, clients: str, *, is_told: bool, digest: bool) -> Run:
+    from oncelog.sim.backup import play_restored
     from oncelog.sim.blocking import play_threads
     from oncelog.sim.cancelling import play_cancelled
 
-    run = (play_threads if clients == "blocking" else play_cancelled)(seed)
+    run = {"blocking": play_threads, "asyncio": play_cancelled, "backup": play_restored}[clients](seed)
     if digest:
         click.echo(f"{seed} {run.digest}")
     if run.violations:

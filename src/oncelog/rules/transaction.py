@@ -148,6 +148,22 @@ def _may_be_producer(entry: TransactionEntry, given: Identity) -> bool:
     return given.producer_id == entry.previous_producer_id and given.producer_epoch >= EXHAUSTED_EPOCH
 
 
+def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
+    """Return the entry after which no producer that has its producer id may speak, whatever its epoch.
+
+    The next InitProducerId gives another producer id, as after the last epoch. What is open is aborted.
+    """
+    is_ongoing = entry.state is TransactionState.ONGOING
+    return entry._replace(
+        state=TransactionState.PREPARE_ABORT if is_ongoing else entry.state,
+        producer_epoch=MAX_EPOCH,
+        last_producer_epoch=NO_EPOCH,
+        previous_producer_id=NO_ID,
+        next_producer_id=NO_ID,
+        last_update_ms=now_ms,
+    )
+
+
 # The way of a transaction
 
 

@@ -128,6 +128,7 @@ class Scene:
         self.checks: list[Callable[[list[Operation], str], object]] = []
         """Besides those of every scene; of the operations, and the name of who read everything."""
         self.last: LastReader | None = None
+        self.limit_s = LIMIT_SECONDS
 
     def cast_group(self, members: list[Holdings], last: Holdings, overlap_s: float, chance: Random) -> None:
         """Take a sender, the group's members and its last one; judge twins, which overlap for so long."""
@@ -207,9 +208,9 @@ def play_scene(seed: int, scene: Scene, within: AbstractContextManager[object]) 
         with Listening(world), within:
             playing = world.loop.create_task(scene.play())
             try:
-                if not world.loop.run_until(playing, int(LIMIT_SECONDS * 1e6)):
+                if not world.loop.run_until(playing, int(scene.limit_s * 1e6)):
                     left = [each.name for each in (*scene.first, *scene.following) if not each.is_done]
-                    world.violate("liveness", f"not over after {LIMIT_SECONDS:g} s; not done: {left}")
+                    world.violate("liveness", f"not over after {scene.limit_s:g} s; not done: {left}")
                 elif (error := playing.exception()) is not None and not isinstance(error, LivenessTimeout):
                     raise error
             except Livelock as error:

@@ -266,6 +266,12 @@ class BrokerHost(Host):
         for _, disk in self._past:
             disk.release()
 
+    def replace_disk(self, disk: MemoryDisk) -> None:
+        """Put a copy in the place of the disk while the broker is down."""
+        assert not self.is_up
+        self._past.append((None, self.disk))
+        self.disk, self._lost_power = disk, False
+
     async def stop(self) -> None:
         """SIGTERM, and the end; a second one meanwhile changes nothing."""
         running, self.running = self.running, None
