@@ -374,11 +374,12 @@ class ClusterConnection:
 
     def _limit_ms(self, error: OncelogError, unknown_topic_patience_ms: float | None) -> float:
         limit_ms: float = self._settings["request.timeout.ms"]
-        if not isinstance(error, UnknownTopicOrPartition):
-            return limit_ms
+        is_unknown = isinstance(error, UnknownTopicOrPartition)
         if unknown_topic_patience_ms is None:
-            return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms)
-        return unknown_topic_patience_ms
+            return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms) if is_unknown else limit_ms
+        # A producer's max.block.ms also bounds its wait for a broker that cannot be reached. See
+        # test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms.
+        return unknown_topic_patience_ms if is_unknown else max(limit_ms, unknown_topic_patience_ms)
 
     def _pause_ms_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> float:
         """Return how long to wait for the next try; raise the error when it is final or the time is over."""
