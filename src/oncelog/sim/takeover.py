@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from oncelog.broker.node import Node
 from oncelog.errors import BrokerError, DuplicateSequenceNumber, error_for_code
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.history import Item, Kind, Operation, Outcome
 from oncelog.sim.checks import batches_of, check_history, remembered
 from oncelog.sim.clients import Application, Call, Reader, Sender
@@ -200,6 +202,8 @@ class Takeover(Workload):
 
     def prepare(self, broker: BrokerHost) -> None:
         """Leave Kafka's directory on the disk, and let some of the first starts end in a crash."""
+        # Kafka's segments hold 2^31 offsets; a broker with a smaller limit could not read them.
+        broker.limits = replace(broker.limits, max_relative_offset=DEFAULT_LIMITS.max_relative_offset)
         self.history.write(broker.disk, broker.settings["node.id"])
         for _ in range(self.chance.choice((0, 1, 1, 3))):
             steps = self.chance.randrange(self.chance.choice((20, 300, MAX_START_STEPS)))
