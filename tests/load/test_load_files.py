@@ -144,6 +144,29 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         files.source_of(tmp_path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["wide.csv", "wide.jsonl", "wide.txt", "wide.txt.gz"])
+def test_wide_characters_are_refused(tmp_path: Path, name: str, encoding: str) -> None:
+    data = '{"a":"b"}\n{"a":"c"}\n'.encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(MisuseError, match=rf"{name}: it is UTF-16 or UTF-32"):
+        pieces_of(path)
+
+
+def test_json_beyond_pythons_depth_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+    layout = layout_of(path.name, None)
+    assert layout is not None
+    match = r"deep.jsonl, in the records from byte 8 on"
+    with (
+        closing(open_reader(path, layout, Options(key="a"))) as reader,
+        pytest.raises(StorageError, match=match),
+    ):
+        list(reader.pieces(max_records=1, max_bytes=1 << 20))
+
+
 def test_changed_while_it_is_read(tmp_path: Path) -> None:
     path, _ = write(tmp_path, "a.txt")
     layout = layout_of(path.name, None)

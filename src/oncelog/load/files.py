@@ -24,6 +24,8 @@ from oncelog.rules.loading import Layout, Source
 _HEAD_BYTES = 1 << 20
 """What a CSV file's names and kinds of columns are taken from."""
 _LONGEST_RECORD_BYTES = 256 << 20
+_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+"""Byte order marks of UTF-16 and UTF-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ class _TextReader:
         self._is_end = False
         self._fill(_HEAD_BYTES)
         head = self._held[:_HEAD_BYTES]
+        if head.startswith(_WIDE_MARKS):
+            # Cut at \n bytes, its lines would be stored with half of a character at their ends.
+            raise MisuseError("it is UTF-16 or UTF-32 (by its byte order mark); convert it to UTF-8")
         is_whole = self._is_end and len(head) == len(self._held)
         self._rows: TextRows = text_rows(layout.format, head, is_whole, options)
 
@@ -148,7 +153,7 @@ class _TextReader:
     def _piece(self, data: memoryview, is_last: bool) -> Piece:
         try:
             table = self._rows.parse(data)
-        except (ValueError, pa.ArrowException) as error:
+        except (ValueError, RecursionError, pa.ArrowException) as error:
             raise StorageError(f"{self._where()}: {error}") from error
         self._take(len(data))
         if is_last:
