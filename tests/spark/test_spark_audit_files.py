@@ -23,6 +23,7 @@ from oncelog.errors import ConfigError, MisuseError
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, encode_offsets
 from oncelog.rules.audit import FindingKind
 from oncelog.spark.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
+from oncelog.spark.segments import find_segments
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker
@@ -431,6 +432,23 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
     shutil.copytree(data_dir / "torn-0", tmp_path / "copy")
     with pytest.raises(ConfigError, match="must end with the partition, as in topic-0"):
         audit_files(spark, str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("name", [CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
+def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    """Taken for empty, it would accuse a compacted topic of gaps."""
+    write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}: the checkpoint .* Move it away to audit without it"):
+        find_segments([str(tmp_path)])
+
+
+def test_directories_named_like_segments_are_none(tmp_path: Path) -> None:
+    write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
+    (tmp_path / "found-0" / f"{3:020}.log").mkdir()
+    (found,) = find_segments([str(tmp_path)])
+    assert [segment.base_offset for segment in found.segments] == [0]
 
 
 def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:

@@ -51,18 +51,22 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     """An unreadable or missing file counts as empty: every offset in it has a safe default."""
     try:
-        return decode_offsets(disk.read(path))
+        data = disk.read(path)
     except FileNotFoundError:
+        return {}
+    try:
+        return decode_offsets(data)
+    except StorageError:
         return {}
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """The content of a file of offsets; what is unreadable counts as empty."""
+    """Return the content of a file of offsets. Raises StorageError for an unreadable one."""
     try:
         lines = (line.split() for line in decode_checkpoint(data))
         return {TopicPartition(t, int(p)): int(offset) for t, p, offset in lines}
-    except (StorageError, ValueError):
-        return {}
+    except ValueError as error:
+        raise StorageError(f"the checkpoint is unreadable: {error}") from error
 
 
 def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:

@@ -19,7 +19,7 @@ from pyarrow import fs
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord
+from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord, StorageError
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_batch, find_behind, scan
@@ -122,7 +122,7 @@ def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
 def _partitions_in(root: str) -> Iterator[PartitionFiles]:
     system, path = file_system(root)
     inside = _listed(system, path)
-    if any(_SEGMENT_NAME.fullmatch(info.base_name) for info in inside):
+    if _segments_of(inside):
         directories = {path: inside}
     else:
         named = [
@@ -171,17 +171,26 @@ def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in names)
         for info in infos
-        if (match := _SEGMENT_NAME.fullmatch(info.base_name))
+        if info.type is fs.FileType.File and (match := _SEGMENT_NAME.fullmatch(info.base_name))
     )
 
 
 def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
-    """A checkpoint of the data directory; None in a copy of a partition directory alone."""
+    """Read a checkpoint of the data directory; None in a copy of a partition directory alone.
+
+    Raises ConfigError for an unreadable one: taken for empty, it would accuse a compacted topic of gaps.
+    """
+    path = f"{directory}/{name}"
     try:
-        with system.open_input_stream(f"{directory}/{name}") as stream:
+        with system.open_input_stream(path) as stream:
             return decode_offsets(stream.read())
     except OSError:
         return None
+    except StorageError as error:
+        raise ConfigError(
+            f"{path}: {error}. Move it away to audit without it; then name compacted topics "
+            "(--compacted), and what was removed below a log start counts"
+        ) from error
 
 
 def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
