@@ -180,6 +180,21 @@ def test_changed_while_it_is_read(tmp_path: Path) -> None:
             list(pieces)
 
 
+@pytest.mark.parametrize("is_categorical", [False, True])
+def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
+    """The file tells of 3 texts, and its 6,000 rows are 12 MB."""
+    path = tmp_path / "a.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 2_000), [c * 2_000 for c in "abc"])
+    text = text if is_categorical else text.cast(pa.string())
+    pyarrow.parquet.write_table(pa.table({"n": range(6_000), "text": text}), path)
+    layout = layout_of(path.name, None)
+    assert layout is not None and path.stat().st_size < 100_000
+    with closing(open_reader(path, layout, Options())) as reader:
+        pieces = list(reader.pieces(max_records=100_000, max_bytes=3 << 20))
+    assert max(piece.size_bytes for piece in pieces) <= 3 << 20
+    assert [json.loads(value)["n"] for value in values_of(pieces)] == list(range(6_000))
+
+
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
     """Its digest would be that of the new file, which the next run would go on in the middle of."""
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"

@@ -213,16 +213,15 @@ class _ParquetReader:
         return self._row == self._rows.count
 
     def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
-        limit = self._rows.records_within(max_bytes)
-        for table, size_bytes in self._tables(min(limit, max_records)):
+        for table, size_bytes in self._tables(max_records, max_bytes):
             self._row += table.num_rows
             yield self._piece(table, size_bytes)
         if not self._rows.count:
             yield self._piece(self._rows.nothing(), 0)
 
-    def _tables(self, max_records: int) -> Iterator[tuple[Any, int]]:
+    def _tables(self, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
         try:
-            yield from self._rows.tables(self._row, max_records)
+            yield from self._rows.tables(self._row, max_records, max_bytes)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise StorageError(f"{self._source.name}, from row {self._row} on: {error}") from error
 

@@ -27,6 +27,8 @@ from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_jso
 from oncelog.rules.loading import Format
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ROWS_AT_ONCE = 1024
+"""Of a Parquet file, whose rows may be larger in memory than it tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +239,25 @@ class ParquetRows:
         """A table without records."""
         return _table(pa.array([], pa.binary()), None if self._key is None else pa.array([], pa.binary()))
 
-    def tables(self, row: int, max_records: int) -> Iterator[tuple[Any, int]]:
-        """Records from `row` on, with the bytes they take in memory; row groups before are not read."""
+    def tables(self, row: int, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
+        """Yield records from `row` on, with the bytes they take in memory.
+
+        The file's own sizes are those of encoded columns: a text that is repeated counts once there. So rows
+        are read few at a time, and put together by the bytes they take. Guard: test_repeated_text_in_parquet.
+        """
+        held: list[Any] = []
+        records = size_bytes = 0
+        for batch in self._batches(row, min(max_records, _ROWS_AT_ONCE, self.records_within(max_bytes))):
+            if held and (records + batch.num_rows > max_records or size_bytes + batch.nbytes > max_bytes):
+                yield self._parse(_joined(held)), size_bytes
+                held, records, size_bytes = [], 0, 0
+            held.append(batch)
+            records, size_bytes = records + batch.num_rows, size_bytes + batch.nbytes
+        if held:
+            yield self._parse(_joined(held)), size_bytes
+
+    def _batches(self, row: int, max_records: int) -> Iterator[Any]:
+        """Yield rows from `row` on, as plain columns; row groups before are not read."""
         groups: list[int] = []
         for index in range(self._file.metadata.num_row_groups):
             rows = self._file.metadata.row_group(index).num_rows
@@ -250,13 +269,22 @@ class ParquetRows:
             skipped = min(row, batch.num_rows)
             row -= skipped
             if skipped < batch.num_rows:
-                rest = batch.slice(skipped)
-                yield self._parse(rest), rest.nbytes
+                columns = [
+                    column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                    for column in batch.slice(skipped).columns
+                ]
+                yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def _parse(self, batch: Any) -> Any:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         value = json_rows(columns, {name: partial(_typed_to_json, name) for name in columns})
         return _table(value, None if self._key is None else typed_key(columns[self._key]))
+
+
+def _joined(batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _typed_to_json(name: str, column: Any) -> Any:
