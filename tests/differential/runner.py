@@ -52,7 +52,7 @@ CHANGING = (
 )  # fmt: skip
 """APIs that Kafka's controller answers before its broker knows of the change."""
 PARKED = "no answer while others were asked"
-LOGIN_REFUSED = "login refused"
+LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
 """Longest wait for an answer that may come later, and for one that the other broker has given."""
 _numbers = itertools.count()
@@ -170,7 +170,12 @@ class Run:
         if user:
             if not self._bed.sasl_servers:
                 raise OncelogError(f"{self._bed.bootstrap_servers} has no listener on which clients log in")
-            return Connection(self._bed.sasl_servers, f"{self._names.prefix}-{user}")
+            own_name = f"{self._names.prefix}-{user}"
+            try:
+                return Connection(self._bed.sasl_servers, own_name)
+            except AssertionError:  # of `log_in`: Kafka learns of users shortly after it learns of settings
+                time.sleep(LOGIN_PAUSE_S)
+                return Connection(self._bed.sasl_servers, own_name)
         return Connection(self._bed.bootstrap_servers)
 
     def _park(self, step: Step, message: Any) -> str:
@@ -194,7 +199,7 @@ class Run:
             connection, "IncrementalAlterConfigs", 1, {"resources": [resource | {"configs": [setting]}]}
         )
         question = {"resources": [resource | {"configuration_keys": [key]}]}
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + READY_S
         while self._ask(connection, "DescribeConfigs", 4, question).results[0].configs[0].value != value:
             if time.monotonic() > deadline:
                 raise OncelogError(f"{self._bed.bootstrap_servers} never learns of a setting")

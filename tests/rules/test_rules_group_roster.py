@@ -151,3 +151,36 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
     group.join(dynamic._replace(member_id="given", group_instance_id="i"), "", 0, answers.append)
     assert [answer.error_code for answer in answers] == [MemberIdRequired.code, 0, UnknownMemberId.code]
     assert list(group.members) == ["static"]
+
+
+def test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group() -> None:
+    """Else its partitions are nobody's for as long as it sends heartbeats (F76)."""
+    group = ClassicGroup("g", 0)
+    join(group, "leader")
+    second = join(group, "second")
+    join(group, "", member_id="leader")
+    assert [answer.generation_id for answer in second] == [2]
+    told: list[SyncAnswer] = []
+    group.sync("leader", None, 2, ("consumer", "a"), {"leader": b"half"}, 0, told.append)
+    group.saved(None, group.mark, 0)
+    assert group.state is GroupState.STABLE and told[0].assignment == b"half"
+    for now_ms in range(0, 59_999, 5_000):
+        assert [group.heartbeat(member_id, None, 2, now_ms) for member_id in ("leader", "second")] == [0, 0]
+    group.tick(59_999)
+    assert list(group.members) == ["leader", "second"]
+    due_ms = group.next_deadline_ms()
+    assert due_ms == 60_000
+    group.tick(due_ms)
+    assert list(group.members) == ["leader"] and group.state is GroupState.PREPARING_REBALANCE
+
+
+def test_a_group_whose_members_all_have_their_share_stays_as_it_is() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "leader")
+    group.sync("leader", None, 1, ("consumer", "a"), {"leader": b"all"}, 0, [].append)
+    group.saved(None, group.mark, 0)
+    for now_ms in range(0, 70_000, 5_000):
+        assert group.heartbeat("leader", None, 1, now_ms) == 0
+        group.tick(now_ms)
+    assert group.state is GroupState.STABLE and group.generation_id == 1
+    assert group.next_deadline_ms() == 65_000 + 10_000

@@ -163,6 +163,7 @@ class ClassicGroup(Roster):
         self.dismiss(old, FencedInstanceId, old_id)
         self._count(old, -1)
         member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
+        member.has_synced = True  # in a stable group nothing more is expected of it, as in Kafka
         self.members = {
             (fresh_id if each is old else member_id): (member if each is old else each)
             for member_id, each in self.members.items()
@@ -299,7 +300,8 @@ class ClassicGroup(Roster):
         if mark != self.mark or self.state is not GroupState.COMPLETING_REBALANCE or not mark[1]:
             return
         if error is None:
-            self._enter(GroupState.STABLE, now_ms, None)
+            # The deadline stays: who has joined must also ask for its share in time (see `tick`).
+            self._enter(GroupState.STABLE, now_ms, self._deadline_ms)
         for member in self.members.values():
             if error is not None:
                 member.assignment = b""
@@ -366,11 +368,15 @@ class ClassicGroup(Roster):
             return
         if self.state is GroupState.PREPARING_REBALANCE:
             self._complete(now_ms)
-        elif self.state is GroupState.COMPLETING_REBALANCE:
+        elif self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
+            # Also in a stable group: its partitions would be nobody's while such a member sends heartbeats.
+            # Source: kafka GroupMetadataManager.expirePendingSync.
             self._deadline_ms = None
-            for member in [m for m in self.members.values() if not m.has_synced]:
+            late = [member for member in self.members.values() if not member.has_synced]
+            for member in late:
                 self.forget(member)
-            self._rebalance(now_ms)
+            if late:
+                self._rebalance(now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """When `tick` may have something to do; None: never."""

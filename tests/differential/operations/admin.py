@@ -39,6 +39,7 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "nonsense": ("1",),
     "": ("1",),
 }
+LISTS = ("cleanup.policy", "cleanup.policy", "follower.replication.throttled.replicas")
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
@@ -184,9 +185,14 @@ class Admin:
             if kind == BROKER:
                 kind, resource = TOPIC, name("a")
             configs = []
-            for setting in self._settings():
-                operation = random.choices([SET, DELETE, APPEND, SUBTRACT], [12, 4, 2, 2])[0]
-                configs.append(setting | {"config_operation": operation})
+            if self._often(0.25):
+                key = random.choice(LISTS)
+                operation = random.choices([SET, APPEND, SUBTRACT], [1, 2, 1])[0]
+                configs = [{"name": key, "value": self._value(key), "config_operation": operation}]
+            else:
+                for setting in self._settings():
+                    operation = random.choices([SET, DELETE, APPEND, SUBTRACT], [12, 4, 2, 2])[0]
+                    configs.append(setting | {"config_operation": operation})
             if kind == GROUP:
                 value = random.choice(["45000", "1", "x", "60000", "44999", "60001"])
                 configs = [{"name": "consumer.session.timeout.ms", "config_operation": SET, "value": value}]

@@ -144,7 +144,8 @@ class Members:
 
     def leave(self, member: str) -> None:
         """LeaveGroup of one member or several, also of some that are not there."""
-        some = [member, *(other for other in self._names if other != member and self._often(0.15))]
+        chance = self._random.choice([0, 0, 0.5, 1])
+        some = [member, *(other for other in self._names if other != member and self._often(chance))]
         rows = [
             {
                 "member_id": "" if instance and self._often(0.3) else self._member_id(each),
@@ -205,7 +206,7 @@ class Members:
         choices: list[Callable[..., None]] = [
             self.join, self.sync, self.heartbeat, self.leave, self.commit, *alone
         ]  # fmt: skip
-        (action,) = self._random.choices(choices, [20, 14, 10, 8, 6, 8, 3, 3, 8])
+        (action,) = self._random.choices(choices, [20, 14, 10, 10, 6, 8, 3, 3, 8])
         action(*([] if action in alone else [self._random.choice(self._names)]))
 
 

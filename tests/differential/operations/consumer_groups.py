@@ -240,6 +240,20 @@ def _is_other_share(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     return "assignment" in path and step.api in ("ConsumerGroupHeartbeat", "ConsumerGroupDescribe")
 
 
+def _is_other_share_of_same_size(step: Step, ours: Any, theirs: Any, path: str) -> bool:
+    """True where as many are assigned: what another still has to give up must not be among them."""
+    return _is_other_share(step, ours, theirs, path) and _partition_count(ours) == _partition_count(theirs)
+
+
+def _partition_count(share: Any) -> int:
+    """Count the partitions in an assignment, or in any part of one."""
+    if isinstance(share, dict):
+        return sum(_partition_count(part) for part in share.values())
+    if isinstance(share, list):
+        return sum(_partition_count(part) for part in share)
+    return int(isinstance(share, int))
+
+
 def _is_other_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     """True where a member must give something up on one broker only, and so stays at its epoch."""
     is_shown = path.endswith(("member_epoch", "group_state"))
@@ -250,23 +264,25 @@ def _is_other_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     )
 
 
-RULES = (
+OTHER_SHARE = Rule(
+    "uniform is our own algorithm",
+    "Members with the same number of partitions may have other ones.",
+    _is_other_share_of_same_size,
+    key="`uniform` is our sticky algorithm",
+    ends=True,
+)
+RULES = (OTHER_SHARE,)
+RULES_OF_THREE = (
+    OTHER_SHARE._replace(explains=_is_other_share),
     Rule(
-        "uniform is our own algorithm",
-        "Members with the same number of partitions may have other ones.",
-        _is_other_share,
+        "another share, so another epoch",
+        "A member that must give something up stays at its epoch until it has.",
+        _is_other_epoch,
         key="`uniform` is our sticky algorithm",
         ends=True,
     ),
 )
-EPOCH_RULE = Rule(
-    "another share, so another epoch",
-    "A member that must give something up stays at its epoch until it has.",
-    _is_other_epoch,
-    key="`uniform` is our sticky algorithm",
-    ends=True,
-)
 SUBJECTS = (
     Subject("consumer_groups", draw_few, RULES),
-    Subject("consumer_groups_of_three", draw_three, (*RULES, EPOCH_RULE)),
+    Subject("consumer_groups_of_three", draw_three, RULES_OF_THREE),
 )

@@ -211,24 +211,23 @@ class Offsets:
         self._add("LeaveGroup", (3, 5), body)
 
     def begin(self) -> None:
-        """Take a transactional id over, and mostly add a group's offsets to its transaction."""
+        """Take a transactional id over."""
         body: Body = {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}
         binds = {"x.producer": "producer_id", "x.epoch": "producer_epoch"}
         self._add("InitProducerId", (0, 4), body, binds=binds)
-        if self._often(0.8):
-            self.add_offsets()
 
     def _producer(self) -> Body:
         epoch = ref("x.epoch", 0, self._random.choice([0] * 12 + [-1, 1]))
         return {"transactional_id": name("x"), "producer_id": ref("x.producer", 77), "producer_epoch": epoch}
 
-    def add_offsets(self) -> None:
-        self._add("AddOffsetsToTxn", (0, 3), {**self._producer(), "group_id": self._group()})
+    def add_offsets(self, group: Any = None) -> None:
+        self._add("AddOffsetsToTxn", (0, 3), {**self._producer(), "group_id": group or self._group()})
 
-    def commit_in_transaction(self) -> None:
+    def commit_in_transaction(self, group: Any = None) -> None:
         """TxnOffsetCommit by nobody, or by the member of the group."""
         random = self._random
-        body: Body = {**self._producer(), "group_id": self._group(), "topics": self._rows(self._partitions)}
+        body: Body = {**self._producer(), "group_id": group or self._group()}
+        body |= {"topics": self._rows(self._partitions)}
         for row in body["topics"]:
             del row["topic_id"]
         if self._often(0.3):
@@ -242,6 +241,17 @@ class Offsets:
     def end(self) -> None:
         self._add("EndTxn", (0, 4), {**self._producer(), "committed": self._often(0.6)})
 
+    def transact(self) -> None:
+        """A whole transaction, with what others commit and read meanwhile."""
+        group = self._group()
+        self.begin()
+        self.add_offsets(group)
+        self.commit_in_transaction(group)
+        for _ in range(self._random.choice([0, 1, 2, 3])):
+            self._random.choice([self.commit, self.fetch, self.fetch])()
+        if self._often(0.8):
+            self.end()
+
     def act(self) -> None:
         """One request."""
         choices = [self.commit, self.fetch, self.delete_offsets, self.delete_groups, self.describe, self.show]
@@ -253,8 +263,9 @@ class Offsets:
             self.add_offsets,
             self.commit_in_transaction,
             self.end,
+            self.transact,
         ]
-        (action,) = self._random.choices(choices, [24, 20, 7, 5, 3, 2, 6, 4, 2, 4, 3, 8, 5])
+        (action,) = self._random.choices(choices, [24, 20, 7, 5, 3, 2, 6, 4, 2, 4, 3, 6, 4, 9])
         action()
 
 

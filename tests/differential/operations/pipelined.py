@@ -7,6 +7,7 @@ not the same twice.
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 from typing import Any
 
@@ -25,10 +26,12 @@ def draw(random: Random) -> Sequence:
     sequence = base.draw(random)
     steps: list[Step] = []
     in_flight = 0
-    for step in sequence.steps:
+    for step, following in itertools.pairwise((*sequence.steps, Step(connection="none"))):
         if in_flight == 0:
             in_flight = random.choice((0, 2, 3, 4, 5, 6))
-        is_last = in_flight <= 1 or step.parks or step.api in WAITED_FOR
+        # What another connection sends must come after all of these.
+        is_alone = step.parks or following.parks or following.connection != step.connection
+        is_last = in_flight <= 1 or is_alone or step.api in WAITED_FOR
         in_flight = 0 if is_last else in_flight - 1
         # One without an answer that is refused ends the connection, at a time that nobody knows.
         body = step.body | {"acks": 1} if step.body.get("acks") == 0 else step.body
