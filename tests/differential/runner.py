@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from helpers_broker import RawClient
@@ -423,7 +422,9 @@ class Pair:
         playing = [play_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
         # All sequences of a chunk have the same restarts, so all are there when one is.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
-            list(pool.map(partial(_restart, kinds == {"kill"}, topics), self._beds, ids))
+            # In this thread: Kafka's process ends with the thread that started it, which the pool's do first.
+            for bed, known in zip(self._beds, ids, strict=True):
+                _restart(bed, topics, known, is_kill=kinds == {"kill"})
         list(pool.map(lambda bed: delete_topics(bed, list(topics)), self._beds))
         answers = [[run.answers for run in both] for both in runs]
         return [
@@ -445,7 +446,7 @@ def _chunks(
     yield from waiting.values()
 
 
-def _restart(is_kill: bool, topics: dict[str, Any], bed: Bed, ids: dict[str, bytes]) -> None:
+def _restart(bed: Bed, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool) -> None:
     """Start a broker again, and return when it serves these topics and both kinds of coordinator."""
     bed.restart(kill=is_kill)
     find_coordinators(bed)
