@@ -1,0 +1,186 @@
+"""A kill at every append of a coordinator's request: the next start finds it undone, or done as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers_fuzz import NOW_MS, open_node
+
+from oncelog.broker.node import Node, Request
+from oncelog.log.partition import Partition
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.message import Message
+from oncelog.wire.messages import (
+    DeleteGroupsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
+    OffsetDeleteRequest,
+    SyncGroupRequest,
+)
+from oncelog.wire.records import NewRecord
+
+PARTITIONS = [TopicPartition("t", index) for index in range(3)]
+_APPEND = Partition.append
+
+
+def offset(value: int) -> CommittedOffset:
+    return CommittedOffset(value, -1, "", NOW_MS, -1, -1)
+
+
+class Kill(BaseException):
+    """The process is gone at this point."""
+
+
+def begun(node: Node) -> Identity:
+    """Return the producer of an open transaction of records in three partitions and offsets of group g."""
+    node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
+    node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    kept_in = node.groups.offsets_partition("g", NOW_MS)
+    node.transactions.add_partitions("x", who, [*PARTITIONS, kept_in], NOW_MS)
+    for tp in PARTITIONS:
+        batch = build_batch(
+            [NewRecord(NOW_MS, None, b"value")],
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        node.topics.partition(tp)[1].append(memoryview(batch), origin=Origin.CLIENT, now_ms=NOW_MS)
+    node.groups.offsets.commit_pending("g", who, {tp: offset(7) for tp in PARTITIONS[:2]}, NOW_MS)
+    return who
+
+
+def ask(node: Node, message: Message, version: int) -> Any:
+    header = RequestHeader(message.api.key, version, 1, "c", 0)
+    return node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+
+
+def end(is_commit: bool, version: int) -> Callable[[Node, Identity], None]:
+    def run(node: Node, who: Identity) -> None:
+        message = EndTxnRequest(
+            transactional_id="x",
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            committed=is_commit,
+        )
+        assert ask(node, message, version).error_code == 0
+
+    return run
+
+
+def fence(node: Node, who: Identity) -> None:
+    message = InitProducerIdRequest(
+        transactional_id="x", transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+    )
+    assert ask(node, message, 5).error_code == 51
+
+
+def delete_group(node: Node, who: Identity) -> None:
+    assert ask(node, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code == 0
+
+
+def delete_offset(node: Node, who: Identity) -> None:
+    row = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)
+    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="t", partitions=[row])
+    message = OffsetDeleteRequest(group_id="g", topics=[topic])
+    assert ask(node, message, 0).error_code == 0
+
+
+def join_and_sync(node: Node, who: Identity) -> None:
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+    request = JoinGroupRequest(
+        group_id="j",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=60_000,
+        member_id="",
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    answers: list[Any] = []
+    ask(node, request, 3).listen(answers.append)
+    node.groups.tick(NOW_MS + 3_000)
+    (joined,) = answers
+    share = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"share")
+    sync = SyncGroupRequest(
+        group_id="j", generation_id=joined.generation_id, member_id=joined.member_id, assignments=[share]
+    )
+    synced: list[Any] = []
+    ask(node, sync, 3).listen(synced.append)
+    assert synced[0].error_code == 0
+
+
+def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
+    """Return what a start finds, but for ids and offsets that differ from run to run."""
+    node = open_node(disk)
+    groups, offsets = node.groups, node.groups.offsets
+    state = {
+        "classic": [
+            (group_id, group.state, group.generation_id, len(group.members))
+            for group_id in sorted(groups.group_ids())
+            if (group := groups.get(group_id)) is not None
+        ],
+        "committed": {tp: committed.offset for tp, committed in offsets.of("g").items()},
+        "pending": offsets.pending_of("g"),
+        "transactions": [
+            (entry.transactional_id, entry.state, entry.producer_epoch) for entry in node.transactions.all()
+        ],
+    }
+    node.log_manager.release()
+    return state
+
+
+def state_after_kill(
+    run: Callable[[Node, Identity], None], append_count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], bool]:
+    """Return what a start finds after a kill behind so many appends (None: no kill), and if it answered."""
+    disk, appended = MemoryDisk(), 0
+    node = open_node(disk)
+    who = begun(node)
+
+    def append(self: Partition, *args: Any, **how: Any) -> Any:
+        nonlocal appended
+        if appended == append_count:
+            raise Kill
+        appended += 1
+        return _APPEND(self, *args, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "append", append)
+        try:
+            run(node, who)
+        except Kill:
+            is_answered = False
+        else:
+            is_answered = True
+    node.log_manager.release()
+    return state_after_start(disk), is_answered
+
+
+@pytest.mark.parametrize(
+    "run",
+    [end(True, 4), end(False, 4), end(True, 5), fence, delete_group, delete_offset, join_and_sync],
+    ids=["commit", "abort", "commit 5", "fence", "delete group", "delete offset", "join and sync"],
+)
+def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
+    run: Callable[[Node, Identity], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, _ = state_after_kill(lambda node, who: None, None, monkeypatch)
+    after, _ = state_after_kill(run, None, monkeypatch)
+    assert before != after
+    is_answered, append_count = False, 0
+    while not is_answered:
+        state, is_answered = state_after_kill(run, append_count, monkeypatch)
+        # The first append is the decision: nothing may be seen of the request before it, and all behind it.
+        assert state == (after if append_count else before)
+        append_count += 1
+    assert append_count > 1
