@@ -15,7 +15,15 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_ma
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
-from oncelog.log.checkpoint import CLEANED_OFFSETS, INDEX_STARTS, INDEXED_OFFSETS, encode_offsets
+from oncelog.log.checkpoint import (
+    CLEANED_OFFSETS,
+    INDEX_STARTS,
+    INDEXED_OFFSETS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    encode_offsets,
+    read_offsets,
+)
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -46,6 +54,25 @@ def test_identity_is_kept() -> None:
     with pytest.raises(StorageError, match=r"cluster\.id"):
         _open(disk, cluster_id="other")
     assert _open(disk, cluster_id=known[0]).node_id == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_killed: bool) -> None:
+    """The offsets of a topic that is long gone must not become the beginning of another of its name."""
+    disk = MemoryDisk()
+    _open(disk).close(NOW_MS)
+    kept = TopicPartition("__cluster_metadata", 0)
+    disk.mkdir(str(kept))
+    for path in (RECOVERY_POINTS, LOG_STARTS, CLEANED_OFFSETS):
+        disk.replace(path, encode_offsets({TP: 12, kept: 7}))
+    manager = _open(disk)
+    manager.forget_missing_partitions()
+    if is_killed:
+        manager.release()
+        manager = _open(disk.after_kill())
+    partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 0)
+    assert read_offsets(disk, RECOVERY_POINTS) == {kept: 7}
 
 
 def test_a_directory_of_something_else() -> None:

@@ -403,6 +403,8 @@ class Topics:
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
+        with suppress(OSError):  # of a full disk; then they are forgotten until the next start
+            self._logs.forget_missing_partitions()
         if self._by_name.keys() | self._half_deleted.keys() != entries.keys():
             # Else nothing is written, so that a broker starts on a full disk.
             self._save({})

@@ -189,6 +189,22 @@ class LogManager:
         self.partitions[topic_partition] = partition
         return partition
 
+    def forget_missing_partitions(self) -> None:
+        """Forget the checkpoints of partitions that are not open and have no directory.
+
+        Call it when every known partition is open. A new topic of that name must begin at offset 0:
+        test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one. Raises OSError.
+        """
+        tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
+        noted = {tp for table in tables for tp in table}
+        missing = {tp for tp in noted - self.partitions.keys() if not self.disk.exists(str(tp))}
+        for table in tables:
+            for tp in missing & table.keys():
+                del table[tp]
+        if missing:
+            self._is_index_starts_dirty = True
+            self._write_offsets()
+
     def delete_partitions(self, doomed: Iterable[TopicPartition]) -> None:
         """Forget partitions and their producers, and remove their files. Raises KafkaStorageError."""
         self._deletion_count += 1
