@@ -23,14 +23,18 @@ from oncelog.types import TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
+    ConsumerGroupDescribeRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteRecordsRequest,
     DescribeGroupsRequest,
     DescribeProducersRequest,
+    DescribeTransactionsRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    ListGroupsRequest,
     ListOffsetsRequest,
+    ListTransactionsRequest,
     MetadataRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -43,6 +47,7 @@ from oncelog.wire.messages import (
 STEP_ELEMENTS = DEFAULT_LIMITS.request_step_elements
 PARTITIONS_PER_STEP = DEFAULT_LIMITS.partitions_per_step
 MANY = 3 * STEP_ELEMENTS + 1
+NAMES = [f"name-{number}" for number in range(MANY)]
 
 
 def driven(disk: MemoryDisk) -> Node:
@@ -86,6 +91,8 @@ def large_requests() -> list[Any]:
             allow_auto_topic_creation=False,
         ),
         *large_requests_to_coordinators(),
+        ConsumerGroupDescribeRequest(group_ids=NAMES),
+        DescribeTransactionsRequest(transactional_ids=NAMES),
     ]
 
 
@@ -146,6 +153,28 @@ def test_a_request_of_many_elements_lets_others_have_their_turn() -> None:
         version = message.api.max_version
         response_alone = handle(alone, message)
         assert response.encode(version) == response_alone.encode(version), message.api.name
+
+
+def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn() -> None:
+    node = driven(MemoryDisk())
+    tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
+    for name in NAMES:
+        node.groups.offsets.commit(name, {tp: committed}, NOW_MS)
+        node.transactions.init(name, None, 1000, NOW_MS)
+    answer = handle(node, ListGroupsRequest())
+    assert isinstance(answer, Deferred)
+    *others, being_deleted, deleted = sorted(NAMES)
+    node.groups.offsets._drop(deleted, tp)
+    with node.groups.topic.reserved(being_deleted):
+        steps, response = finish(node, answer)
+    assert steps >= MANY // STEP_ELEMENTS
+    assert [group.group_id for group in response.groups] == others
+    for message in (ListTransactionsRequest(), ListTransactionsRequest(transactional_id_pattern="name.*")):
+        answer = handle(node, message)
+        assert isinstance(answer, Deferred)
+        steps, response = finish(node, answer)
+        assert steps >= MANY // STEP_ELEMENTS
+        assert {state.transactional_id for state in response.transaction_states} == set(NAMES)
 
 
 def test_what_is_done_in_later_steps_is_charged() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.authorizer import allowed_bits
 from oncelog.broker.consumer_group_log import by_topic_id
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
@@ -23,7 +24,7 @@ from oncelog.rules.consumer_member import NOTHING, Place
 from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 69
 CONSUMER_MEMBER = 1
@@ -31,14 +32,22 @@ CONSUMER_MEMBER = 1
 _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ConsumerGroupDescribeResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[ConsumerGroupDescribeResponse]:
     message: ConsumerGroupDescribeRequest = request.message
-    described = [_described(node, request, group_id) for group_id in dict.fromkeys(message.group_ids)]
-    if message.include_authorized_operations:
-        for each in described:
-            if not each.error_code:
-                each.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, each.group_id)
-    return ConsumerGroupDescribeResponse(groups=described)
+    response, pace = ConsumerGroupDescribeResponse(groups=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.group_ids):
+        group = _described(node, request, group_id)
+        if message.include_authorized_operations and not group.error_code:
+            group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
+        response.groups.append(group)
+        if pace.next(name_cost(group_id) + sum(map(_size, group.members))):
+            yield None
+    return response
 
 
 def _described(node: Node, request: Request, group_id: str) -> _Group:
@@ -97,6 +106,15 @@ def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDe
         target_assignment=_assignment(node, group.targets.get(member_id, NOTHING)),
         member_type=CONSUMER_MEMBER,
     )
+
+
+def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
+    """Return how many elements a described member counts for."""
+    count = 1 + len(member.subscribed_topic_names)
+    for assignment in (member.assignment, member.target_assignment):
+        for topic in assignment.topic_partitions if assignment else ():
+            count += len(topic.partitions)
+    return count
 
 
 def _assignment(node: Node, places: Iterable[Place]) -> ConsumerGroupDescribeResponse.Assignment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     InvalidRequest,
     NotCoordinator,
@@ -19,20 +20,28 @@ from oncelog.rules.transaction_entry import TransactionEntry
 from oncelog.wire.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 65
 
 _State = DescribeTransactionsResponse.TransactionState
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeTransactionsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[DescribeTransactionsResponse]:
     message: DescribeTransactionsRequest = request.message
-    return DescribeTransactionsResponse(
-        transaction_states=[
-            _describe(node, request, asked) for asked in dict.fromkeys(message.transactional_ids)
-        ]
-    )
+    response = DescribeTransactionsResponse(transaction_states=[])
+    pace = Pace(node.limits.request_step_elements)
+    for transactional_id in dict.fromkeys(message.transactional_ids):
+        state = _describe(node, request, transactional_id)
+        response.transaction_states.append(state)
+        if pace.next(name_cost(transactional_id) + sum(len(topic.partitions) for topic in state.topics)):
+            yield None
+    return response
 
 
 def _describe(node: Node, request: Request, transactional_id: str) -> _State:

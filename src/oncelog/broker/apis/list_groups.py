@@ -5,35 +5,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.broker.groups import CONSUMER_PROTOCOL_TYPE
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.errors import NotCoordinator
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import GroupState
 from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 16
 CLASSIC, CONSUMER = "classic", "consumer"
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ListGroupsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[ListGroupsResponse]:
     message: ListGroupsRequest = request.message
     states = {name.lower() for name in message.states_filter}
     types = {name.lower() for name in message.types_filter}
     may_all = request.may(ResourceType.CLUSTER)
-    seen = (one for one in node.groups.group_ids() if may_all or request.may(ResourceType.GROUP, one))
-    listed = (_listed(node, group_id) for group_id in sorted(seen))
-    return ListGroupsResponse(
-        groups=[
-            group
-            for group in listed
-            if (not states or group.group_state.lower() in states)
+    groups, pace = [], Pace(node.limits.request_step_elements)
+    for group_id in sorted(node.groups.group_ids()):
+        if pace.next(name_cost(group_id)):
+            yield None
+        if not (may_all or request.may(ResourceType.GROUP, group_id)):
+            continue
+        try:
+            group = _listed(node, group_id)
+        except NotCoordinator:
+            continue  # it is being deleted, in steps between which this one lies
+        if (
+            group is not None
+            and (not states or group.group_state.lower() in states)
             and (not types or group.group_type in types)
-        ]
-    )
+        ):
+            groups.append(group)
+    return ListGroupsResponse(groups=groups)
 
 
-def _listed(node: Node, group_id: str) -> ListGroupsResponse.ListedGroup:
+def _listed(node: Node, group_id: str) -> ListGroupsResponse.ListedGroup | None:
+    """Return a group's row, None if it was deleted meanwhile. Raises NotCoordinator."""
+    if not node.groups.has(group_id):
+        return None
     consumers = node.groups.consumers.get(group_id)
     if consumers is not None:
         return ListGroupsResponse.ListedGroup(

@@ -7,11 +7,10 @@ Only ids that the client may describe are matched, so that the time it takes tel
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from oncelog.broker.patterns import Pattern, matching_texts
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import InvalidRegularExpression
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
@@ -33,37 +32,25 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             pattern = Pattern(message.transactional_id_pattern)
         except InvalidRegularExpression as error:
             return ListTransactionsResponse(error_code=error.code)
-    chosen = [
-        entry
-        for entry in node.transactions.all()
-        if _is_chosen(entry, message, now_ms)
-        and request.may(ResourceType.TRANSACTIONAL_ID, entry.transactional_id)
-    ]
-    if pattern is None:
-        return _response(message, chosen)
-    step_cost = node.limits.pattern_step_cost
-    matching = matching_texts(pattern, chosen, lambda entry: entry.transactional_id, step_cost)
-    try:
-        next(matching)
-    except StopIteration as stop:
-        return _response(message, stop.value)
-    deferred = Deferred(holds_later_requests=True)
-    node.log_manager.chores.add(_go_on(message, matching, deferred))
-    return deferred
+    answer: Answer = answer_in_steps(node, _answer_all(node, request, pattern, now_ms))
+    return answer
 
 
-def _go_on(
-    message: ListTransactionsRequest,
-    matching: Generator[None, None, list[TransactionEntry]],
-    deferred: Deferred,
-) -> Generator[None, None, None]:
-    """Match the rest, a bounded step at a time, and answer."""
-    while not deferred.is_cancelled:
-        try:
-            yield next(matching)
-        except StopIteration as stop:
-            deferred.resolve(_response(message, stop.value))
-            return
+def _answer_all(
+    node: Node, request: Request, pattern: Pattern | None, now_ms: int
+) -> Work[ListTransactionsResponse]:
+    message: ListTransactionsRequest = request.message
+    chosen, pace = [], Pace(node.limits.request_step_elements)
+    for entry in list(node.transactions.all()):
+        may_see = request.may(ResourceType.TRANSACTIONAL_ID, entry.transactional_id)
+        if may_see and _is_chosen(entry, message, now_ms):
+            chosen.append(entry)
+        if pace.next():
+            yield None
+    if pattern is not None:
+        step_cost = node.limits.pattern_step_cost
+        chosen = yield from matching_texts(pattern, chosen, lambda entry: entry.transactional_id, step_cost)
+    return _response(message, chosen)
 
 
 def _response(message: ListTransactionsRequest, chosen: list[TransactionEntry]) -> ListTransactionsResponse:
