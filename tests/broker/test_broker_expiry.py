@@ -186,3 +186,15 @@ def test_a_deleted_topics_offsets_go_a_few_in_a_step_and_its_name_is_free_after_
     assert held() == 0
     assert deleted[0].responses[0].error_code == 0
     assert make() == 0
+
+
+def test_offsets_with_the_longest_retention_are_kept_over_restarts(node: SteppedNode) -> None:
+    kept = commit("g", 5, generation_id_or_member_epoch=-1, retention_time_ms=2**63 - 1)
+    (answer,) = node.ask(kept, 4)
+    assert answer.topics[0].partitions[0].error_code == 0
+    for _ in range(2):
+        node.now_ms += 400 * DAY_MS
+        node.node.groups.forget_expired(node.now_ms)
+        rounds_of(node, lambda: 0)
+        assert [each.offset for each in node.node.groups.offsets.of("g").values()] == [5]
+        node.restart()

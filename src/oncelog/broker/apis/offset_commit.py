@@ -13,6 +13,7 @@ from oncelog.broker.offsets import OffsetRecord
 from oncelog.broker.state_topic import answer_when_durable
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics import Topic
+from oncelog.config import INT64_MAX
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
@@ -46,7 +47,9 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     message: OffsetCommitRequest = request.message
     if request.header.api_version >= FIRST_ID_VERSION:
         _name_topics(node, message)
-    expire_ms = now_ms + message.retention_time_ms if message.retention_time_ms >= 0 else -1
+    is_kept_for = message.retention_time_ms >= 0
+    # A client that wants its offsets kept without end sends the largest number.
+    expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if is_kept_for else -1
     response = OffsetCommitResponse(
         topics=[
             OffsetCommitResponse.OffsetCommitResponseTopic(
