@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import faulthandler
 import sys
 import threading
 import time
@@ -45,6 +46,8 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
         body.start()
     for body in bodies:
         body.join(WAIT_S)
+        if body.is_alive():  # tell a lost wake-up from a lost completion: where does every thread stand?
+            faulthandler.dump_traceback(sys.__stderr__)
         assert not body.is_alive()
 
 
