@@ -128,9 +128,9 @@ class Symbols:
         """Return True for a group or an entity of a quota that another sequence made."""
         kind = type(part).__name__
         if kind == "ListedGroup":
-            return not part.group_id.startswith(self.prefix)
+            return not part.group_id.startswith(f"{self.prefix}-")
         if kind == "EntryData" and hasattr(part, "values"):
-            return not any(self.prefix in (row.entity_name or "") for row in part.entity)
+            return not any(f"{self.prefix}-" in (row.entity_name or "") for row in part.entity)
         return False
 
     def _scalar(self, value: Any, field: str) -> Any:

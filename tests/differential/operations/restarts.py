@@ -40,7 +40,16 @@ def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     is_shown = path.rpartition(".")[2] in ("leader_epoch", "partition_leader_epoch", "committed_leader_epoch")
     is_judged = any(value in ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH") for value in (ours, theirs))
     is_of_an_epoch = step.api == "OffsetForLeaderEpoch" or "diverging_epoch" in path
-    return is_shown or is_judged or is_of_an_epoch
+    is_coordinators = path.endswith((".marker.1", "coordinator_epoch"))  # the epoch of its own partition
+    return is_shown or is_judged or is_of_an_epoch or is_coordinators
+
+
+def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
+    """True where we know a batch again that Kafka has forgotten, with the offsets that are told then."""
+    pair = {"error_code": ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}.get(path.rpartition(".")[2])
+    is_told = isinstance(ours, int) and theirs in (-1, None)
+    is_offset = path.endswith(("base_offset", "log_start_offset")) and is_told
+    return step.api == "Produce" and ((ours, theirs) == pair or is_offset)
 
 
 def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
@@ -59,8 +68,15 @@ RULES = (
     Rule(
         "Kafka remembers one batch of a producer over a restart",
         "we remember five",
-        answers("Produce", ours="NONE", theirs="OUT_OF_ORDER_SEQUENCE_NUMBER"),
+        _is_older_than_one,
         key="five-remembered-over-a-restart",
+        ends=True,
+    ),
+    Rule(
+        "a marker by hand with an epoch that the coordinator no longer has",
+        "there is one node, so that no other coordinator can be meant",
+        answers("WriteTxnMarkers", ours="NONE", theirs="TRANSACTION_COORDINATOR_FENCED"),
+        key="After an operator's WriteTxnMarkers",
         ends=True,
     ),
     Rule(
