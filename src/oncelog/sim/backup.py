@@ -241,6 +241,10 @@ class BackupScene(Scene):
         sent = [each for each in operations if each.kind is Kind.SEND and self._is_undone(each)]
         gone = {item.value for each in sent for item in each.items} - there
         for number, operation in enumerate(operations):
+            if operation.process == "succession-0" and not self.fences:
+                # R260: a record of a new instance may count as a repetition of an old one's.
+                items = tuple(item._replace(offset=None) for item in operation.items)
+                operation = replace(operation, outcome=Outcome.UNKNOWN, items=items)
             is_undone = self._is_undone(operation)
             if operation.kind is Kind.POLL and operation.process != "last":
                 items = tuple(item for item in operation.items if item.value not in gone)
