@@ -10,7 +10,7 @@ import pytest
 from differential.beds import COMMON, apache_bed, oncelog_bed
 from differential.operations import all_subjects, draw
 from differential.runner import Fixed, Outcome, Pair
-from differential.sequence import RESTARTS, Sequence, Subject, restarts_of
+from differential.sequence import RESTARTS, Sequence, Subject
 from differential.shrink import shrink
 from differential.transcript import transcript
 
@@ -38,17 +38,6 @@ def test_both_brokers_answer_random_sequences_the_same(pair: Pair, name: str) ->
     jobs = 8 if any(step.kind == "pause" for sequence in drawn for step in sequence.steps) else 2
     outcomes = pair.play_all([(sequence, subject.rules) for sequence in drawn], jobs)
     suspects = [outcome for outcome in outcomes if outcome.difference is not None]
-    failed = [again for outcome in suspects if (again := pair.confirmed(outcome, subject.rules))]
-    assert not failed, _report(pair, subject, failed)
-
-
-@pytest.mark.timeout(900)
-def test_both_brokers_answer_the_same_after_they_were_killed(pair: Pair) -> None:
-    """One restart for all of these: see docs/internals/differential-fuzzing.md."""
-    subject = SUBJECTS["restarts"]
-    drawn = [draw(subject, seed) for seed in range(30)]
-    killed = [(one, subject.rules) for one in drawn if restarts_of(one) == ("kill",)]
-    suspects = [outcome for outcome in pair.play_all(killed, jobs=4) if outcome.difference is not None]
     failed = [again for outcome in suspects if (again := pair.confirmed(outcome, subject.rules))]
     assert not failed, _report(pair, subject, failed)
 
