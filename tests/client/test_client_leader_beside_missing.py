@@ -65,3 +65,29 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_written() -> Non
             await producer.close()
 
     asyncio.run(run())
+
+
+def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
+    async def run(servers: str, topic: str) -> None:
+        async with AsyncProducer({"bootstrap.servers": servers}) as producer:
+            driver = producer._started()
+            start, begun, may_go = driver.cluster.start, asyncio.Semaphore(0), asyncio.Event()
+
+            async def slow_start() -> None:
+                """Both have found the topic when they come here."""
+                begun.release()
+                await may_go.wait()
+                await start()
+
+            driver.cluster.start = slow_start  # type: ignore[method-assign]
+            cancelled = asyncio.create_task(producer.send(topic, b"x"))
+            other = asyncio.create_task(producer.send(topic, b"y"))
+            for _ in range(2):
+                await asyncio.wait_for(begun.acquire(), 60)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            may_go.set()
+            assert (await (await asyncio.wait_for(other, 60))).offset == 0
+
+    with Broker() as broker:
+        asyncio.run(run(broker.bootstrap_servers, new_topic(broker.bootstrap_servers)))

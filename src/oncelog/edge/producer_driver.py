@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,8 @@ class ProducerDriver:
         self._is_asking_id = False
         self._is_refreshing = False
         self._waiters: list[asyncio.Future[None]] = []
+        self._learners: Counter[str] = Counter()
+        """Calls of `learn` under way, by topic."""
         self._is_closing = False
         self._thread_id: int | None = None
         self.on_turn: Callable[[], object] = _do_nothing
@@ -266,13 +269,19 @@ class ProducerDriver:
 
     async def learn(self, topic: str) -> None:
         """Look a topic up, created if the broker does so, for the core to know. Raises after max.block.ms."""
+        self._learners[topic] += 1
         try:
             count = await self._partition_count(topic)
             with self.state as core:
                 core.set_partition_count(topic, count, self.now_ms())
         finally:
-            if self.state.peek.topic(topic) is None:
-                self.cluster.forget_topics([topic])
+            # A call that is cancelled must not take from another one what that has found:
+            # test_a_first_send_that_is_cancelled_does_not_end_another_one.
+            self._learners[topic] -= 1
+            if not self._learners[topic]:
+                del self._learners[topic]
+                if self.state.peek.topic(topic) is None:
+                    self.cluster.forget_topics([topic])
 
     async def _partition_count(self, topic: str) -> int:
         timeout_s = self.options.max_block_ms / 1000
