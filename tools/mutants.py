@@ -1,49 +1,140 @@
 """Break a rule on purpose, and see whether the simulator notices: how tight its net is.
 
 Each mutant patches one function of the product and is played on seeds until one is found that violates
-something. Exit code 0 when every mutant is caught that can be, else 1. `--write` puts the table into
-docs/internals/simulation.md, `--seeds N` bounds the search, names choose some.
+something. The seed that the table of docs/internals/mutants.md names is played first; `--afresh` begins at
+seed 0. Exit code 0 when every mutant is caught that can be, else 1. `--write` puts the rows of the chosen
+mutants into the table, `--seeds N` and `--seconds N` bound the search for one of them, names choose some.
+
+`--findings` plays nothing: it writes the second table of the page, which says of each row of findings.md by
+which mutant, or by which other means, it is caught.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
+from oncelog.sim.mutants.findings import OUT_OF_REACH
 from oncelog.sim.mutants.mutant import search
 
-PAGE = Path(__file__).parents[1] / "docs" / "internals" / "simulation.md"
-BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
+DOCS = Path(__file__).parents[1] / "docs" / "internals"
+PAGE, FINDINGS = DOCS / "mutants.md", DOCS / "findings.md"
+MUTANT_MARKS = "<!-- mutants -->", "<!-- /mutants -->"
+FINDING_MARKS = "<!-- findings -->", "<!-- /findings -->"
+MUTANT_HEAD = ["| broken rule | findings | caught at seed | what it violates |", "| --- | --- | ---: | --- |"]
+FINDING_HEAD = ["| finding | mutant | other means | why no mutant |", "| --- | --- | --- | --- |"]
+_ROW = re.compile(r"^\| (?P<name>[^|]+) \| [^|]* \| (?P<seed>\d+|-) \| [^|]* \|$", re.MULTILINE)
+_FINDING = re.compile(r"^\| (?P<ids>[A-Z]\d+[a-z]?(?:, [A-Z]\d+[a-z]?)*) \|(?P<cells>.*)\|$", re.MULTILINE)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3_600.0)
+    parser.add_argument("--afresh", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--findings", action="store_true")
     options = parser.parse_args()
+    if options.findings:
+        write_findings()
+        return 0
     chosen = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
-    rows, missed = [], 0
+    known = {} if options.afresh else seeds_of(PAGE.read_text())
+    missed = 0
     for mutant in chosen:
-        found = search(mutant, options.seeds)
-        missed += found is None
+        seeds = candidates(known.get(mutant.name), options.seeds, options.seconds)
+        found = search(mutant, seeds)
+        missed += found is None and mutant.name not in NOT_CAUGHT
         seed, rule = found or ("-", f"not caught: {NOT_CAUGHT.get(mutant.name, 'why?')}")
-        rows.append(f"| {mutant.name} | {seed} | {rule} |")
-        print(rows[-1], flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+        row = f"| {mutant.name} | {' '.join(mutant.findings)} | {seed} | {rule} |"
+        print(row, flush=True)
+        if options.write:
+            write_row(mutant.name, row)
     if options.write:
-        write_table(rows)
-    return 1 if missed > len([each for each in chosen if each.name in NOT_CAUGHT]) else 0
+        write_findings()
+    print(f"{missed} of {len(chosen)} are not caught, and no reason is known")
+    return 1 if missed else 0
 
 
-def write_table(rows: list[str]) -> None:
-    """Into the page, between its two marks."""
-    text = PAGE.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    head = ["| broken rule | first seed | what it violates |", "| --- | ---: | --- |"]
-    PAGE.write_text(before + "\n".join([BEGIN, *head, *rows, END]) + after)
+def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
+    """Yield the seeds to play: the one that is known to notice, then all from 0 on while there is time."""
+    end_s = time.monotonic() + seconds
+    for seed in itertools.chain([] if first is None else [first], range(count)):
+        if time.monotonic() > end_s:
+            return
+        yield seed
+
+
+def seeds_of(page: str) -> dict[str, int]:
+    """Return the seed at which each mutant was caught."""
+    return {row["name"]: int(row["seed"]) for row in _ROW.finditer(page) if row["seed"] != "-"}
+
+
+def write_row(name: str, row: str) -> None:
+    """Put a mutant's row into the page; the rows of mutants that are no more go."""
+    page = PAGE.read_text()
+    rows = {found["name"]: found[0] for found in _ROW.finditer(page)} | {name: row}
+    ordered = [rows[mutant.name] for mutant in MUTANTS if mutant.name in rows]
+    PAGE.write_text(with_table(page, MUTANT_MARKS, [*MUTANT_HEAD, *ordered]))
+
+
+def write_findings() -> None:
+    """Write the table of findings. Raises ValueError as `finding_rows`."""
+    PAGE.write_text(with_table(PAGE.read_text(), FINDING_MARKS, [*FINDING_HEAD, *finding_rows()]))
+
+
+def with_table(page: str, marks: tuple[str, str], lines: list[str]) -> str:
+    """Return the page with these lines between its two marks."""
+    begin, end = marks
+    before, rest = page.split(begin)
+    return "\n".join([before + begin, *lines, end]) + rest.split(end)[1]
+
+
+def finding_rows() -> list[str]:
+    """Return a row for each finding. Raises ValueError for one of which nothing is known."""
+    seeds = seeds_of(PAGE.read_text())
+    mutants: dict[str, list[str]] = {}
+    for mutant in MUTANTS:
+        where = f"seed {seeds[mutant.name]}" if mutant.name in seeds else "not caught"
+        for finding in mutant.findings:
+            mutants.setdefault(finding, []).append(f"{mutant.name} ({where})")
+    reasons = {finding: reason for reason, findings in OUT_OF_REACH.items() for finding in findings.split()}
+    rows = []
+    for finding, cells in findings_of(FINDINGS.read_text()).items():
+        if finding not in mutants and finding not in reasons:
+            raise ValueError(
+                f"{finding} has no mutant: name it in one, or in mutants/findings.py with a reason"
+            )
+        names = "; ".join(mutants.get(finding, []))
+        rows.append(f"| {finding} | {names} | {means_of(cells)} | {'' if names else reasons[finding]} |")
+    return rows
+
+
+def findings_of(page: str) -> dict[str, str]:
+    """Return the ids of findings.md, each with the rest of its row."""
+    return {finding: row["cells"] for row in _FINDING.finditer(page) for finding in row["ids"].split(", ")}
+
+
+def means_of(cells: str) -> str:
+    """Return what guards a finding besides a mutant, by where its tests stand."""
+    kinds = {
+        "differential fuzzer, scenario": "test_interop_conformance.py",
+        "state machine": "Machine::",
+        "pairs of features": "test_broker_pairs.py",
+        "worst requests": "test_broker_worst_requests.py",
+        "takeover from Kafka": "test_operations_takeover.py",
+        "model": "_model.py",
+        "browser": "test_web_browser.py",
+    }
+    found = [kind for kind, mark in kinds.items() if mark in cells]
+    return ", ".join(found) or "guard test"
 
 
 if __name__ == "__main__":

@@ -137,12 +137,12 @@ def test_command_plays_clients_that_are_interrupted() -> None:
 @pytest.mark.parametrize("name", [each.name for each in CLIENT_MUTANTS])
 def test_a_broken_client_is_noticed(name: str) -> None:
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == name]
-    assert search(mutant, 400) is not None
+    assert search(mutant, range(400)) is not None
 
 
 def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
     """The rule behind `group_metadata()` on such a consumer being refused."""
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
-    found = search(mutant, 400)
+    found = search(mutant, range(400))
     assert found is not None and found[1].startswith("copied")
     assert play_cancelled(found[0]).violations == []

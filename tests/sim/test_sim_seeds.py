@@ -72,26 +72,20 @@ def test_a_seed_gives_the_same_bytes_in_every_process() -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_broken_rule_is_noticed(name: str) -> None:
-    assert search(ALL[name], 8) is not None
+    assert search(ALL[name], range(8)) is not None
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in NOT_CAUGHT])
 def test_every_broken_rule_is_noticed(name: str) -> None:
-    assert search(ALL[name], 400) is not None
-
-
-def test_the_page_has_every_broken_rule() -> None:
-    page = (ROOT / "docs" / "internals" / "simulation.md").read_text()
-    for name in ALL:
-        assert f"| {name} |" in page, "run: tools/mutants.py --write"
+    assert search(ALL[name], range(400)) is not None
 
 
 def test_command_tells_a_failure_with_the_faults_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, attribute, instead in ALL["duplicates are stored again"].patches:
         monkeypatch.setattr(owner, attribute, instead)
-    seed, _ = search(ALL["duplicates are stored again"], 8)
+    seed, _ = search(ALL["duplicates are stored again"], range(8))
     result = CliRunner().invoke(command, ["--seed", str(seed)])
     assert result.exit_code == EXIT_VIOLATIONS
     assert "FAILED" in result.output and "VIOLATION" in result.output

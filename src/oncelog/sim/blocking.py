@@ -22,7 +22,7 @@ from oncelog.edge.consumer import Consumer
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.machine import become
 from oncelog.edge.producer import Producer
-from oncelog.errors import OncelogError
+from oncelog.errors import MisuseError, OncelogError
 from oncelog.rules.history import Item, Kind, Outcome
 from oncelog.sim.clients import QUICK, Application, Call
 from oncelog.sim.loop import SimLoop
@@ -109,6 +109,7 @@ class SharedProducer(Threaded):
         self.sent: list[tuple[Call, concurrent.futures.Future[Any]]] = []
         self.told: dict[bytes, int] = {}
         self.is_over = False
+        self.callback_chance = world.chance(f"callbacks of {name}")
 
     def main(self) -> None:
         with Producer(self.settings) as producer:
@@ -153,6 +154,8 @@ class SharedProducer(Threaded):
 
         def delivered(metadata: Any, error: Exception | None) -> None:
             self.told[value] = self.told.get(value, 0) + 1
+            if self.callback_chance.random() < 0.03:
+                raise SystemExit("of a callback")
 
         self.sent.append((call, producer.send(topic, value, on_delivery=delivered)))
 
@@ -218,9 +221,21 @@ class Member(Threaded):
         finally:
             with bounded(self, "close()", 10.0):
                 consumer.close()
+            mine.check([])
+            mine.check([])
 
     def finish(self, consumer: Consumer) -> None:
-        """Before it closes."""
+        """Before it closes: fail at a record, which close() must not commit, or close during a poll."""
+        match self.chance.choice(("fail", "fail", "close", "nothing")):
+            case "fail":
+                for record in consumer:
+                    self.world.note(self.name, f"fails at {record.topic}-{record.partition} {record.offset}")
+                    break
+            case "close":
+                closer = self.begin_thread(consumer.close)
+                with suppress(MisuseError):  # it was closed while it was polled
+                    self.poll(consumer, 3.0)
+                self.judge(closer)
 
     def read(self, consumer: Consumer) -> None:
         match self.chance.choice(("poll", "poll", "iterate", "commit")):

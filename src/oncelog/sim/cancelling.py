@@ -192,7 +192,6 @@ class SharedAsyncProducer(Application):
                 await producer.flush()
         except Cut:
             return
-        await asyncio.sleep(0)  # asyncio tells its futures one step later
         self.check_told(before, "flush()")
 
     def check_told(self, sent: Iterable[tuple[Call, asyncio.Future[Any]]], what: str) -> None:

@@ -162,6 +162,21 @@ def known(node: Node) -> Known:
     return Known(offsets, transactions)
 
 
+def log_ends(node: Node) -> dict[TopicPartition, int]:
+    """Return where the logs end, but for those of coordinators."""
+    partitions = node.log_manager.partitions.items()
+    return {tp: partition.log_end_offset for tp, partition in partitions if tp.topic not in INTERNAL}
+
+
+def check_ends(
+    world: World, rot: Rot, before: dict[TopicPartition, int], after: dict[TopicPartition, int]
+) -> None:
+    """No log ends below where it ended, compacted or not."""
+    for tp, end in before.items():
+        if after.get(tp, 0) < end:
+            world.violate("rot took what it did not touch", f"{rot}: {tp} ends at {after.get(tp)}, was {end}")
+
+
 def may_refuse(rot: Rot, error: Exception) -> bool:
     """True when a start may fail with this error: it names the file."""
     return (

@@ -29,7 +29,17 @@ from oncelog.sim.loop import PROCESS, Livelock, Process
 from oncelog.sim.offset_deletion import OffsetDeletion
 from oncelog.sim.pipelining import Pipelining
 from oncelog.sim.record_deletion import KEPT_SECONDS, RecordDeletion
-from oncelog.sim.rot import check_known, draw_rot, draw_state, internal_batches, known, may_refuse
+from oncelog.sim.rot import (
+    check_ends,
+    check_known,
+    draw_rot,
+    draw_state,
+    internal_batches,
+    known,
+    log_ends,
+    may_refuse,
+)
+from oncelog.sim.strangers import Strangers, draw_strangers
 from oncelog.sim.takeover import Takeover
 from oncelog.sim.topic_changes import TopicChanges
 from oncelog.sim.topic_recreation import TopicRecreation
@@ -87,6 +97,8 @@ class Scenario:
     """The broker's."""
     expiry: bool = False
     """Whether days pass in the end."""
+    strangers: bool = False
+    """Whether others keep files in the broker's data directory."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -97,6 +109,7 @@ class Scenario:
             "epochs": self.limits.first_producer_epoch > 0 and self.writers > 0,
             "start": self.start != Start(),
             "expiry": self.expiry,
+            "strangers": self.strangers,
         }
         return (*self.workloads, *(name for name, is_so in has.items() if is_so))
 
@@ -171,6 +184,7 @@ def scenario_for(seed: int, fault_count: int | None = None, workload: str | None
         start=draw_start(seed),
         limits=draw_limits(seed),
         expiry=bool(draw_expiry(seed)),
+        strangers=draw_strangers(seed),
     )
 
 
@@ -288,6 +302,7 @@ class Simulation:
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
         self.last = LastReader(world, "last", self.partitions)
+        self.strangers = Strangers(world, self.broker, topics) if scenario.strangers else None
         self.workloads = [
             (WORKLOADS.get(name) or APART[name][0])(world, scenario) for name in scenario.workloads
         ]
@@ -319,6 +334,8 @@ class Simulation:
 
     def _broker_recovered(self, node: Node) -> None:
         self.monitor.recovered(node)
+        if self.strangers is not None:
+            self.strangers.recovered(node)
         for workload in self.workloads:
             workload.recovered(node)
 
@@ -377,7 +394,7 @@ class Simulation:
         """Damage a file while the broker is down; return True when the broker started again."""
         broker, node = self.broker, self.broker.node
         assert node is not None
-        before, batches = known(node), internal_batches(node)
+        before, batches, ends = known(node), internal_batches(node), log_ends(node)
         seen = {item for call in self.last.calls for item in call.items}
         if how == "stopped":
             await broker.stop()
@@ -403,6 +420,7 @@ class Simulation:
         if {item for call in self.last.calls for item in call.items} != seen:
             self.world.violate("rot took what it did not touch", f"{what}: other records are read")
         check_known(self.world, what, before, known(broker.node))
+        check_ends(self.world, what, ends, log_ends(broker.node))
         return True
 
     async def _flip_a_bit(self, how: str) -> None:

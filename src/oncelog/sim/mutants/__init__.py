@@ -1,6 +1,6 @@
-"""Every mutant, in the order in which the table of docs/internals/simulation.md has them."""
+"""Every mutant, in the order in which the table of docs/internals/mutants.md has them."""
 
-from oncelog.sim.mutants import broker, clients, disk, interrupted, limits, workloads
+from oncelog.sim.mutants import broker, clients, disk, interrupted, limits, storage, workloads
 from oncelog.sim.mutants.mutant import ClientMutant, Mutant
 
 MUTANTS: list[Mutant | ClientMutant] = [
@@ -8,10 +8,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
     *workloads.MUTANTS,
     *clients.MUTANTS,
     *disk.MUTANTS,
+    *storage.MUTANTS,
     *limits.MUTANTS,
     *interrupted.CLIENT_MUTANTS,
 ]
-NOT_CAUGHT: dict[str, str] = (
-    broker.NOT_CAUGHT | workloads.NOT_CAUGHT | clients.NOT_CAUGHT | disk.NOT_CAUGHT | limits.NOT_CAUGHT
-)
+NOT_CAUGHT: dict[str, str] = {
+    name: reason
+    for module in (broker, workloads, clients, disk, storage, limits, interrupted)
+    for name, reason in module.NOT_CAUGHT.items()
+}
 """The reasons, by the mutant's name."""

@@ -290,6 +290,7 @@ MUTANTS = [
         "readers see what is not synced",
         ((store.PartitionStore, "high_watermark", property(lambda self: self.log_end_offset)),),
         world=SLOW_SYNCS,
+        findings=("C7",),
     ),
     Mutant(
         "aborted transactions are not told", ((compacted.CompactedStore, "aborted_transactions", _no_list),)
@@ -302,7 +303,9 @@ MUTANTS = [
     Mutant("members of old generations commit", ((groups.GroupCoordinator, "check_commit", nothing),)),
     Mutant("producer ids are given twice", ((producer_ids.ProducerIds, "take", _take_again),)),
     Mutant(
-        "producer ids begin again after a restart", ((producer_ids, "first_producer_id", _begin_at_zero),)
+        "producer ids begin again after a restart",
+        ((producer_ids, "first_producer_id", _begin_at_zero),),
+        findings=("C2b",),
     ),
     Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
     Mutant("a lost attempt counts as a refusal", ((_SEQUENCES, "on_no_outcome", _surely_not_stored),)),

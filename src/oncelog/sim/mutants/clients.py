@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.load import loader
+import numpy as np
+
+from oncelog.edge import transactions
+from oncelog.load import cutting, loader
 from oncelog.log import partition
 from oncelog.rules import append, loading
 from oncelog.rules import lane as lane_rules
@@ -36,11 +39,26 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
     admin.alter_group_offsets(group, {self.marker_at: kept})
 
 
+def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
+    """Return every quote, and whether the number of those before is odd."""
+    return quotes, np.arange(len(quotes) + 1) % 2 == 1
+
+
+async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> Any:
+    """Hand over as a commit begins, which close() then repeats."""
+    share = self.share()
+    await self._flushed(self._deadline_ms(timeout_s))
+    with self._driver.state:
+        self.core.on_ended(None)
+    return share
+
+
 MUTANTS = [
     Mutant(
         "a second frame of a micro-batch is taken for the first",
         ((atomic, "_remember", nothing),),
         "atomic",
+        findings=("C5",),
     ),
     Mutant(
         "every attempt of a task writes into the transaction",
@@ -51,28 +69,51 @@ MUTANTS = [
         "a repeated micro-batch is committed task by task",
         ((lane_rules.PlanNote, "is_repeat", property(lambda self: False)),),
         "lanes",
+        findings=("C10", "P2"),
     ),
     Mutant(
         "what a sink noted expires with offsets.retention",
         ((sink_state.Sink, "keep", _keep_for_the_default),),
         "lanes",
+        findings=("C11", "G2"),
     ),
     Mutant(
         "an attempt that begins after a write without a name writes",
         ((sink_state.Sink, "has_ended", nothing),),
         "lanes",
+        findings=("R77",),
     ),
-    Mutant("a file is known by its size and time", ((loading, "_touched", _touched_by_time),), "loaded"),
+    Mutant(
+        "a file is known by its size and time",
+        ((loading, "_touched", _touched_by_time),),
+        "loaded",
+        findings=("C12",),
+    ),
     Mutant("a load reads no marks", ((loader, "decide_start", _start_again),), "loaded"),
     Mutant(
         "a transaction with an epoch of its own begins with any sequence",
         ((partition, "decide_append", _any_first_sequence),),
         "pipelined",
+        findings=("C14", "F1"),
+    ),
+    Mutant(
+        "quotes are counted in CSV files",
+        ((cutting, "_quoted_behind_runs", _quoted_by_parity),),
+        "loaded",
+        findings=("C13",),
+    ),
+    Mutant(
+        "a task hands its transaction over as a commit begins",
+        ((transactions.Transactions, "hand_over", _hand_over_committing),),
+        "lanes",
+        findings=("R76",),
     ),
 ]
 """In the order of findings C5 to C20, and of those of clients, sink and loader."""
 NOT_CAUGHT = {
     "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
     " broker refuses most of them as out of order: no seed so far",
+    "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"
+    " cannot store its rows in time: no seed so far",
 }
 """And why not."""

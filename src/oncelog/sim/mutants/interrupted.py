@@ -8,14 +8,19 @@ from concurrent.futures import Future
 from typing import Any
 
 from oncelog.client import producer as client_producer
+from oncelog.client import producer_batch
+from oncelog.client.delivery_buffer import DeliveryBuffer
 from oncelog.client.group import next_after
 from oncelog.edge import (
     async_consumer,
     consumer,
     delivery,
     group_classic,
+    loop,
+    producer_driver,
     producer_state,
 )
+from oncelog.edge import producer as edge_producer
 from oncelog.edge import transactions as edge_transactions
 from oncelog.errors import FencedInstanceId
 from oncelog.rules import txn_session
@@ -118,72 +123,123 @@ def _metadata_unguarded(self: Any) -> Any:
     return self._group.metadata if self._group else ConsumerGroupMetadata(self._settings["group.id"])
 
 
+async def _flush_at_once(self: Any) -> None:
+    await self._started().flush()
+
+
+def _leave_silently(self: Any) -> None:
+    self._thread.run(self._async.end_polling(), 30)
+    self._thread.run(self._async.give_up(), 30)
+
+
+def _notify_of_exceptions(self: Any) -> Any:
+    """Run callbacks; what is no Exception goes through."""
+    callbacks, self.callbacks = self.callbacks, []
+    for index, callback in callbacks:
+        try:
+            error = self.error if self.pieces is None else self.error_of(index)
+            callback(None if error else self.metadata(index), error)
+        except Exception as raised:
+            yield raised
+    yield from self._call_listeners()
+
+
+async def _learn_alone(self: Any, topic: str) -> None:
+    """Look a topic up, and forget it when that fails, though others look it up as well."""
+    try:
+        count = await self._partition_count(topic)
+        with self.state as core:
+            core.set_partition_count(topic, count, self.now_ms())
+    finally:
+        if self.state.peek.topic(topic) is None:
+            self.cluster.forget_topics([topic])
+
+
+def _result_as_it_is(self: Any, call: Any) -> Any:
+    return call.result()
+
+
+async def _poll_on(self: Any) -> None:
+    """Let a poll of another thread be."""
+
+
 CLIENT_MUTANTS = [
     ClientMutant(
         "the producer's state has no lock",
         "blocking",
         ("producer",),
         ((producer_state.ProducerState, "__init__", _state_without_lock),),
+        findings=("L1", "L2"),
     ),
     ClientMutant(
         "an interrupted poll loses what it took",
         "blocking",
         ("consumer",),
         ((consumer.Consumer, "poll", _take_on_the_loop),),
+        findings=("L3",),
     ),
     ClientMutant(
         "a loop that is broken off drops the rest",
         "blocking",
         ("consumer",),
         ((consumer.Consumer, "__iter__", _iterate_polls),),
+        findings=("L4",),
     ),
     ClientMutant(
         "an asyncio loop that is broken off drops the rest",
         "asyncio",
         ("consumer",),
         ((async_consumer.AsyncConsumer, "_iterate", _iterate_async_polls),),
+        findings=("L4",),
     ),
     ClientMutant(
         "a fenced instance joins again",
         "asyncio",
         ("twins",),
         ((group_classic, "next_after", _join_again),),
+        findings=("L5",),
     ),
     ClientMutant(
         "flush returns before the callbacks",
         "blocking",
         ("producer",),
         ((producer_state.FlushMark, "is_reached", _settled_before_callbacks),),
+        findings=("L6",),
     ),
     ClientMutant(
         "a cancelled poll forgets what it had to tell",
         "asyncio",
         ("consumer",),
         ((async_consumer.AsyncConsumer, "poll_step", _tell_once),),
+        findings=("L7",),
     ),
     ClientMutant(
         "flush waits for what is sent after it",
         "blocking",
         ("producer",),
         ((client_producer.ProducerCore, "is_settled_to", _settled_to_the_last),),
+        findings=("L11",),
     ),
     ClientMutant(
         "a transaction commits without its offsets",
         "asyncio",
         ("copier",),
         ((txn_session.Session, "begin_offsets", nothing),),
+        findings=("L13",),
     ),
     ClientMutant(
         "close leaves the transaction open",
         "asyncio",
         ("copier",),
         ((edge_transactions.Transactions, "end_open", _leave_open),),
+        findings=("L14",),
     ),
     ClientMutant(
         "two threads make one future's lock",
         "blocking",
         ("producer",),
         ((delivery.RecordFuture, "__getattr__", _make_twice),),
+        findings=("L23",),
     ),
     ClientMutant(
         "a copier commits automatically",
@@ -193,6 +249,57 @@ CLIENT_MUTANTS = [
             (txn_clients.ConsumeTransformProduce, "__init__", _commit_automatically),
             (async_consumer.AsyncConsumer, "group_metadata", _metadata_unguarded),
         ),
+        findings=("L26",),
+    ),
+    ClientMutant(
+        "an asyncio flush returns before its futures are done",
+        "asyncio",
+        ("producer",),
+        ((edge_producer.AsyncProducer, "flush", _flush_at_once),),
+        findings=("R190",),
+    ),
+    ClientMutant(
+        "leaving a group tells the listener nothing",
+        "blocking",
+        ("consumer",),
+        ((consumer.Consumer, "_tell_of_leaving", _leave_silently),),
+        findings=("R57",),
+    ),
+    ClientMutant(
+        "the record at which a loop ended is committed",
+        "blocking",
+        ("consumer",),
+        ((DeliveryBuffer, "return_unfinished", nothing),),
+        findings=("R56",),
+    ),
+    ClientMutant(
+        "a callback that raises SystemExit ends the producer",
+        "blocking",
+        ("producer",),
+        ((producer_batch.Outcome, "notify", _notify_of_exceptions),),
+        findings=("R46",),
+    ),
+    ClientMutant(
+        "a poll is not told that another thread closes",
+        "blocking",
+        ("consumer",),
+        (
+            (async_consumer.AsyncConsumer, "end_polling", _poll_on),
+            (loop.LoopThread, "_result_of", _result_as_it_is),
+        ),
+        findings=("R180",),
+    ),
+    ClientMutant(
+        "a cancelled look-up of a topic takes it from others",
+        "asyncio",
+        ("producer",),
+        ((producer_driver.ProducerDriver, "learn", _learn_alone),),
+        findings=("R265",),
     ),
 ]
 """In the order of findings L1 to L23, and the setting that no transactional copier may have."""
+NOT_CAUGHT = {
+    "an asyncio flush returns before its futures are done": "needs a flush that finds all settled in the very"
+    " turn of the loop in which it was: no seed so far",
+}
+"""And why not."""

@@ -52,6 +52,7 @@ MUTANTS = [
         "clients are given the last epoch",
         ((TransactionEntry, "is_exhausted", property(lambda self: self.producer_epoch >= MAX_EPOCH)),),
         "epochs",
+        findings=("C17",),
     ),
     Mutant(
         "an idle producer is forgotten", ((producer_table.ProducerTable, "put_packed", nothing),), "limits"
@@ -65,16 +66,19 @@ MUTANTS = [
             (segment.Segment, "confirm_times", _no_steps),
         ),
         "expiry",
+        findings=("C9",),
     ),
     Mutant(
         "records without a timestamp are old",
         ((segment.Segment, "largest_timestamp_ms", property(lambda self: self.max_timestamp_ms)),),
         "expiry",
+        findings=("C18",),
     ),
     Mutant(
         "a group that everybody left keeps its topics",
         ((consumer_group.ConsumerGroup, "subscribed", _topics_without_members),),
         "expiry",
+        findings=("G3",),
     ),
     Mutant("offsets expire too early", ((offsets, "is_expired", _is_expired_at_half),), "expiry"),
     Mutant("no transactional id expires", ((transactions, "is_expired", false),), "expiry"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -19,22 +20,25 @@ Patch = tuple[Any, str, Any]
 class Mutant(NamedTuple):
     """`workload`: every seed plays it, as with --workload; else only seeds with that part can notice.
 
-    `world`: further patches; with those alone nothing is violated.
+    `world`: further patches; with those alone nothing is violated. `findings`: ids of the rows of
+    docs/internals/findings.md that this mutant puts back.
     """
 
     name: str
     patches: tuple[Patch, ...]
     workload: str | None = None
     world: tuple[Patch, ...] = ()
+    findings: tuple[str, ...] = ()
 
 
 class ClientMutant(NamedTuple):
-    """`kinds`: of the seeds that can notice; of `clients`, blocking or asyncio."""
+    """`kinds`: of the seeds that can notice; of `clients`, blocking or asyncio. `findings`: as in Mutant."""
 
     name: str
     clients: str
     kinds: tuple[str, ...]
     patches: tuple[Patch, ...]
+    findings: tuple[str, ...] = ()
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -49,11 +53,11 @@ def true(*_: Any, **__: Any) -> bool:
     return True
 
 
-def caught_by_clients(mutant: ClientMutant, seed_count: int) -> tuple[int, str] | None:
-    """The first seed of interrupted clients that notices, and what; None when none does."""
+def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
+    """Return the first seed of interrupted clients that notices, and the violated rule; None without."""
     scenes = blocking if mutant.clients == "blocking" else cancelling
     play_one = play_threads if mutant.clients == "blocking" else play_cancelled
-    for seed in range(seed_count):
+    for seed in seeds:
         if scenes.kind_of(seed) not in mutant.kinds:
             continue
         with ExitStack() as stack:
@@ -65,9 +69,9 @@ def caught_by_clients(mutant: ClientMutant, seed_count: int) -> tuple[int, str] 
     return None
 
 
-def caught_by(mutant: Mutant, seed_count: int) -> tuple[int, str] | None:
-    """The first seed that notices, and what it notices; None when none does."""
-    for seed in range(seed_count):
+def caught_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
+    """Return the first seed that notices, and the violated rule; None when none does."""
+    for seed in seeds:
         apart = mutant.workload if mutant.workload in (*WORKLOADS, *APART) else None
         scenario = scenario_for(seed, workload=apart)
         if mutant.workload not in (None, *scenario.parts):
@@ -89,8 +93,6 @@ def violated(seed: int, patches: tuple[Patch, ...], workload: str | None = None)
             return [f"{type(error).__name__}: {error}"]
 
 
-def search(mutant: Mutant | ClientMutant, seed_count: int) -> tuple[int, str] | None:
+def search(mutant: Mutant | ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     """Return the first seed that notices the mutant and the violated rule; None when none does."""
-    return (
-        caught_by(mutant, seed_count) if isinstance(mutant, Mutant) else caught_by_clients(mutant, seed_count)
-    )
+    return caught_by(mutant, seeds) if isinstance(mutant, Mutant) else caught_by_clients(mutant, seeds)

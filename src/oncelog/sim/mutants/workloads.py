@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from oncelog.broker import consumer_group_log, groups, offsets, topics, transactions
+from oncelog.broker import consumer_group_log, groups, offsets, state_topic, topics, transactions
 from oncelog.broker.group_log import encode_group
 from oncelog.broker.markers import Marker
 from oncelog.broker.transaction_log import encode_key
-from oncelog.edge.broker import recover_node
 from oncelog.errors import NotCoordinator
 from oncelog.limits import Limits
 from oncelog.log import compaction as log_compaction
+from oncelog.log.partition import Partition
 from oncelog.rules import compaction
 from oncelog.rules.group import ClassicGroup
 from oncelog.rules.transaction import is_expired
 from oncelog.rules.transaction_entry import TransactionState
-from oncelog.sim import faults, simulation, world
+from oncelog.sim import faults, simulation
 from oncelog.sim.mutants.mutant import Mutant, Patch, false, nothing
 from oncelog.sim.world import BROKER_HOST
 from oncelog.types import TopicPartition
@@ -119,6 +118,38 @@ def _draw_kills_in_writes(
     ]
 
 
+def _drop_after_writing(self: Any, before: Any, now_ms: int) -> set[str]:
+    """Keep in memory what cannot be written."""
+    committed, pending = self.snapshot()
+    transactions = {group: set(keys) for group, keys in self._transactions.items()}
+    left: set[str] = _DELETE_TOPICS(self, before, now_ms)
+    if left == set(before):
+        self._committed, self._pending, self._transactions = committed, pending, transactions
+    return left
+
+
+def _append_or_refuse(self: Any, index: int, records: Any, now_ms: int) -> Any:
+    if now_ms // 60_000 % 2 and all(value is None for _, value in records):
+        raise NotCoordinator("the disk is full")
+    return _APPEND(self, index, records, now_ms)
+
+
+def _append_in_time(self: Any, index: int, records: Any, now_ms: int) -> Any:
+    if self.name == "__transaction_state" and now_ms // 300 % 3 == 0:
+        raise NotCoordinator("the disk is full")
+    return _APPEND(self, index, records, now_ms)
+
+
+def _delete_forgetting_earlier(self: Any, deleted: Any) -> None:
+    for topic in deleted:
+        self.offsets_to_delete.pop(topic.name, None)
+    _DELETE(self, deleted)
+
+
+def _few_keys(seed: int) -> Limits:
+    return Limits(max_compaction_keys=2)
+
+
 def _take_without_index(self: Any, *how: Any) -> Any:
     self._aborted_by_marker = {}
     return (yield from _TAKE(self, *how))
@@ -140,16 +171,21 @@ def _add_in_memory(self: Any, changes: Any, now_ms: int) -> None:
 
 
 _SAVED = ClassicGroup.saved
+_APPEND = state_topic.StateTopic.append
+_DELETE_TOPICS = offsets.Offsets.delete_topics
+_DELETE = topics.Topics.delete
 _TAKE = log_compaction.Compaction._take
 _SUPERSEDED = compaction.LatestOffsets.is_superseded
 _OFFSETS = offsets.Offsets
+REFUSED: tuple[Patch, ...] = ((state_topic.StateTopic, "append", _append_or_refuse),)
+"""A disk that takes no tombstones every other minute, as one that fills within a request."""
+REFUSED_IDS: tuple[Patch, ...] = ((state_topic.StateTopic, "append", _append_in_time),)
+"""A transaction coordinator that cannot write for 300 of every 900 ms."""
 FULL_DISKS: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_full_disks),)
 """A disk that is full for two of every five seconds."""
 KILLS_IN_WRITES: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_kills_in_writes),)
 """A broker that is killed in the middle of a write every few seconds."""
-FEW_KEYS: tuple[Patch, ...] = (
-    (world, "recover_node", partial(recover_node, limits=Limits(max_compaction_keys=2))),
-)
+FEW_KEYS: tuple[Patch, ...] = ((simulation, "draw_limits", _few_keys),)
 """A broker that compacts two keys in a round."""
 MUTANTS = [
     Mutant("a member's epoch is not stored", ((consumer_group_log, "_current", _current_of_before),)),
@@ -158,16 +194,19 @@ MUTANTS = [
         "a deleted group's pending offsets come with their commit",
         ((_OFFSETS, "places_of", _committed_places), (_OFFSETS, "_drop", _drop_committed)),
         "deletions",
+        findings=("C6",),
     ),
     Mutant(
         "a deleted topic's pending offsets come with their commit",
         ((_OFFSETS, "_of_topics", _committed_of_topics),),
         "deletions",
+        findings=("C6",),
     ),
     Mutant(
         "a replayed deletion keeps pending offsets",
         ((_OFFSETS, "_replay_record", _replay_keeps_pending),),
         "deletions",
+        findings=("C6",),
     ),
     Mutant(
         "a deleted topic leaves its offsets",
@@ -179,6 +218,7 @@ MUTANTS = [
         ((groups.GroupCoordinator, "resume_deletions", nothing),),
         "deletions",
         KILLS_IN_WRITES,
+        findings=("C19",),
     ),
     Mutant(
         "a deleted group is deleted in memory only",
@@ -189,6 +229,7 @@ MUTANTS = [
         "a marker of a higher coordinator epoch fences the coordinator",
         ((_COORDINATOR, "_marker", _marker_of_own_epoch),),
         "deletions",
+        findings=("F27",),
     ),
     Mutant(
         "an expired transactional id is forgotten in memory only",
@@ -205,12 +246,35 @@ MUTANTS = [
         ((ClassicGroup, "saved", _saved_and_forgotten),),
         "deletions",
         FULL_DISKS,
+        findings=("R140",),
+    ),
+    Mutant(
+        "a full disk keeps a deleted topic's offsets in memory",
+        ((_OFFSETS, "delete_topics", _drop_after_writing),),
+        "deletions",
+        REFUSED,
+        findings=("R41",),
+    ),
+    Mutant(
+        "a second deletion takes the place of the first",
+        ((topics.Topics, "delete", _delete_forgetting_earlier),),
+        "deletions",
+        REFUSED,
+        findings=("R10",),
+    ),
+    Mutant(
+        "a batch overtakes one that the coordinator refused",
+        ((Partition, "begin_verification", nothing),),
+        "pipelined",
+        REFUSED_IDS,
+        findings=("F39",),
     ),
     Mutant(
         "a marker behind a round of compaction loses its index entry",
         ((log_compaction.Compaction, "_take", _take_without_index),),
         "changed",
         FEW_KEYS,
+        findings=("C1",),
     ),
     Mutant(
         "compaction takes aborted records for committed",
@@ -227,5 +291,10 @@ MUTANTS = [
         "added partitions are not stored", ((topics.Topics, "add_partitions", _add_in_memory),), "changed"
     ),
 ]
-NOT_CAUGHT: dict[str, str] = {}
+NOT_CAUGHT = {
+    "a second deletion takes the place of the first": "needs a topic that is deleted twice while the disk is"
+    " full, and a restart: no seed so far",
+    "a batch overtakes one that the coordinator refused": "needs the first of two pipelined batches refused"
+    " and the second stored: no seed so far",
+}
 """The reasons, by the mutant's name."""

@@ -1,0 +1,49 @@
+"""The page of mutants: every broken rule, and every finding with the means that catch it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
+from oncelog.sim.mutants.findings import OUT_OF_REACH
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mutants_tool", ROOT / "tools" / "mutants.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_every_broken_rule(tool: ModuleType) -> None:
+    page = tool.PAGE.read_text()
+    for mutant in MUTANTS:
+        assert f"| {mutant.name} |" in page, "run: tools/mutants.py --write with this name"
+
+
+def test_what_is_not_caught_has_a_reason(tool: ModuleType) -> None:
+    assert {mutant.name for mutant in MUTANTS}.difference(tool.seeds_of(tool.PAGE.read_text())) == {
+        *NOT_CAUGHT
+    }
+
+
+def test_every_finding_has_a_mutant_or_a_reason(tool: ModuleType) -> None:
+    known = tool.findings_of(tool.FINDINGS.read_text())
+    put_back = {finding for mutant in MUTANTS for finding in mutant.findings}
+    others = [finding for findings in OUT_OF_REACH.values() for finding in findings.split()]
+    assert sorted(put_back.union(others)) == sorted(known), "src/oncelog/sim/mutants/findings.py says how"
+    assert len(others) == len(set(others)) and put_back.isdisjoint(others)
+
+
+def test_the_table_of_findings_is_fresh(tool: ModuleType) -> None:
+    page = tool.PAGE.read_text()
+    lines = [*tool.FINDING_HEAD, *tool.finding_rows()]
+    assert page == tool.with_table(page, tool.FINDING_MARKS, lines), "run: tools/mutants.py --findings"
