@@ -124,7 +124,7 @@ def test_an_unanswered_request_is_repeated_with_its_sequence(
 ) -> None:
     topic = new_topic(servers)
     proxy.add(Rule(action="drop", api="Produce", direction=direction, nth=2))
-    with producer_of(proxy.bootstrap_servers, request_timeout_ms=300, batch_size=1) as producer:
+    with producer_of(proxy.bootstrap_servers, request_timeout_ms=1_500, batch_size=1) as producer:
         producer.send(topic, b"0").result(60)
         futures = [producer.send(topic, b"%d" % number) for number in range(1, 8)]
         assert [future.result(60).offset for future in futures] == list(range(1, 8))
@@ -139,13 +139,13 @@ def test_after_the_delivery_timeout_nothing_is_missing_or_doubled(
     servers: str, proxy: Proxy, direction: str, stored: bool
 ) -> None:
     topic = new_topic(servers)
-    settings = {"request_timeout_ms": 200, "delivery_timeout_ms": 500}
+    settings = {"request_timeout_ms": 1_500, "delivery_timeout_ms": 3_000}
     with producer_of(proxy.bootstrap_servers, **settings) as producer:
         producer.send(topic, b"a").result(60)
         proxy.add(Rule(action="drop", api="Produce", direction=direction))
         errors: list[Exception | None] = []
         lost = producer.send(topic, b"b", on_delivery=lambda metadata, error: errors.append(error))
-        error = lost.exception(10)
+        error = lost.exception(60)
         assert isinstance(error, DeliveryUnknown) and isinstance(error, TimedOut)
         assert error.reaction == "abortable"
         proxy.clear()
