@@ -265,7 +265,9 @@ MUTANTS = [
     Mutant("a duplicate is answered with another offset", ((append, "_find_remembered", _wrong_duplicate),)),
     Mutant("older epochs are let in", ((append, "_refuse_epoch", nothing),)),
     Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
-    Mutant("acknowledged before it is flushed", ((flushing.Flushes, "add", _flushed_at_once),)),
+    Mutant(
+        "acknowledged before it is flushed", ((flushing.Flushes, "add", _flushed_at_once),), world=SLOW_SYNCS
+    ),
     Mutant("a flush syncs nothing", ((store.PartitionStore, "flush", _sync_nothing),)),
     Mutant("producers are not recovered", ((recovery, "_recover_producers", nothing),)),
     Mutant("a snapshot keeps one batch of five", ((producer_table, "pack_entry", _pack_one_batch),)),

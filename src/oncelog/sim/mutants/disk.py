@@ -126,4 +126,8 @@ MUTANTS = [
         findings=("C4",),
     ),
 ]
-NOT_CAUGHT: dict[str, str] = {}
+NOT_CAUGHT = {
+    "deferred work goes by path": "needs a topic that is created again while work on the deleted one waits:"
+    " no seed so far",
+}
+"""And why not."""

@@ -175,7 +175,9 @@ MUTANTS = [
         findings=("R200",),
     ),
     Mutant(
-        "what recovery removed comes back with a power loss",
+        "a damage below the recovery point stops a start that replays": "needs a flip in a length or format, in a"
+    " log that is replayed: no seed so far",
+    "what recovery removed comes back with a power loss",
         ((recovery, "_open_segments", _open_unsynced),),
         None,
         POWER_LOSSES,
