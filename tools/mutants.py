@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
-from oncelog.sim.mutants.findings import OUT_OF_REACH
+from oncelog.sim.mutants.findings import reason_of
 from oncelog.sim.mutants.mutant import search
 
 DOCS = Path(__file__).parents[1] / "docs" / "internals"
@@ -105,15 +105,15 @@ def finding_rows() -> list[str]:
         where = f"seed {seeds[mutant.name]}" if mutant.name in seeds else "not caught"
         for finding in mutant.findings:
             mutants.setdefault(finding, []).append(f"{mutant.name} ({where})")
-    reasons = {finding: reason for reason, findings in OUT_OF_REACH.items() for finding in findings.split()}
     rows = []
     for finding, cells in findings_of(FINDINGS.read_text()).items():
-        if finding not in mutants and finding not in reasons:
+        reason = reason_of(finding)
+        if finding not in mutants and reason is None:
             raise ValueError(
                 f"{finding} has no mutant: name it in one, or in mutants/findings.py with a reason"
             )
         names = "; ".join(mutants.get(finding, []))
-        rows.append(f"| {finding} | {names} | {means_of(cells)} | {'' if names else reasons[finding]} |")
+        rows.append(f"| {finding} | {names} | {means_of(cells)} | {'' if names else reason} |")
     return rows
 
 

@@ -7,7 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from oncelog.broker import consumer_group_log, groups, offsets, state_topic, topics, transactions
+from oncelog.broker import (
+    consumer_group_log,
+    groups,
+    offsets,
+    producer_ids,
+    state_topic,
+    takeover,
+    topics,
+    transactions,
+)
 from oncelog.broker.group_log import encode_group
 from oncelog.broker.markers import Marker
 from oncelog.broker.transaction_log import encode_key
@@ -126,6 +135,14 @@ def _drop_after_writing(self: Any, before: Any, now_ms: int) -> set[str]:
     if left == set(before):
         self._committed, self._pending, self._transactions = committed, pending, transactions
     return left
+
+
+def _first_of_all(stored: int, seen: int, now_ms: int) -> int:
+    return 0
+
+
+def _no_settings(*_: Any) -> dict[str, str]:
+    return {}
 
 
 def _append_or_refuse(self: Any, index: int, records: Any, now_ms: int) -> Any:
@@ -290,10 +307,20 @@ MUTANTS = [
     Mutant(
         "added partitions are not stored", ((topics.Topics, "add_partitions", _add_in_memory),), "changed"
     ),
+    Mutant(
+        "producer ids of Apache Kafka's directory are given again",
+        ((producer_ids, "first_producer_id", _first_of_all),),
+        "takeover",
+        findings=("C2",),
+    ),
+    Mutant(
+        "topics of Apache Kafka's directory have no settings",
+        ((takeover, "_own_settings", _no_settings),),
+        "takeover",
+        findings=("C3",),
+    ),
 ]
 NOT_CAUGHT = {
-    "a second deletion takes the place of the first": "needs a topic that is deleted twice while the disk is"
-    " full, and a restart: no seed so far",
     "a batch overtakes one that the coordinator refused": "needs the first of two pipelined batches refused"
     " and the second stored: no seed so far",
 }
