@@ -91,6 +91,16 @@ def _lose_points(chance: Random, disk: Any, batches: Any, *, is_killed: bool) ->
     return rot.Rot(RECOVERY_POINTS) if disk.exists(RECOVERY_POINTS) else None
 
 
+def _lose_index(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> rot.Rot | None:
+    paths = [f"{name}/{each}" for name in disk.list() if disk.is_directory(name) for each in disk.list(name)]
+    indexes = [path for path in paths if path.endswith(".txnindex") and disk.read(path)]
+    return rot.Rot(chance.choice(indexes)) if indexes else None
+
+
+def _stopped_in_the_end(_: Random) -> str:
+    return "stopped"
+
+
 def _always_stopped(seed: int) -> str:
     return "stopped"
 
@@ -130,6 +140,11 @@ LOST_POINTS: tuple[Patch, ...] = (
     (simulation, "draw_rot", _lose_points),
 )
 """The checkpoint of recovery points is lost in each seed."""
+LOST_INDEXES: tuple[Patch, ...] = (
+    (simulation, "draw_state", _stopped_in_the_end),
+    (simulation, "draw_rot", _lose_index),
+)
+"""The index of a segment's aborted transactions is lost in each seed."""
 LOST_SNAPSHOTS: tuple[Patch, ...] = (
     (simulation, "_draw_flip", _always_stopped),
     (simulation, "flip", _flip_without_snapshots),
@@ -194,6 +209,13 @@ MUTANTS = [
         None,
         (*PREEMPTED, *POWER_LOSSES),
         findings=("R32",),
+    ),
+    Mutant(
+        "a lost index of aborted transactions counts as empty",
+        ((recovery, "_has_lost_aborted", false),),
+        None,
+        LOST_INDEXES,
+        findings=("R241",),
     ),
     Mutant(
         "a damaged topic id is an error without a file's name",
