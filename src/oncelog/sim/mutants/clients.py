@@ -111,6 +111,8 @@ MUTANTS = [
 ]
 """In the order of findings C5 to C20, and of those of clients, sink and loader."""
 NOT_CAUGHT = {
+    "a transaction with an epoch of its own begins with any sequence": "what repaired F39 guards the same, at"
+    " least in the first 115 seeds",
     "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
     " broker refuses most of them as out of order: no seed so far",
     "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"

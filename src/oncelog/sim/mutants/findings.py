@@ -11,14 +11,14 @@ OUT_OF_REACH: dict[str, str] = {
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40"
     ),
     "virtual time stands still while code runs": (
-        "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211 R281"
-        " G7 R49 L12"
+        "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
+        " R250 R251 R252 R281 R283 G7 R49 L12"
     ),
-    "memory, threads and descriptors are not counted": "S8 S14 S19 R35 R45 R112 G9 R181 R210 L24a L24b",
-    "TLS, SASL, ACLs, quotas and the metrics port are not played": ("S6 S7 S10 S11 S13 S20 R5 R44 R182"),
+    "memory, threads and descriptors are not counted": "S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 L24a L24b",
+    "TLS, SASL, ACLs, quotas and the metrics port are not played": ("S6 S7 S10 S11 S13 S20 R5 R44 R182 R254"),
     "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70",
     "Spark itself is not played": ("G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194"),
-    "the audit of files and topics is not played": "P3 P4 R86 R87 R88 R89 R193 R290 R291",
+    "the audit of files and topics is not played": "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295",
     "commands, web pages, packages and documents are not played": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113"
     ),
@@ -30,12 +30,14 @@ OUT_OF_REACH: dict[str, str] = {
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
-    "the workloads do not draw what it takes": "G8 L17 L18 R293 R11 R12 R21 R23 R161 S9",
+    "the workloads do not draw what it takes": "G8 L17 L18 R293 R294 R296 R11 R12 R21 R23 R161 S9",
     "after a flipped bit nothing but its reader follows": "R244 R245",
-    "found after the last round of mutants, not tried yet": "R240 R242 R243 R270 R271 R272",
+    "found after the last round of mutants, not tried yet": (
+        "R240 R242 R243 R253 R260 R261 R270 R271 R272 R284 R285 R286 R310"
+    ),
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33",
-    "no client forks, and no signal comes between two bytecodes": "L25b R47 R48",
+    "no client forks, and no signal comes between two bytecodes": "L25b R47 R48 R273 R274",
 }
 """Reason -> ids."""
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from oncelog.errors import StorageError
 from oncelog.log import compacted, recovery, store
+from oncelog.log import compaction as log_compaction
 from oncelog.log.checkpoint import RECOVERY_POINTS
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -18,7 +19,7 @@ from oncelog.log.scan import HeaderBlock, scan_headers
 from oncelog.log.segment import Segment
 from oncelog.log.snapshot import SNAPSHOT_SUFFIX
 from oncelog.rules import compaction
-from oncelog.sim import rot, simulation, topic_changes
+from oncelog.sim import bit_flips, rot, simulation, topic_changes
 from oncelog.sim.faults import Fault
 from oncelog.sim.mutants.disk import PREEMPTED
 from oncelog.sim.mutants.mutant import Mutant, Patch, false, nothing, true
@@ -42,7 +43,8 @@ def _retained_from(self: Any, now_ms: int) -> int:
     """Return what is kept, up to the first segment that is empty."""
     offset: int = _RETAINED_FROM(self, now_ms)
     empty = [each.base_offset for each in self._segments if each.size_bytes == 0]
-    return max(min([offset, *empty]), self._log_start_offset)
+    kept_from: int = max(min([offset, *empty]), self._log_start_offset)
+    return kept_from
 
 
 def _blocks_to_damage(self: Any, position: int) -> Iterator[HeaderBlock]:
@@ -123,9 +125,9 @@ def _always_killed(_: Random) -> str:
     return "killed"
 
 
-_FLIP = simulation.flip
+_FLIP = bit_flips.flip
 _CHECK_ID = store._check_topic_id
-_FINISH_SWAPS = recovery.finish_swaps
+_FINISH_SWAPS = log_compaction.finish_swaps
 ROTTEN_IDS: tuple[Patch, ...] = (
     (simulation, "draw_state", _always_killed),
     (simulation, "draw_rot", _damage_an_id),

@@ -127,11 +127,11 @@ def _draw_kills_in_writes(
     ]
 
 
-def _drop_after_writing(self: Any, before: Any, now_ms: int) -> set[str]:
+def _drop_after_writing(self: Any, before: Any, now_ms: int) -> Any:
     """Keep in memory what cannot be written."""
     committed, pending = self.snapshot()
     transactions = {group: set(keys) for group, keys in self._transactions.items()}
-    left: set[str] = _DELETE_TOPICS(self, before, now_ms)
+    left = yield from _DELETE_TOPICS(self, before, now_ms)
     if left == set(before):
         self._committed, self._pending, self._transactions = committed, pending, transactions
     return left
@@ -321,6 +321,8 @@ MUTANTS = [
     ),
 ]
 NOT_CAUGHT = {
+    "a full disk keeps a deleted topic's offsets in memory": "seed 0 noticed it before deletions go in steps"
+    " (R281); few were played since",
     "a batch overtakes one that the coordinator refused": "needs the first of two pipelined batches refused"
     " and the second stored: no seed so far",
 }
