@@ -19,6 +19,8 @@ pytestmark = pytest.mark.behaviour("P5")
 ACTIONS = ["data", "data", "data", "commit", "abort", "fence", "again"]
 ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
 """So that there is a transaction to plant a fault in."""
+LOG_START = 1
+"""Above 0, as in a log that was cut: a producer's first sequence may be any."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -85,8 +87,8 @@ def history(steps: list[tuple[int, str, int]], start: int) -> list[StoredBatch]:
 
 
 def placed(log: list[StoredBatch]) -> list[StoredBatch]:
-    """The same batches at consecutive offsets."""
-    offset, found = 0, []
+    """The same batches at consecutive offsets from the log start."""
+    offset, found = LOG_START, []
     for batch in log:
         found.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))
         offset += batch.sequence_count
@@ -110,8 +112,7 @@ def judged_for_readers(log: list[StoredBatch]) -> list[StoredBatch]:
 
 
 def violations(log: list[StoredBatch]) -> list[tuple[FindingKind, int]]:
-    # As in a log that is cut: a producer's first sequence may be any.
-    audit = PartitionAudit(log_start_offset=1)
+    audit = PartitionAudit(log_start_offset=LOG_START)
     for batch in log:
         audit.see(batch)
     return [(f.kind, f.base_offset) for f in audit.finish()[0] if f.kind.is_violation]
