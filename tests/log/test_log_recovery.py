@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import count
 from random import Random
 
 import pytest
@@ -24,7 +26,7 @@ from oncelog.log.chores import Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import write_synced
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Isolation
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.header import verify_crc
@@ -320,6 +322,39 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
         assert [name in report for report in again.recovery_reports] == [True]
         again = open_partition(found.after_kill(), SMALL, **how)
         assert (again.aborted_transactions(0, 99), again.recovery_reports) == (expected, [])
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
+def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry(is_lost: bool) -> None:
+    """A part of the file, or an empty one, would pass for whole at the next start."""
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    for number in range(5):
+        put(partition, batch(number, pid=1, is_transactional=True))
+        put_marker(partition, marker(1, commit=bool(number % 2)))
+    expected, end_offset = partition.aborted_transactions(0, 99), partition.log_end_offset
+    partition.close(NOW_MS)
+    how = {"recovery_point": end_offset, "indexed_from": partition.indexed_from}
+    names, step = _names(disk, ".txnindex"), 0
+    assert len(names) == 2
+    for name in names:  # of a closed and of the active segment
+        damaged = disk.after_kill()
+        if is_lost:
+            damaged.remove(f"{TP}/{name}")
+        else:
+            write_synced(damaged, f"{TP}/{name}", b"\x77" * 34)
+        damaged.sync_directory(str(TP))
+        for step in count():
+            found = damaged.after_kill()
+            found.crash_after = step
+            with suppress(SimulatedCrash):
+                open_partition(found, SMALL, **how)
+            for left in (found.after_kill(), *(found.after_power_loss(Random(seed)) for seed in range(3))):
+                again = open_partition(left, SMALL, **how)
+                assert again.aborted_transactions(0, 99) == expected, f"{name} after step {step}"
+            if found.steps < step:
+                break
+        assert step > 30, name
 
 
 def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_they_have_one() -> None:

@@ -330,9 +330,27 @@ class TransactionIndex(_IndexFile):
         Raises OSError; the entries are in memory then, and any later write brings all.
         """
         self._entries = sorted([*self._entries, *entries], key=lambda entry: entry.last_offset)
+        self.replace()
+
+    def replace(self) -> None:
+        """Write every entry to a file that takes the old one's place whole. Raises OSError."""
         self._written = 0
         self._disk.replace(self._path, self._pack(0, len(self)))
-        self._written = len(self)
+        self._written, self.is_unsynced = len(self), False
+
+    def store(self) -> None:
+        """Make the file hold these entries; a crash leaves those that were there or all. Raises OSError.
+
+        A start takes the file of a synced segment as it is, so a part of it would show aborted records:
+        test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
+        """
+        stored = self._disk.read(self._path) if self._disk.exists(self._path) else None
+        if stored is None or not self._pack(0, len(self)).startswith(stored):
+            self.replace()
+            return
+        # In place, for which a full disk mostly has room; all of it, for an earlier sync may have failed.
+        self._written = 0
+        self.sync()
 
     def sync(self) -> None:
         """Make every entry survive a power loss; the file may be new in its directory. Raises OSError."""
@@ -345,12 +363,12 @@ class TransactionIndex(_IndexFile):
             raise
 
     def cut_below(self, offset: int) -> None:
-        """Keep the entries whose marker is below an offset."""
+        """Keep the entries whose marker is below an offset; the file stays as it is until `store`."""
         kept = [entry for entry in self._entries if entry.last_offset < offset]
         # A power loss could bring back what is cut off here, under a recovery point that has passed it.
         self.is_unsynced |= len(kept) < len(self._entries)
         self._entries = kept
-        self.cut_file()
+        self._written = min(self._written, len(kept))
 
     def _pack(self, start: int, stop: int) -> bytes:
         return b"".join([_TXN_ENTRY.pack(0, *entry) for entry in self._entries[start:stop]])

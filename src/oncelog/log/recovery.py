@@ -95,7 +95,7 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     for segment in segments:
         if segment.transactions.is_unsynced:
             # The checkpoint may call the segment good: the next start then takes its file as it is.
-            segment.transactions.sync()
+            segment.transactions.store()
         segment.file.rest()
     recovered.indexed_from = _make_transaction_indexes(segments, how)
     return recovered

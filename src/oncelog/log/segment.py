@@ -288,6 +288,7 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
+            self.transactions.is_unsynced = True  # so that recovery replaces the file, also without entries
         self.transactions.cut_below(self.transactions_from)
         self.index.write_again()
         self.times.write_again()
