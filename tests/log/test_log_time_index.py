@@ -215,3 +215,22 @@ def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
     for hours in (1, 2):
         with pytest.raises(CorruptMessage, match=f"damaged at position {position}"):
             partition.offset_for_timestamp(START_MS + hours * HOUR_MS)
+
+
+def test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start() -> None:
+    """DeleteRecords up to behind a damage is how to be rid of it."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(timestamp_ms=START_MS))
+    position = partition.size_bytes
+    for hours in (1, 2, 3):
+        put(partition, batch(timestamp_ms=START_MS + hours * HOUR_MS))
+    disk.open(f"{TP}/{0:020d}.log").pwrite(b"\x7f", position + 8)
+    partition.delete_records(1, NOW_MS)
+    with pytest.raises(CorruptMessage, match=f"damaged at position {position}"):
+        partition.max_timestamp_offset()
+    partition.delete_records(2, NOW_MS)
+    third, fourth = (START_MS + 2 * HOUR_MS, 2), (START_MS + 3 * HOUR_MS, 3)
+    assert partition.offset_for_timestamp(START_MS) == third
+    assert partition.offset_for_timestamp(START_MS + 3 * HOUR_MS) == fourth
+    assert partition.max_timestamp_offset() == fourth

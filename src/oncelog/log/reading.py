@@ -174,15 +174,12 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
 
     In bounded steps: the time index tells what the largest time before an offset is, so that a segment whose
     largest time is before `start_offset`, or only claimed by a header, is read to its end. Raises
-    CorruptMessage at a damage.
+    CorruptMessage at a damage that is not wholly before `start_offset`.
     """
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
         position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
-        for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
-            if isinstance(found, BadBatch):
-                # The record may be there: test_a_look_up_by_time_does_not_pass_over_a_damage.
-                raise _damaged(segment, found.position, found.reason)
+        for found in _scan_for(segment, position, start_offset):
             header = found.header
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
             if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
@@ -205,6 +202,23 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
         else:
             start_offset = max(start_offset, segment.end_offset)
     return None
+
+
+def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[FoundBatch]:
+    """Return batches from a position on for who looks for records at or after an offset.
+
+    Raises CorruptMessage at a damage that may hold one:
+    test_a_look_up_by_time_does_not_pass_over_a_damage. Others are passed over:
+    test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
+    """
+    for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
+        if isinstance(found, BadBatch):
+            place = _place_from(found.position, segment, start_offset)
+            if place is None:
+                raise _damaged(segment, found.position, found.reason)
+            yield from _scan_for(segment, place.position, start_offset)
+            return
+        yield found
 
 
 def _first_with(segments: Segments, timestamp_ms: int, start_offset: int) -> Segment | None:
