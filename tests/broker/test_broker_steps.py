@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.broker.markers import MARKER_COST
@@ -19,7 +20,8 @@ from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
 from oncelog.sim.disk import MemoryDisk
-from oncelog.types import TopicPartition
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
@@ -43,6 +45,7 @@ from oncelog.wire.messages import (
     TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
+from oncelog.wire.records import NewRecord
 
 STEP_ELEMENTS = DEFAULT_LIMITS.request_step_elements
 PARTITIONS_PER_STEP = DEFAULT_LIMITS.partitions_per_step
@@ -307,6 +310,28 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_waits) == 1
     answer.cancel()
     assert len(node.fetch_waits) == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: bool) -> None:
+    node = driven(MemoryDisk())
+    topic = node.topics.create("t", 1, {}, NOW_MS)
+    stored = build_batch([NewRecord(NOW_MS, None, bytes(1000))])
+    for _ in range(100):
+        topic.partitions[0].append(memoryview(bytearray(stored)), origin=Origin.CLIENT, now_ms=NOW_MS)
+    rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
+    named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
+    node.answers_held.limit_bytes = limit_bytes = 100_000
+    answers = [handle(node, FetchRequest(topics=[named], max_bytes=1 << 20)) for _ in range(20)]
+    responses: list[Any] = []
+    for answer in answers:
+        answer.cancel() if is_cancelled else answer.listen(responses.append)
+    node.log_manager.chores.finish()
+    records = [response.responses[0].partitions[0].records for response in responses]
+    assert len(records) == (0 if is_cancelled else len(answers))
+    # Each gets one batch at least.
+    assert sum(map(len, records)) < limit_bytes + len(answers) * len(stored)
+    assert node.answers_held.unfinished_bytes == 0
 
 
 def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:

@@ -164,6 +164,8 @@ class Holdings(Generic[Key]):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
+        self.unfinished_bytes = 0
+        """What answers that are still being made hold already."""
         self._by_key: dict[Key, Holding] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -191,7 +193,8 @@ class Holdings(Generic[Key]):
 
     def share_bytes(self) -> int | None:
         """How much a single large answer may take: a quarter of what is free. None: no limit."""
-        return None if self.limit_bytes < 0 else max(self.limit_bytes - self.total_bytes, 0) // 4
+        free_bytes = max(self.limit_bytes - self.total_bytes - self.unfinished_bytes, 0)
+        return None if self.limit_bytes < 0 else free_bytes // 4
 
     def slowest(self, now_ms: int) -> list[Key]:
         """Who has to go so that memory is well below its limit again."""

@@ -71,12 +71,19 @@ def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> W
     message: FetchRequest = request.message
     fetch, pace = _Fetch(node, request, context), Pace(node.limits.request_step_elements)
     results: list[tuple[Target, _Result]] = []
-    has_stepped = False
-    for result in fetch.read():
-        results.append(result)
-        if pace.next():
-            has_stepped = True
-            yield None
+    has_stepped, held, unfinished_bytes = False, node.answers_held, 0
+    try:
+        for result in fetch.read():
+            results.append(result)
+            # Else each of many fetches gets its share of the same memory, for none has an answer yet.
+            size_bytes = len(result[1].records or b"")
+            unfinished_bytes += size_bytes
+            held.unfinished_bytes += size_bytes
+            if pace.next():
+                has_stepped = True
+                yield None
+    finally:
+        held.unfinished_bytes -= unfinished_bytes
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
         return fetch.response(results)
