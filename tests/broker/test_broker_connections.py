@@ -5,13 +5,22 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
+from contextlib import ExitStack
 
 import pytest
 from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 
+from oncelog.broker.stepwise import MAX_UNDER_WAY
 from oncelog.edge.broker import Broker
+from oncelog.edge.chores import ChoreDriver
 from oncelog.wire.frames import encode_request
-from oncelog.wire.messages import ApiVersionsRequest, FetchResponse
+from oncelog.wire.messages import (
+    ApiVersionsRequest,
+    FetchResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
 
 
 def is_served(broker: Broker) -> bool:
@@ -149,3 +158,37 @@ def test_connections_above_the_limit_are_refused() -> None:
         second.socket.close()
         wait_until(lambda: broker.metrics()["connections"] == 0)
         assert is_served(broker)
+
+
+def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded they take up to eighty times as much. Small requests are served meanwhile."""
+    gate, work = threading.Event(), ChoreDriver._work
+    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(50_000)]
+    request = OffsetForLeaderEpochRequest(
+        topics=[OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="t", partitions=rows)]
+    )
+    waiting_count = 4
+    with Broker() as broker, ExitStack() as stack:
+        assert broker._running is not None
+        node = broker._running.node
+        clients = [
+            stack.enter_context(RawClient(broker.bootstrap_servers))
+            for _ in range(MAX_UNDER_WAY + waiting_count)
+        ]
+        for client in clients:
+            client.send(request, 3)
+            client.send(ApiVersionsRequest(), 0)
+        frame_bytes = len(encode_request(request, 3, 1, "raw"))
+        chores = node.log_manager.chores
+        wait_until(lambda: len(chores) == MAX_UNDER_WAY)
+        wait_until(lambda: node.requests_held.total_bytes >= waiting_count * frame_bytes)
+        assert is_served(broker)
+        assert len(chores) == MAX_UNDER_WAY
+        clients.pop().socket.close()  # one that waits, perhaps
+        gate.set()
+        for client in clients:
+            _, response = client.receive(OffsetForLeaderEpochResponse, 3)
+            assert len(response.topics[0].partitions) == len(rows)
+            assert client.read_frame() is not None
+        wait_until(lambda: not node.requests_held.total_bytes)

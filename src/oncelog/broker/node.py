@@ -26,6 +26,7 @@ from oncelog.broker.quotas import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
 from oncelog.broker.sasl import TokenCheck, token_check
 from oncelog.broker.sessions import FetchSessions
+from oncelog.broker.stepwise import StepQueue
 from oncelog.broker.takeover import take_over
 from oncelog.broker.topics import Topics
 from oncelog.broker.transactions import TransactionCoordinator
@@ -134,6 +135,7 @@ class Node:
             limits=limits,
         )
         self.fetch_waits = FetchWaits()
+        self.steps = StepQueue()
         self.flushes = Flushes(self._note_visible)
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0

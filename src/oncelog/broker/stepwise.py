@@ -7,7 +7,7 @@ a fetch; the requests behind it on its connection begin afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +49,54 @@ class Pace:
         return True
 
 
+MAX_UNDER_WAY = 8
+"""Answers made in steps at a time. Each holds its decoded request and itself: 150 MB at the largest."""
+
+
+class StepQueue:
+    """The answers that are being made in steps, and who waits until there are fewer of them.
+
+    A large request is begun only when there is room, and waits as bytes, which the connection counts.
+    See test_large_requests_wait_as_bytes_while_many_are_under_way.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """True when no more large requests should be begun."""
+        return self._count >= MAX_UNDER_WAY
+
+    def wait(self, try_again: Callable[[], None]) -> None:
+        """Call `try_again` once when there is room, which others may have taken by then.
+
+        Whoever is called calls `wake` afterwards, for it may not have used the room.
+        """
+        self._waiting[try_again] = None
+
+    def forget(self, try_again: Callable[[], None]) -> None:
+        """Call it no more: its connection is gone."""
+        self._waiting.pop(try_again, None)
+
+    def wake(self) -> None:
+        """Call the one that waits longest if there is room."""
+        if self._waiting and not self.is_full:
+            try_again = next(iter(self._waiting))
+            del self._waiting[try_again]
+            try_again()
+
+    def begin(self) -> None:
+        """Count an answer that takes several steps."""
+        self._count += 1
+
+    def end(self) -> None:
+        """Count it no more."""
+        self._count -= 1
+        self.wake()
+
+
 def run_work(work: Work[_T]) -> _T:
     """Do work whose steps have no jobs to its end and return what comes of it. Raises what it raises."""
     while True:
@@ -69,12 +117,20 @@ def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> 
     except StopIteration as done:
         return done.value
     deferred = Deferred(holds_later_requests=True)
-    node.log_manager.chores.add(_go_on(work, job, deferred, is_dropped=is_dropped))
+    node.steps.begin()
+    node.log_manager.chores.add(_counted(node.steps, _go_on(work, job, deferred, is_dropped=is_dropped)))
     if not deferred.is_done:
         return deferred
     answers: list[Any] = []  # nobody drives the chores, and nothing waits for the disk: all is done
     deferred.listen(answers.append)
     return answers[0]
+
+
+def _counted(steps: StepQueue, chore: Chore) -> Chore:
+    try:
+        yield from chore
+    finally:
+        steps.end()
 
 
 def _go_on(work: Work[Any], job: Job | None, deferred: Deferred, *, is_dropped: bool) -> Chore:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from oncelog.broker.apis import join_group, sync_group
 from oncelog.broker.apis.produce import KEY as PRODUCE
 from oncelog.broker.apis.produce_direct import answer as answer_produce
 from oncelog.broker.authorizer import Access
@@ -47,6 +48,10 @@ ROUND_ANSWER_BYTES = 65_536
 """After so many requests or bytes of answers a connection waits until others had their turn."""
 REQUEST_BYTES = 256
 """A request other than Produce counts once more in its round for so many bytes: its work grows with them."""
+LARGE_REQUEST_BYTES = 4096
+"""A longer request may have to wait until fewer answers are being made in steps."""
+_UNDIVIDED = frozenset({PRODUCE, join_group.KEY, sync_group.KEY})
+"""Requests with data, which are answered in one step however long they are."""
 _NOTHING = memoryview(b"")
 
 
@@ -162,6 +167,7 @@ class Connection(Accepted):
         self._throttle.cancel()
         self._outbox.discard()
         self._backlog, self._arrived = _NOTHING, bytearray()
+        self.node.steps.forget(self._ask_for_turn)
         self.server.lost(self)
 
     # --- requests
@@ -178,6 +184,7 @@ class Connection(Accepted):
         """Begin the requests in `data`, a round of them at most; returns what was not looked at."""
         begun, outbox = 0, self._outbox
         while not (self._holds or self._is_write_paused or (outbox.slots and self._has_too_many)):
+            before = data
             try:
                 frame, data = self._reader.first(data)
             except PeerError as error:
@@ -185,6 +192,10 @@ class Connection(Accepted):
                 return _NOTHING
             if frame is None:
                 return data
+            if len(frame) > LARGE_REQUEST_BYTES and self._must_wait(frame):
+                # One that was gathered is put together again, with its size.
+                is_cut_here = frame.obj is before.obj
+                return before if is_cut_here else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
             self._request_ms = None
             begun += self._begin(frame, now_ms, started)
             if not data or self.is_closing:
@@ -193,6 +204,13 @@ class Connection(Accepted):
                 self._ask_for_turn()
                 break
         return data
+
+    def _must_wait(self, frame: memoryview) -> bool:
+        """Return True for a large request that is to be begun later, for which a turn is asked then."""
+        if not self.node.steps.is_full or int.from_bytes(frame[:2]) in _UNDIVIDED:
+            return False
+        self.node.steps.wait(self._ask_for_turn)
+        return True
 
     def _ask_for_turn(self) -> None:
         if not self._is_turn_asked:
@@ -203,6 +221,7 @@ class Connection(Accepted):
         self._is_turn_asked = False
         if not self.is_closing:
             self._go_on_now()
+        self.node.steps.wake()
 
     def _go_on_now(self) -> None:
         self.active_ms = self.server.clock.now_ms()
