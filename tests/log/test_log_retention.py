@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
+from itertools import count
 from random import Random
 
 import pytest
@@ -10,7 +12,8 @@ from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 
 from oncelog.errors import OffsetOutOfRange
 from oncelog.log.chores import run
-from oncelog.sim.disk import MemoryDisk
+from oncelog.log.partition import Partition
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 
 SIZE = len(batch())
 
@@ -156,6 +159,35 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
     partition.flush()
     partition.checkpoint_producers()
     assert (partition.segment_count, partition.is_flush_due) == (2, False)
+
+
+@pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
+def test_a_power_loss_amid_deleting_segments_leaves_no_hole(target: int) -> None:
+    """It may keep the removal of a newer segment and lose that of an older one."""
+
+    def filled(disk: MemoryDisk) -> Partition:
+        partition = open_partition(disk, config(segment_bytes=3 * SIZE))
+        for number in range(14):
+            put(partition, batch(number))
+        partition.flush()
+        return partition
+
+    disk = MemoryDisk()
+    filled(disk)
+    first_step = disk.steps
+    for step in count(first_step):
+        disk = MemoryDisk()
+        disk.crash_after = step
+        partition = filled(disk)
+        with suppress(SimulatedCrash):
+            partition.delete_records(target, NOW_MS)
+        for seed in range(6):
+            again = open_partition(disk.after_power_loss(Random(seed)), config(segment_bytes=3 * SIZE))
+            assert again.log_end_offset == 14, f"after step {step}, seed {seed}"
+            assert put(again, batch(13)).is_duplicate
+        if disk.steps < step:
+            break
+    assert step > first_step + 20
 
 
 def test_settings_change_while_open() -> None:

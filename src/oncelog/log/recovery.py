@@ -9,6 +9,7 @@ Source: Kafka's LogLoader, LogSegment.recover, UnifiedLog.rebuildProducerState; 
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,12 +22,14 @@ from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
-from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX, Segment
+from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_SUFFIX, TXN_SUFFIX, Segment
 from oncelog.log.segments import Segments
 from oncelog.log.snapshot import Snapshots
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
+# As PartitionDisk.drop names it; Apache Kafka's end in ".log.deleted", also those that compaction replaced.
+_DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ def _has_lost_aborted(segment: Segment, how: OpenAs) -> bool:
 def _sweep(disk: Disk, directory: str) -> list[int]:
     """Remove what a crash left behind; the base offsets of the segments."""
     finish_swaps(disk, directory)
+    _finish_drops(disk, directory)
     names = disk.list(directory)
     stems = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
     for name in names:
@@ -138,6 +142,31 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
         if is_orphan or name.endswith(_LEFTOVERS):
             remove_if_exists(disk, f"{directory}/{name}")
     return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def _finish_drops(disk: Disk, directory: str) -> None:
+    """Remove segments that are older than a dropped one; if it was the last, take it back.
+
+    Segments are dropped from the oldest on, and a power loss may lose any of these renames. What is left
+    would have a hole, behind which the log was cut:
+    test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+    """
+    names = disk.list(directory)
+    dropped = {int(match[1]): name for name in names if (match := _DROPPED_LOG.fullmatch(name))}
+    if not dropped:
+        return
+    newest = max(dropped)
+    stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
+    bases = [int(stem) for stem in stems if stem.isdecimal()]
+    if max(bases, default=-1) < newest:
+        # The segment that was begun behind it is lost, and with it the end of the log.
+        disk.rename(f"{directory}/{dropped[newest]}", f"{directory}/{newest:020d}{LOG_SUFFIX}")
+    for base in bases:
+        if base < newest:
+            for suffix in SUFFIXES:
+                remove_if_exists(disk, f"{directory}/{base:020d}{suffix}")
+    # Before the names that tell of it go.
+    disk.sync_directory(directory)
 
 
 def _open_segments(
