@@ -34,6 +34,7 @@ from oncelog.wire.messages import (
     DescribeTransactionsRequest,
     FetchRequest,
     FindCoordinatorRequest,
+    JoinGroupRequest,
     ListGroupsRequest,
     ListOffsetsRequest,
     ListTransactionsRequest,
@@ -259,6 +260,24 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
     assert commit_error(node, request) == 0
 
 
+def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> None:
+    """Its only member id was given out and never used."""
+    node = with_topic(driven(MemoryDisk()))
+    commit(node, "g", range(MANY_OFFSETS))
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range")
+    join = JoinGroupRequest(
+        group_id="g", session_timeout_ms=6000, protocol_type="consumer", protocols=[protocol]
+    )
+    handle(node, join)
+    answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
+    assert isinstance(answer, Deferred)
+    node.log_manager.chores.step()
+    node.tick(NOW_MS + 6001)
+    _, response = finish(node, answer)
+    assert response.results[0].error_code == 0
+    assert not node.groups.has("g")
+
+
 def commit_error(node: Node, request: OffsetCommitRequest) -> int:
     header = RequestHeader(request.api.key, 9, 1, "c", 0)
     answer: Any = node.handle(Request(1, header, request, "/127.0.0.1"), NOW_MS)
@@ -335,11 +354,11 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
 
 
 def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
-    node, count = open_node(MemoryDisk()), 250
-    node.topics.create("t", count, {}, NOW_MS)
+    node, partition_count = open_node(MemoryDisk()), 250
+    node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     who = Identity(entry.producer_id, entry.producer_epoch)
-    partitions = [TopicPartition("t", index) for index in range(count)]
+    partitions = [TopicPartition("t", index) for index in range(partition_count)]
     node.transactions.add_partitions("x", who, partitions, NOW_MS)
     node.log_manager.chores.on_added = lambda: None
     node.transactions.end("x", who, True, 0, NOW_MS)

@@ -208,6 +208,8 @@ class GroupCoordinator:
             raise NonEmptyGroup(f"group {group_id!r} has members")
         with self.topic.reserved(group_id):
             written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+            # Time may have ended it between two steps: that of a member id that nobody came to use.
+            group = self._groups.get(group_id)
             if group is not None:
                 written = self._bury(group, now_ms)
             if consumers is not None:
