@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from oncelog.broker.markers import MARKER_COST
 from oncelog.broker.node import Node, Request
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import NotCoordinator, UnknownTopicOrPartition
+from oncelog.errors import NotCoordinator, UnknownTopicId, UnknownTopicOrPartition
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -329,6 +329,30 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_waits) == 1
     answer.cancel()
     assert len(node.fetch_waits) == 0
+
+
+def test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one() -> None:
+    node, numbers = driven(MemoryDisk()), count(1)
+    node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
+    with_topic(node)
+    other = node.topics.create("other", 1, {}, NOW_MS)
+    deleted = node.topics.get("t")
+    assert deleted is not None
+    row = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)
+    topics = [
+        OffsetCommitRequest.OffsetCommitRequestTopic(topic_id=topic_id, partitions=rows)
+        for topic_id, rows in ((other.topic_id, [row] * MANY), (deleted.topic_id, [row]))
+    ]
+    answer = handle(node, OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=topics))
+    assert isinstance(answer, Deferred)
+    node.topics.delete([deleted])
+    node.topics.create("t", 1, {}, NOW_MS)
+    responses: list[Any] = []
+    answer.listen(responses.append)
+    node.log_manager.chores.finish()
+    (response,) = responses
+    assert [topic.partitions[0].error_code for topic in response.topics] == [0, UnknownTopicId.code]
+    assert set(node.groups.offsets.of("g")) == {TopicPartition("other", 0)}
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

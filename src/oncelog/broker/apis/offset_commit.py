@@ -27,7 +27,7 @@ from oncelog.errors import (
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.types import TopicPartition
-from oncelog.wire.messages import OffsetCommitRequest, OffsetCommitResponse
+from oncelog.wire.messages import NO_ID, OffsetCommitRequest, OffsetCommitResponse
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Answer, Node, Request
@@ -112,7 +112,7 @@ class CommitRows:
     def check(self, now_ms: int, expire_ms: int) -> Work[None]:
         """Judge each row by itself."""
         for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
-            code = self._topic_code(topic.name)
+            code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
             if self._pace.next():
                 yield None
             for partition in topic.partitions:
@@ -134,14 +134,20 @@ class CommitRows:
                 if self._pace.next():
                     yield None
 
-    def _topic_code(self, name: str) -> int:
+    def _topic_code(self, name: str, topic_id: bytes) -> int:
         """Return the error code for all rows of a topic; its name is empty if its id is unknown."""
-        version = self._request.header.api_version
-        if not name and self._request.header.api_key == KEY and version >= FIRST_ID_VERSION:
+        has_ids = self._request.header.api_key == KEY
+        has_ids = has_ids and self._request.header.api_version >= FIRST_ID_VERSION
+        if not name and has_ids:
             return UnknownTopicId.code
         if not self._request.may(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
-        topic = self._topics[name] = self._node.topics.get(name)
+        topic = self._node.topics.get(name)
+        if has_ids and topic is not None and topic.topic_id != topic_id:
+            # Between two steps the topic was deleted, and one of its name was made.
+            self._topics[name] = None
+            return UnknownTopicId.code
+        self._topics[name] = topic
         return UnknownTopicOrPartition.code if topic is None else 0
 
     def _code(self, tp: TopicPartition, metadata: str | None) -> int:
