@@ -398,6 +398,28 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     assert all(node.topics.partition(tp)[1].log_end_offset == 1 for tp in partitions)
 
 
+def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
+    disk = MemoryDisk()
+    node, partition_count = open_node(disk), 250
+    node.topics.create("t", partition_count, {}, NOW_MS)
+    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    partitions = [TopicPartition("t", index) for index in range(partition_count)]
+    node.transactions.add_partitions("x", who, partitions, NOW_MS)
+    node.log_manager.chores.on_added = lambda: None
+    node.transactions.end("x", who, True, 0, NOW_MS)
+    disk.capacity_bytes = disk.used_bytes()
+    node.log_manager.chores.finish()
+    node.transactions.retry_markers(NOW_MS)
+    assert node.log_manager.chores  # the first step tried some of them
+    node.log_manager.chores.finish()
+    assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
+    disk.capacity_bytes = None
+    node.transactions.retry_markers(NOW_MS)
+    node.log_manager.chores.finish()
+    assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
+
+
 def state_of(node: Node, transactional_id: str) -> TransactionState:
     entry = node.transactions.get(transactional_id)
     assert entry is not None

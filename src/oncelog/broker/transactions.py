@@ -351,13 +351,11 @@ class TransactionCoordinator:
         self._writing.add(transactional_id)
         try:
             for at in sorted(remaining):
-                try:
-                    marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
-                except _GONE:
-                    pass
-                except BrokerError:
-                    continue  # `retry_markers` comes back to it
-                remaining.discard(at)
+                with suppress(BrokerError):  # `retry_markers` comes back to it
+                    with suppress(*_GONE):
+                        marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
+                    remaining.discard(at)
+                # On a full disk nothing is written, which takes time too.
                 if remaining and pace.next(MARKER_COST):
                     yield None
         finally:
