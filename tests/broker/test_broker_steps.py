@@ -420,6 +420,24 @@ def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
 
 
+def test_transactions_of_many_partitions_time_out_a_few_in_a_step() -> None:
+    node, ids, partition_count = open_node(MemoryDisk()), ("a", "b", "c", "d"), STEP_ELEMENTS // MARKER_COST
+    node.topics.create("t", partition_count, {}, NOW_MS)
+    partitions = [TopicPartition("t", index) for index in range(partition_count)]
+    for transactional_id in ids:
+        entry = node.transactions.init(transactional_id, None, 1000, NOW_MS).entry
+        who = Identity(entry.producer_id, entry.producer_epoch)
+        node.transactions.add_partitions(transactional_id, who, partitions, NOW_MS)
+    node.log_manager.chores.on_added = lambda: None
+    node.transactions.abort_timed_out(NOW_MS + 1001)
+    written = [0]
+    while node.log_manager.chores:
+        node.log_manager.chores.step()
+        written.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
+    assert max(after - before for before, after in pairwise(written)) <= partition_count
+    assert {state_of(node, each) for each in ids} == {TransactionState.COMPLETE_ABORT}
+
+
 def state_of(node: Node, transactional_id: str) -> TransactionState:
     entry = node.transactions.get(transactional_id)
     assert entry is not None

@@ -254,12 +254,17 @@ class TransactionCoordinator:
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
 
-        def look(transactional_id: str) -> None:
+        pace = Pace(self._node.limits.request_step_elements)
+
+        def look(transactional_id: str) -> Chore:
             entry = self._entries.get(transactional_id)
             if entry is not None and is_timed_out(entry, now_ms):
                 # The log failed, or no producer id could be reserved: the next round decides again.
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
                     self._end(self._fenced(entry, now_ms), now_ms)
+                # Its first markers are written at once.
+                if pace.next(MARKER_COST * len(entry.partitions)):
+                    yield None
 
         timed_out = [key for key, entry in self._entries.items() if is_timed_out(entry, now_ms)]
         self._timing_out.begin(timed_out, look)
