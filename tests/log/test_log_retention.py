@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 
-from oncelog.errors import OffsetOutOfRange
+from oncelog.errors import KafkaStorageError, OffsetOutOfRange
 from oncelog.log.chores import run
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
@@ -188,6 +188,23 @@ def test_a_power_loss_amid_deleting_segments_leaves_no_hole(target: int) -> None
         if disk.steps < step:
             break
     assert step > first_step + 20
+
+
+def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
+    disk = MemoryDisk()
+    partition = open_partition(disk, config(segment_bytes=3 * SIZE))
+    for number in range(7):
+        put(partition, batch(number))
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the last segment begins without a snapshot
+    for number in range(7, 10):
+        put(partition, batch(number))
+    partition.flush()
+    with pytest.raises(KafkaStorageError):
+        partition.delete_records(9, NOW_MS)
+    assert partition._segments.first.base_offset == 6
+    disk.errors.clear()
+    partition.delete_records(9, NOW_MS)
+    assert partition.segment_count == 1
 
 
 def test_settings_change_while_open() -> None:

@@ -248,6 +248,10 @@ class PartitionProducers:
         """Return where the oldest snapshot known to be on disk stands, of those at or above an offset."""
         return min((known for known in self._snapshot_offsets if known >= offset), default=None)
 
+    def snapshot_up_to(self, offset: int) -> int | None:
+        """Return where the newest snapshot known to be on disk stands, of those at or below an offset."""
+        return max((known for known in self._snapshot_offsets if known <= offset), default=None)
+
     def keep_snapshots(self, offsets: Iterable[int]) -> Job:
         """Forget all other snapshots; return what removes them."""
         kept = set(offsets)

@@ -328,7 +328,10 @@ class PartitionStore:
                     failure = error  # a full disk; what is closed can go all the same, and makes room
             dead = self._dead_segments()
             if dead and not self._is_safe_without(dead):
-                self._wait_for_snapshot(dead)
+                try:
+                    self._wait_for_snapshot(dead)
+                except OSError as error:
+                    failure = error  # what an older snapshot suffices for can go, and makes room
             if dropped := self._drop_dead():
                 self._chores.add(self._remove(dropped))
             if failure is not None:
@@ -357,6 +360,15 @@ class PartitionStore:
             return False
         return offset <= self._recovery_point or dead[0].base_offset >= self._recovery_point
 
+    def _safe_part(self, dead: list[Segment]) -> list[Segment]:
+        """Return those below the newest snapshot that is synced up to.
+
+        On a full disk they make room for a newer one:
+        test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover.
+        """
+        offset = self._producers.snapshot_up_to(self._recovery_point)
+        return [segment for segment in dead if offset is not None and segment.end_offset <= offset]
+
     def _wait_for_snapshot(self, dead: list[Segment]) -> None:
         """Have a snapshot written that says what these say of producers, and the log synced up to it."""
         offset = self._producers.snapshot_from(dead[-1].end_offset)
@@ -367,7 +379,9 @@ class PartitionStore:
     def _drop_dead(self) -> list[_Dropped]:
         """Take some segments that are not needed any more out of the list; their files are for `_remove`."""
         dead = self._dead_segments()
-        if not dead or not self._is_safe_without(dead) or self._is_swapping:
+        if dead and not self._is_safe_without(dead):
+            dead = self._safe_part(dead)
+        if not dead or self._is_swapping:
             return []
         dropped: list[_Dropped] = []
         try:
