@@ -95,17 +95,6 @@ def has_news(machine: LogMachine) -> bool:
     return machine.operations >= 4
 
 
-def lose_power(disk: MemoryDisk, rng: Random) -> MemoryDisk:
-    """Return what a power loss leaves of files; their names are there.
-
-    A journal keeps names in the order of their changes. The disk would lose any of them, which is for the
-    simulator: a log whose deleted segments come back with holes between them has no model here.
-    """
-    for name in ("", *(name for name in disk.list() if disk.is_directory(name))):
-        disk.sync_directory(name)
-    return disk.after_power_loss(rng)
-
-
 def survives(operation: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(operation)
     def wrapped(self: LogMachine, **drawn: Any) -> None:
@@ -189,14 +178,14 @@ class LogMachine(RuleBasedStateMachine):
         rng, self.power_loss = self.power_loss, None
         old = self.disk
         old.release()
-        survivor = old.after_kill() if rng is None else lose_power(old, rng)
+        survivor = old.after_kill() if rng is None else old.after_power_loss(rng)
         if rng is not None and rng.random() < 0.5:
             survivor.crash_after = rng.randrange(300)
             try:
                 self.start_process(survivor)
             except SimulatedCrash:
                 survivor.release()
-                survivor = lose_power(survivor, rng)
+                survivor = survivor.after_power_loss(rng)
                 self.start_process(survivor)
             survivor.crash_after = None
         else:
