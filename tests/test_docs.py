@@ -68,6 +68,19 @@ def test_findings_have_ids_of_their_own() -> None:
     assert len(ids) == len(set(ids)) > 100
 
 
+def test_rows_of_findings_have_the_columns_of_their_table() -> None:
+    """Markdown drops a cell too many, which would be the guard."""
+    columns, wrong = None, []
+    for line in FINDINGS.read_text().splitlines():
+        if not line.startswith("|"):
+            columns = None
+            continue
+        count = len(re.findall(r"(?<!\\)\|", line)) - 1
+        columns = columns or count
+        wrong += [line[:60]] if count != columns else []
+    assert wrong == []
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

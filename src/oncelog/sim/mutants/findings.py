@@ -12,9 +12,11 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
-        " R250 R251 R252 R281 R283 G7 R49 L12"
+        " R250 R251 R252 R281 R283 R324 R325 G7 R49 L12"
     ),
-    "memory, threads and descriptors are not counted": "S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 L24a L24b",
+    "memory, threads and descriptors are not counted": (
+        "S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 L24a L24b"
+    ),
     "TLS, SASL, ACLs, quotas and the metrics port are not played": ("S6 S7 S10 S11 S13 S20 R5 R44 R182 R254"),
     "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70",
     "Spark itself is not played": ("G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194"),
@@ -31,9 +33,9 @@ OUT_OF_REACH: dict[str, str] = {
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "the workloads do not draw what it takes": "G8 L17 L18 R293 R294 R296 R11 R12 R21 R23 R161 S9",
-    "after a flipped bit nothing but its reader follows": "R244 R245",
+    "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "found after the last round of mutants, not tried yet": (
-        "R240 R242 R243 R253 R260 R261 R270 R271 R272 R284 R285 R286 R310"
+        "R240 R242 R243 R253 R260 R261 R270 R271 R272 R284 R285 R286 R300 R302 R303 R310 R322 R323"
     ),
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33",
