@@ -37,7 +37,7 @@ fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=
 
 SEQUENCES ?= 0..500
 differential: setup  ## random requests to our broker and Apache Kafka, answers compared; SEQUENCES=A..B
-	$(BIN)/python tools/differential.py --sequences $(SEQUENCES)
+	$(BIN)/python tools/differential_fuzzer.py --sequences $(SEQUENCES)
 
 model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
 	$(BIN)/python tools/model.py

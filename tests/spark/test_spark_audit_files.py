@@ -436,13 +436,22 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", [CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS])
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     """Taken for empty, it would accuse a compacted topic of gaps."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=rf"{name}: the checkpoint .* Move it away to audit without it"):
         find_segments([str(tmp_path)])
+
+
+def test_an_empty_checkpoint_names_no_partition(tmp_path: Path) -> None:
+    """Apache Kafka makes the files before it has entries for them."""
+    write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
+    for name in (CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS):
+        (tmp_path / name).write_bytes(b"")
+    (partition,) = find_segments([str(tmp_path)])
+    assert (partition.is_compacted, partition.log_start_offset, partition.recovery_point) == (False, 0, 0)
 
 
 def test_directories_named_like_segments_are_none(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class PartitionAudit:
         if batch.is_removed:
             self._move_log_start(batch)
             return
-        if batch.last_offset < self._log_start_offset:
+        if 0 <= batch.base_offset <= batch.last_offset < self._log_start_offset:
             self._removed_to = batch.last_offset + 1
             self._counts["removed_records"] += 0 if batch.is_control else max(batch.records_count, 0)
             return

@@ -150,6 +150,8 @@ class SharedAsyncProducer(Application):
         self.is_over = True
         await work
         await self.flush(producer)
+        for count in range(3):
+            await self.send_and_flush_in_callback(producer, count)
         await producer.close_for_good()
         self.check_told(list(self.sent), "close()")
 
@@ -169,14 +171,26 @@ class SharedAsyncProducer(Application):
             await self.send(producer, f"chat-{number}", count)
             await self.rest(0.004)
 
-    async def send(self, producer: Cutting, who: str, count: int) -> None:
-        """A send that is cancelled takes no record."""
+    async def send_and_flush_in_callback(self, producer: Cutting, count: int) -> None:
+        """Flush at the moment when a record is delivered: all is settled, and nobody was told yet."""
+        flushing: list[asyncio.Task[None]] = []
+        flush = partial(self.flush, producer)
+        await self.send(producer, "alone", count, lambda: flushing.append(asyncio.ensure_future(flush())))
+        await self.flush(producer)
+        await asyncio.gather(*flushing)
+
+    async def send(
+        self, producer: Cutting, who: str, count: int, on_delivery: Callable[[], None] | None = None
+    ) -> None:
+        """Send a record; a send that is cancelled takes none."""
         topic, value = self.chance.choice(self.topics), b"%s-%d" % (who.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
         call.session = who
 
         def delivered(metadata: Any, error: Exception | None) -> None:
             self.told[value] = self.told.get(value, 0) + 1
+            if on_delivery is not None:
+                on_delivery()
 
         try:
             future = await producer.send(topic, value, on_delivery=delivered)

@@ -183,7 +183,8 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
     path = f"{directory}/{name}"
     try:
         with system.open_input_stream(path) as stream:
-            return decode_offsets(stream.read())
+            data = stream.read()
+            return decode_offsets(data) if data else {}  # Apache Kafka makes the file before its first entry
     except OSError:
         return None
     except StorageError as error:

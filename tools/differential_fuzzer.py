@@ -1,7 +1,7 @@
 """Play random sequences of requests on our broker and on Apache Kafka, and compare the answers.
 
-    python tools/differential.py --sequences 0..1000 [--subject transactions] [--jobs 4]
-    python tools/differential.py --subject transactions --seed 17 [--keep 0,3,5]
+    python tools/differential_fuzzer.py --sequences 0..1000 [--subject transactions] [--jobs 4]
+    python tools/differential_fuzzer.py --subject transactions --seed 17 [--keep 0,3,5]
 
 Each difference that no rule explains is shrunk and printed as a transcript. Exit code 1 when there was one.
 `--ours` and `--kafka` name brokers that run already: the plain listener, and the one on which clients log in.
