@@ -195,7 +195,7 @@ COORDINATION: list[Mutant] = [
         ),
     ),
     Mutant(
-        "offsets that are only pending are told as stable",
+        "offsets that are only pending are returned as stable",
         "offsets",
         ((offsets.Offsets, "pending_of", lambda *_: set()),),
     ),

@@ -377,8 +377,9 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     assert node.answers_held.unfinished_bytes == 0
 
 
-def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
-    node, partition_count = open_node(MemoryDisk()), 250
+def commit_large_transaction(node: Node) -> list[TopicPartition]:
+    """Commit a transaction of 250 partitions, and leave all markers but the first step's for the chores."""
+    partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     who = Identity(entry.producer_id, entry.producer_epoch)
@@ -386,6 +387,12 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     node.transactions.add_partitions("x", who, partitions, NOW_MS)
     node.log_manager.chores.on_added = lambda: None
     node.transactions.end("x", who, True, 0, NOW_MS)
+    return partitions
+
+
+def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
+    node = open_node(MemoryDisk())
+    partitions = commit_large_transaction(node)
     marked = []
     while node.log_manager.chores:
         marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
@@ -400,14 +407,8 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
 
 def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     disk = MemoryDisk()
-    node, partition_count = open_node(disk), 250
-    node.topics.create("t", partition_count, {}, NOW_MS)
-    entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
-    who = Identity(entry.producer_id, entry.producer_epoch)
-    partitions = [TopicPartition("t", index) for index in range(partition_count)]
-    node.transactions.add_partitions("x", who, partitions, NOW_MS)
-    node.log_manager.chores.on_added = lambda: None
-    node.transactions.end("x", who, True, 0, NOW_MS)
+    node = open_node(disk)
+    commit_large_transaction(node)
     disk.capacity_bytes = disk.used_bytes()
     node.log_manager.chores.finish()
     node.transactions.retry_markers(NOW_MS)

@@ -88,7 +88,7 @@ def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> W
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
         return fetch.response(results)
     if has_stepped and fetch.is_outdated(results):
-        # What came between the steps woke nobody. The client asks for it with its next fetch.
+        # An append between two steps completed no waiting fetch. The client's next fetch returns its records.
         return fetch.response(results)
     # A connection that waits longer than an idle one may stay has no client any more.
     idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
