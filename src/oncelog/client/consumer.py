@@ -80,14 +80,21 @@ class ConsumerCore:
 
     # Assignment and positions
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions and no others; those assigned before keep their positions."""
+    def assign(self, partitions: Iterable[TopicPartition], *, from_committed: bool = False) -> None:
+        """Read these partitions and no others; those assigned before keep their positions.
+
+        `from_committed`: new ones begin at the group's committed offset, if it has one.
+        """
         wanted = [TopicPartition(*tp) for tp in partitions]
         self._states = {tp: self._states.get(tp) or PartitionState() for tp in dict.fromkeys(wanted)}
         self.delivery.keep_only(self._states)
         for state in self._states.values():
-            if state.position is None and state.reset is None and self._reset_policy != "none":
-                state.reset = self._reset_policy
+            if state.position is None and state.reset is None:
+                state.reset = "committed" if from_committed else self._reset_by_policy
+
+    @property
+    def _reset_by_policy(self) -> Reset | None:
+        return None if self._reset_policy == "none" else self._reset_policy
 
     def assignment(self) -> list[TopicPartition]:
         return list(self._states)
@@ -171,12 +178,24 @@ class ConsumerCore:
         elif state:
             self.on_reset_failed(call)
 
+    def on_committed(self, call: ResetCall, offset: int | None) -> None:
+        """The group's committed offset, or None without one; void if the partition was sought meanwhile."""
+        if state := self._current(call.tp, call.generation):
+            if offset is not None:
+                state.move_to(offset)
+            else:
+                state.reset = self._reset_by_policy
+
     def on_reset_failed(self, call: ResetCall, error: OncelogError | None = None) -> None:
         """The look-up failed and is due again; `error` (None: nothing to tell) is for the application."""
         if state := self._current(call.tp, call.generation):
             state.is_resetting = False
             if error:
                 self._errors.append(error)
+
+    def is_awaited(self, call: ResetCall) -> bool:
+        """True while nobody has sought the partition elsewhere, or given it up, since the look-up began."""
+        return self._current(call.tp, call.generation) is not None
 
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
         """Let these look-ups, which have ended in any way, be made again where they found nothing."""

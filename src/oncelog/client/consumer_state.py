@@ -10,7 +10,8 @@ from oncelog.client.consumer_pieces import Piece
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import FetchRequest
 
-Reset = Literal["earliest", "latest"]
+Reset = Literal["earliest", "latest", "committed"]
+"""Where to look up a position; committed: at the group's offset, else where auto.offset.reset says."""
 
 
 @dataclass(slots=True)

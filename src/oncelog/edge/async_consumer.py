@@ -142,12 +142,20 @@ class AsyncConsumer(AsyncSubscribing):
     # Assignment and positions
 
     def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
-        """Read these partitions and no others; those assigned before keep their positions."""
+        """Read these partitions and no others; those assigned before keep their positions.
+
+        With a group.id new ones begin at the group's committed offsets, and positions are committed
+        automatically with enable.auto.commit. No member of the group may hold partitions meanwhile: the
+        group refuses the commits then. Else new ones begin where auto.offset.reset says.
+        """
         if self._subscription:
             raise MisuseError(
                 "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
             )
-        self._core.assign(partitions_of(partitions))
+        wanted = partitions_of(partitions)
+        if self._group is not None and not self._closed and not set(self.assignment()) <= set(wanted):
+            self._group.commit_before_assigning()
+        self._core.assign(wanted, from_committed=self._settings["group.id"] is not None)
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions being read."""
@@ -465,7 +473,10 @@ class AsyncConsumer(AsyncSubscribing):
         """Start whatever is due, unless an error waits for the application, which a repetition would hide."""
         if self._core.has_error:
             return
-        if resets := self._core.resets():
+        resets = self._core.resets()
+        if committed := [call for call in resets if call.to == "committed"]:
+            self._spawn(self._reset_to_committed(cluster, committed))
+        if resets := [call for call in resets if call.to != "committed"]:
             self._spawn(self._reset(cluster, resets))
         calls, homeless = self._core.plan(cluster.metadata.leader_of)
         for call in calls:
@@ -544,11 +555,26 @@ class AsyncConsumer(AsyncSubscribing):
         limit_ms: int = self._settings["request.timeout.ms"]
         return since_ms is not None and cluster.now_ms() - since_ms < limit_ms
 
+    async def _reset_to_committed(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
+        try:
+            found = await (await self._session()).committed([call.tp for call in calls])
+            for call in calls:
+                offset = found.get(call.tp)
+                self._core.on_committed(call, offset.offset if offset is not None else None)
+        except Exception as error:
+            if any(self._core.is_awaited(call) for call in calls):
+                self._core.note_error(error)  # once, however many partitions there are
+        finally:
+            self._core.end_resets(calls)
+        self._step(cluster)
+        self._wake_up()
+
     async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
         try:
-            outcomes = await list_offsets(
-                cluster, {call.tp: call.to for call in calls}, self._core.options.isolation
-            )
+            specs: dict[TopicPartition, OffsetSpec] = {
+                call.tp: call.to for call in calls if call.to != "committed"
+            }
+            outcomes = await list_offsets(cluster, specs, self._core.options.isolation)
             for call in calls:
                 outcome = outcomes[call.tp]
                 if isinstance(outcome, OffsetAt):

@@ -96,7 +96,10 @@ class Consumer:
         self.close()
 
     def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
-        """Read these partitions and no others; those assigned before keep their positions."""
+        """Read these partitions and no others; those assigned before keep their positions.
+
+        With a group.id new ones begin at its committed offsets: see AsyncConsumer.assign.
+        """
         self._call(self._async.assign, partitions)
 
     def subscribe(

@@ -13,6 +13,7 @@ them beyond its deadline.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -31,6 +32,7 @@ from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+_LOG = logging.getLogger("oncelog.client")
 
 _CLOSE_COMMIT_MS = 5_000
 _CLOSE_LEAVE_S = 2.0
@@ -53,7 +55,10 @@ class Rebalance(NamedTuple):
 
 
 class GroupSession(GroupRequests, ABC):
-    """One consumer's part in its group. Not subscribed: it commits, but does not belong to it."""
+    """One consumer's part in its group. Not subscribed: it commits, but does not belong to it.
+
+    The positions of partitions that were assigned by hand are committed without a member's name.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class GroupSession(GroupRequests, ABC):
         self._final_commit: asyncio.Task[None] | None = None
         self._interval_commit: asyncio.Task[None] | None = None
         self._committed_ms = cluster.now_ms()
+        # What `give_up` has committed or tried to, so that a close asks once.
+        self._given_up: Offsets = {}
         # An error for the next poll; the member stays.
         self._failure: OncelogError | None = None
         # The error that ended the membership, for every poll.
@@ -215,14 +222,17 @@ class GroupSession(GroupRequests, ABC):
     async def give_up(self) -> Rebalance | None:
         """Commit if that is automatic, and return what to tell before the member leaves; None the next time.
 
-        Source: Kafka's ConsumerCoordinator.onLeavePrepare.
+        Source: Kafka's ConsumerCoordinator.onLeavePrepare and close.
         """
         self._core.delivery.return_unfinished()
         self._cancel_commits()
-        if self._is_member and self._owned and not self._is_lost and self._commits_by_itself:
-            limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
-            with suppress(OncelogError):
-                await self._commit_all(self._positions(), limit_ms)
+        holds_share = self._is_member and bool(self._owned) and not self._is_lost
+        if self._commits_by_itself and (holds_share or self._is_assigned_by_hand):
+            positions = self._positions()
+            if positions != self._given_up:
+                limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
+                await self._commit_quietly(positions, limit_ms)
+                self._given_up = positions
         owned, self._owned, self._leaving = self._owned, [], []
         if not owned:
             return None
@@ -330,16 +340,33 @@ class GroupSession(GroupRequests, ABC):
 
     def _spawn_commit(self, offsets: Offsets, limit_ms: float) -> asyncio.Task[None]:
         """Commit in a task. Its errors are not raised: what was not stored is read again."""
+        return asyncio.create_task(self._commit_quietly(offsets, limit_ms))
 
-        async def commit() -> None:
-            with suppress(OncelogError):
-                await self._commit_all(offsets, limit_ms)
+    async def _commit_quietly(self, offsets: Offsets, limit_ms: float) -> None:
+        try:
+            await self._commit_all(offsets, limit_ms)
+        except OncelogError as error:
+            if not self.is_subscribed:  # a member learns from the group what has become of it
+                _LOG.warning("an automatic commit for group %r failed: %s", self.group_id, error)
 
-        return asyncio.create_task(commit())
+    @property
+    def _is_assigned_by_hand(self) -> bool:
+        return not self.is_subscribed and bool(self._core.assignment())
 
-    def _commit_by_time(self) -> None:
+    def commit_before_assigning(self) -> None:
+        """Begin an automatic commit, before partitions that were assigned by hand are read no more."""
+        if not (self._commits_by_itself and self._is_assigned_by_hand):
+            return
+        positions = self._positions()
+        if (row := self._core.delivery.unfinished()) is not None:
+            positions[TopicPartition(row.topic, row.partition)] = OffsetAndMetadata(row.offset)
+        self._cancel_commits()
+        self._committed_ms = self._cluster.now_ms()
+        self._interval_commit = self._spawn_commit(positions, self._settings["request.timeout.ms"])
+
+    def commit_by_time(self) -> None:
         """Begin an automatic commit when one is due, of what was handed out by now; one at a time."""
-        if not (self._commits_by_itself and self._owned):
+        if not (self._commits_by_itself and (self._owned or self._is_assigned_by_hand)):
             return
         if self._interval_commit is not None and not self._interval_commit.done():
             return

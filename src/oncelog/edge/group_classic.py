@@ -87,7 +87,7 @@ class ClassicSession(GroupSession):
             self._must_join = self._must_join or self._has_new_partitions()
             if not self._must_join:
                 self._keep_beating()
-                self._commit_by_time()
+                self.commit_by_time()
                 return True
             if leaving := self._to_give_back():
                 return await self._give_back(leaving, deadline_ms)

@@ -75,7 +75,7 @@ class ConsumerProtocolSession(GroupSession):
             self._finding.add_done_callback(lambda _: self._tell())
         is_settled = self._finding is None and wanted is not None
         if is_settled or (self._owned and not (self._finding and self._finding.done())):
-            self._commit_by_time()
+            self.commit_by_time()
             return True  # what stays is read on while the rest is found
         return await self._await_news(deadline_ms)
 

@@ -18,7 +18,7 @@ from oncelog.edge.coordinator import GROUP, find_coordinator
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
-from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
+from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 
@@ -40,8 +40,10 @@ class GroupRequests:
         """What the group has committed; partitions without a commit are left out."""
         if not partitions:
             return {}
-        is_stable = self._core.options.isolation is Isolation.READ_COMMITTED
-        request = committed_request(self.group_id, partitions, is_stable=is_stable)
+        # Whatever isolation.level reads: an open transaction may still commit its offsets, and what it has
+        # processed would be processed again. As in Java. See
+        # test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads.
+        request = committed_request(self.group_id, partitions, is_stable=True)
 
         async def once() -> dict[TopicPartition, OffsetAndMetadata]:
             error, found = committed_from(await self._ask(request, max_version=MAX_FETCH_VERSION))

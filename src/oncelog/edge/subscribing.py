@@ -219,4 +219,8 @@ class AsyncSubscribing:
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
         """What the group has to tell before records may be taken; see GroupSession.advance."""
-        return await (await self._session()).advance(deadline_ms) if self._subscription else True
+        if self._subscription:
+            return await (await self._session()).advance(deadline_ms)
+        if self._settings["group.id"] is not None:
+            (await self._session()).commit_by_time()
+        return True
