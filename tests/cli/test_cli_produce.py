@@ -197,3 +197,11 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
     count = sum(row["records"] for row in rows)
     assert count > 80_000
     assert [record.value for record in read(broker, topic)] == [b"line"] * count
+
+
+def test_a_missing_topic_is_told_long_before_max_block_ms(broker: Broker) -> None:
+    """`send` waits for a topic that may be about to exist; a command's topic is mistyped."""
+    got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
+    assert got.code == 1
+    assert "topic 'mistyped' does not exist" in got.err
+    assert "0 records failed" not in got.err

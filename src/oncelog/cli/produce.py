@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -16,8 +17,9 @@ from typing import IO, Any, Self
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
-from oncelog.errors import MessageTooLarge, OncelogError, TimedOut
-from oncelog.types import Header, RecordMetadata
+from oncelog.errors import DisconnectedError, MessageTooLarge, OncelogError, TimedOut, UnknownTopicOrPartition
+from oncelog.settings import Settings
+from oncelog.types import Header, RecordMetadata, TopicPartition
 
 _PROGRESS_EVERY = 1000
 _FIELDS = {"topic", "offset", "partition", "timestamp", "timestamp_ms", "headers"} | {
@@ -170,7 +172,12 @@ def _send_all(
     from oncelog.edge.producer import Producer
 
     _occupy_standard_input()
-    producer = Producer(only_settings_of(PRODUCER, client_config))
+    config = only_settings_of(PRODUCER, client_config)
+    try:
+        asyncio.run(_check_topic(PRODUCER.parse(config), topic))
+    except OncelogError as error:
+        return error
+    producer = Producer(config)
     stopped: Exception | None = None
     try:
         with _Interrupt() as interrupt, _progress(tally) as show:
@@ -189,6 +196,31 @@ def _send_all(
             producer.close(0)
         raise
     return stopped
+
+
+async def _check_topic(settings: Settings, topic: str) -> None:
+    """Raise UnknownTopicOrPartition soon where `send` would wait for a topic until max.block.ms.
+
+    An application may start before its topic exists. In a command the name is more likely mistyped.
+    """
+    from oncelog.edge.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
+
+    cluster = ClusterConnection(settings)
+    try:
+        deadline_ms = cluster.now_ms() + min(UNKNOWN_TOPIC_PATIENCE_MS, settings["max.block.ms"])
+        while True:
+            try:
+                await cluster.refresh_metadata([topic])
+            except (DisconnectedError, TimedOut):
+                return  # the producer waits for a broker
+            error = cluster.why_no_leader(TopicPartition(topic, 0))
+            if not isinstance(error, UnknownTopicOrPartition):
+                return
+            if cluster.now_ms() >= deadline_ms:
+                raise error
+            await asyncio.sleep(settings["retry.backoff.ms"] / 1000)
+    finally:
+        await cluster.close()
 
 
 def _occupy_standard_input() -> None:
