@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test test-optimized soak fuzz differential model simulate bench lock behaviours clean
+.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -19,17 +19,23 @@ demo: setup  ## real flights, real faults, Spark, and the count of what was lost
 example-bank: setup  ## a bank whose teller is killed again and again; every transfer is booked once
 	$(BIN)/python examples/bank.py
 
-test: setup  ## style, types, and the whole test suite
+PYTEST_OPTIONS ?=
+test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed 7"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m quick -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+
+test-full: setup  ## the tests that need Apache Kafka, other languages, clusters, kills, a browser or more time
+	$(BIN)/pytest -m full -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+
+test-all: test test-full test-optimized  ## all but the long runs
 
 test-optimized: setup  ## the tests of rules, wire, log, broker and clients under python -OO, without docstrings and asserts
 	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
 		tests/faults/test_faults_stories.py tests/test_errors.py
 
-soak: setup  ## the long runs that `make test` leaves out
+soak: setup  ## the long runs that `make test-all` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
 
 fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=60)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plugin_costs
+import plugin_tiers
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
@@ -36,7 +38,18 @@ PROMPT = {
 """So that Apache Kafka assigns within the heartbeat that made it necessary, as ours, and says so soon."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", metavar="FILE", help="write each test's wall and processor time to FILE")
+    parser.addoption("--order-seed", metavar="N", type=int, help="run files and tests in a random order")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(plugin_tiers.Tiers())
+    path = config.getoption("--costs")
+    if path:
+        config.pluginmanager.register(plugin_costs.Measure())
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(plugin_costs.Costs(Path(path).absolute()))
     # A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,10 +70,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return OneSpark(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The rooms with long tests first, so that none is left to one process in the end.
-    rank = {room: number for number, room in enumerate(LONG_ONES)}
-    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--order-seed") is None:
+        # The directories with long tests first, so that none is left to one process in the end.
+        rank = {room: number for number, room in enumerate(LONG_ONES)}
+        items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
     if shutil.which("java"):
         return
     for item in items:

@@ -19,12 +19,13 @@ PREAMBLE = """\
 # Behaviours, and the tests that prove them
 
 Made by `make behaviours` from `docs/behaviours.toml` and the tests' `behaviour(...)` markers; do not edit.
-A test stands here because it is marked. `make test` runs them but for those that say soak, which `make soak`
-runs; a row is proved as long as `make test` is green. A row without a test is not built yet.
+A test stands here because it is marked. `make test-all` runs them but for those that say soak, which `make
+soak` runs; a row is proved as long as `make test-all` is green. `make test` runs a test of each row that one
+process can prove. A row without a test is not built yet.
 """
 
 Marked = tuple[str, str]
-"""(row id, test name as `file::[Class::]function`, with SOAK behind it if `make test` leaves it out)"""
+"""(row id, test name as `file::[Class::]function`, with SOAK behind it if `make test-all` leaves it out)"""
 SOAK = " (soak)"
 
 

@@ -1,0 +1,151 @@
+"""The rule that decides which tier a test belongs to. docs/internals/testing.md explains it.
+
+    quick   `make test`: everything that is in no other tier
+    full    `make test-all` runs it besides the quick tests: needs another server, language, JVM or a browser,
+            stands in a directory about such, or is marked `full` because it takes long
+    soak    `make soak`: marked `soak`
+
+Each collected test gets the marker `quick` or `full`, so `pytest -m quick` selects a tier. A test states what
+it needs by the fixtures it requests and by the words of its parameters. `Tiers` fails a quick
+test that requests or starts something else while it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FULL_FIXTURES = {
+    "apache_kafka": "Apache Kafka",
+    "kafka_class_path": "Apache Kafka's class path",
+    "franz_go": "Go",
+    "kafkajs": "Node",
+    "browser": "a browser",
+    "spark_cluster": "a Spark cluster",
+    "outcome_of": "a Spark driver in a process of its own",
+}
+"""Fixtures that only tests of the full tier may request, directly or through another fixture."""
+
+FULL_PARAMETERS = {"apache": "Apache Kafka"}
+"""Words of a parameter's id that stand for such a fixture, where a test requests it by name while it runs."""
+
+FULL_PROGRAMS = {"java", "javac", "mvn", "go", "node", "npm", "chromium", "spin", "gcc"}
+"""Programs that a quick test must not start. Its one JVM is that of the fixture `spark`."""
+
+FULL_DIRECTORIES = {
+    "bench": "measures other brokers and clients",
+    "dev": "starts clusters of Apache Kafka and Spark",
+    "kill": "kills processes",
+    "pipeline": "supervises processes with a Spark session each",
+}
+"""Directories under tests/ whose subject needs more than one process."""
+
+
+def needs(item: pytest.Item) -> str | None:
+    """Return what a test needs that the quick tier does not give, or None."""
+    directory = item.path.parent.name
+    if directory in FULL_DIRECTORIES:
+        return FULL_DIRECTORIES[directory]
+    for fixture in getattr(item, "fixturenames", ()):
+        if fixture in FULL_FIXTURES:
+            return FULL_FIXTURES[fixture]
+    for word in words_of_parameters(item.name):
+        if word in FULL_PARAMETERS:
+            return FULL_PARAMETERS[word]
+    return None
+
+
+def words_of_parameters(test_name: str) -> set[str]:
+    """Return the words of a test's parameter ids: `test_a[apache-3]` gives `apache` and `3`."""
+    _, _, parameters = test_name.partition("[")
+    return set(re.findall(r"[a-z0-9]+", parameters))
+
+
+def set_tiers(items: list[pytest.Item]) -> None:
+    """Add the marker `quick` or `full` to each test that is not marked `soak`."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            continue
+        is_marked_full = item.get_closest_marker("full") is not None
+        reason = needs(item)
+        if reason is not None and not is_marked_full:
+            item.add_marker(pytest.mark.full(reason))
+        elif not is_marked_full:
+            item.add_marker("quick")
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Put the files, and the tests within each file, into an order that only depends on the seed."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(str(item.path), []).append(item)
+    order = sorted(files)
+    rng = random.Random(seed)
+    rng.shuffle(order)
+    for path in order:
+        rng.shuffle(files[path])
+    items[:] = [item for path in order for item in files[path]]
+
+
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""Every collected test, before the choice of a tier leaves any out."""
+
+
+class Tiers:
+    """Sets the tiers, and stops a quick test that starts or requests what is not for its tier."""
+
+    def __init__(self) -> None:
+        self._running: pytest.Item | None = None
+        self._start_process = subprocess.Popen.__init__
+
+    def pytest_sessionstart(self) -> None:
+        start, check = self._start_process, self._check_command
+
+        def checked(process: Any, args: Any, *others: Any, **options: Any) -> None:
+            check(args)
+            start(process, args, *others, **options)
+
+        subprocess.Popen.__init__ = checked  # type: ignore[method-assign]
+
+    def pytest_sessionfinish(self) -> None:
+        subprocess.Popen.__init__ = self._start_process  # type: ignore[method-assign]
+
+    @pytest.hookimpl(tryfirst=True)  # before -m leaves tests out, and before fixtures are grouped
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        set_tiers(items)
+        config.stash[COLLECTED] = list(items)
+        seed = config.getoption("--order-seed")
+        if seed is not None:
+            shuffle(items, seed)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._running = item
+        try:
+            return (yield)
+        finally:
+            self._running = None
+
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.argname in FULL_FIXTURES:
+            self._fail_if_quick(f"requests the fixture {fixturedef.argname}")
+
+    def _check_command(self, args: Any) -> None:
+        program = args if isinstance(args, str | bytes | os.PathLike) else next(iter(args), "")
+        name = Path(os.fsdecode(program)).name
+        if name in FULL_PROGRAMS:
+            self._fail_if_quick(f"starts {name}")
+
+    def _fail_if_quick(self, deed: str) -> None:
+        if self._running is not None and self._running.get_closest_marker("quick"):
+            pytest.fail(
+                f"a quick test {deed}: request a fixture of the full tier in the test's signature, or mark "
+                "it `full` with the reason (docs/internals/testing.md)"
+            )

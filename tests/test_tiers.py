@@ -1,0 +1,185 @@
+"""The rule of the tiers, and what the quick tier proves. The rule: tests/plugin_tiers.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from plugin_tiers import COLLECTED, FULL_FIXTURES, needs, shuffle, words_of_parameters
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+FINDINGS = ROOT / "docs" / "internals" / "findings.md"
+SAMPLE = """
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def apache_kafka():
+    return "localhost:9092"
+
+
+@pytest.fixture
+def cluster(apache_kafka):
+    return apache_kafka
+
+
+def test_plain():
+    pass
+
+
+def test_direct(apache_kafka):
+    pass
+
+
+def test_through_another(cluster):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["ours", "apache"])
+def test_parameter(request, kind):
+    pass
+
+
+@pytest.mark.full("takes a minute")
+def test_marked():
+    pass
+
+
+@pytest.mark.soak
+def test_soak(apache_kafka):
+    pass
+
+
+def test_requests_by_name(request):
+    request.getfixturevalue("apache_kafka")
+
+
+def test_starts_a_jvm():
+    subprocess.run(["/usr/bin/java", "-version"])
+"""
+
+
+def run_sample(tmp_path: Path, *options: str) -> str:
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    (tmp_path / "conftest.py").write_text(
+        "import plugin_tiers\n"
+        "def pytest_addoption(parser): parser.addoption('--order-seed', type=int)\n"
+        "def pytest_configure(config):\n"
+        "    for name in ('quick', 'full', 'soak'):\n"
+        "        config.addinivalue_line('markers', name)\n"
+        "    config.pluginmanager.register(plugin_tiers.Tiers())\n"
+    )
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:oncelog", *options]
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path
+    )
+    return done.stdout
+
+
+def collected(tmp_path: Path, expression: str) -> list[str]:
+    output = run_sample(tmp_path, "--collect-only", "-q", "-m", expression)
+    return re.findall(r"::(\S+)", output)
+
+
+def test_fixtures_parameters_and_markers_decide_the_tier(tmp_path: Path) -> None:
+    assert collected(tmp_path, "quick") == [
+        "test_plain",
+        "test_parameter[ours]",
+        "test_requests_by_name",
+        "test_starts_a_jvm",
+    ]
+    assert collected(tmp_path, "full") == [
+        "test_direct",
+        "test_through_another",
+        "test_parameter[apache]",
+        "test_marked",
+    ]
+    assert collected(tmp_path, "soak") == ["test_soak"]
+
+
+def test_a_quick_test_that_starts_or_requests_what_is_not_for_its_tier_fails(tmp_path: Path) -> None:
+    output = run_sample(tmp_path, "-m", "quick")
+    assert "2 failed, 2 passed" in output
+    assert "Failed: a quick test requests the fixture apache_kafka" in output
+    assert "Failed: a quick test starts java" in output
+
+
+def test_words_of_parameters_leave_out_the_name() -> None:
+    assert words_of_parameters("test_apache[a.md::title::v3::oncelog]") == {
+        "a",
+        "md",
+        "title",
+        "v3",
+        "oncelog",
+    }
+    assert words_of_parameters("test_apache") == set()
+
+
+def test_an_order_depends_on_its_seed_alone_and_keeps_files_together(request: pytest.FixtureRequest) -> None:
+    items = list(request.config.stash[COLLECTED])
+    one, other, third = list(items), items[::-1], list(items)
+    shuffle(one, 1)
+    shuffle(third, 2)
+    assert sorted(map(id, one)) == sorted(map(id, items))
+    files = [item.path for item in one]
+    assert len(set(files)) == sum(1 for n, path in enumerate(files) if n == 0 or files[n - 1] != path)
+    shuffle(other, 1)
+    assert [item.path for item in other] == files
+
+
+@pytest.fixture
+def whole_suite(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """Every test of the suite, with its tier; only a run that collects all of it knows them."""
+    items = request.config.stash[COLLECTED]
+    if {item.path for item in items} != {*TESTS.rglob("test_*.py")}:
+        pytest.skip("only a run over the whole of tests/ knows all tests: make test")
+    return items
+
+
+def test_no_quick_test_requests_a_fixture_of_the_full_tier(whole_suite: list[pytest.Item]) -> None:
+    quick = [item for item in whole_suite if item.get_closest_marker("quick")]
+    assert len(quick) > len(whole_suite) / 2
+    assert [item.nodeid for item in quick if not FULL_FIXTURES.keys().isdisjoint(item.fixturenames)] == []  # type: ignore[attr-defined]
+
+
+def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process_can(
+    whole_suite: list[pytest.Item],
+) -> None:
+    """A mark `full` or `soak` by hand must not take away the last quick proof of a row or a finding."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    guards = {name: row[1] for row in _findings() for name in row[0]}
+    for item in whole_suite:
+        for mark in item.iter_markers("behaviour"):
+            for row in mark.args:
+                tests[row].append(item)
+        name = f"{item.path.relative_to(TESTS)}::{item.nodeid.partition('::')[2].partition('[')[0]}"
+        if name in guards:
+            tests[guards[name]].append(item)
+    unproved = [row for row, items in tests.items() if not any(map(_is_proof_for_quick, items))]
+    assert unproved == []
+    rows = tomllib.loads((ROOT / "docs" / "behaviours.toml").read_text())["rows"]
+    assert set(rows) & set(tests), "no row has a test: are the markers still read?"
+
+
+def _findings() -> list[tuple[list[str], str]]:
+    """Return the guards and the id of each row of the page of findings."""
+    rows = []
+    for line in FINDINGS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells and re.fullmatch(r"[A-Z]\d+.*", cells[0]):
+            rows.append((re.findall(r"`([\w/]+\.py::[\w:]+)`", cells[-1]), cells[0]))
+    return rows
+
+
+def _is_proof_for_quick(item: pytest.Item) -> bool:
+    """Return True for a quick test, and for one that needs more than one process can give."""
+    return item.get_closest_marker("quick") is not None or needs(item) is not None
