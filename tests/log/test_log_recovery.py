@@ -452,8 +452,9 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
     for number in range(20):
         put(partition, batch(number))
         partition.checkpoint_producers()
-    # One between segments at a time: the newest.
-    assert _names(disk, ".snapshot") == [f"{16:020d}.snapshot"]
+        partition.flush()
+    # Within a segment two at a time: the newest that is synced up to, and a newer one.
+    assert _names(disk, ".snapshot") == [f"{8:020d}.snapshot", f"{16:020d}.snapshot"]
     partition = open_partition(disk.after_kill(), recovery_point=16)
     assert put(partition, batch(15)).is_duplicate
     assert put(partition, batch(20)).base_offset == 20

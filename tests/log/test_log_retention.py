@@ -161,6 +161,37 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
     assert (partition.segment_count, partition.is_flush_due) == (2, False)
 
 
+@pytest.mark.parametrize("checkpoint", [None, 0, 4], ids=["running", "kill", "kill-later-checkpoint"])
+def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
+    checkpoint: int | None,
+) -> None:
+    """A snapshot within a segment tells of those that were deleted; the next roll takes one that is lost."""
+    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
+    partition = open_partition(disk, small)
+    for number in range(3):
+        put(partition, batch(number))
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the second segment begins without a snapshot
+    put(partition, batch())
+    disk.errors.clear()
+    put(partition, batch())
+    partition.flush()
+    partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
+    assert partition.segment_count == 1
+    put(partition, batch())
+    put(partition, batch())
+    assert partition.segment_count == 2
+    if checkpoint is not None:
+        disk = disk.after_kill()
+        partition = open_partition(disk, small, recovery_point=checkpoint, log_start_offset=3)
+        for _ in range(3):
+            put(partition, batch())
+        assert partition.segment_count == 3
+    for seed in range(20):
+        found = disk.after_power_loss(Random(seed))
+        again = open_partition(found, small, recovery_point=checkpoint or 0, log_start_offset=3)
+        assert put(again, batch(2)).is_duplicate, f"seed {seed}"
+
+
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
 def test_a_power_loss_amid_deleting_segments_leaves_no_hole(target: int) -> None:
     """It may keep the removal of a newer segment and lose that of an older one."""

@@ -16,7 +16,7 @@ import numpy as np
 from oncelog.errors import CorruptMessage, InvalidRecord
 from oncelog.log.chores import Chore, Chores, Job, run
 from oncelog.log.index import AbortedTransaction
-from oncelog.log.snapshot import Snapshot, Snapshots
+from oncelog.log.snapshot import Snapshot, Snapshots, around
 from oncelog.rules.append import (
     REMEMBERED_BATCHES,
     ProducedBatch,
@@ -252,11 +252,11 @@ class PartitionProducers:
         """Return where the newest snapshot known to be on disk stands, of those at or below an offset."""
         return max((known for known in self._snapshot_offsets if known <= offset), default=None)
 
-    def keep_snapshots(self, offsets: Iterable[int]) -> Job:
-        """Forget all other snapshots; return what removes them."""
-        kept = set(offsets)
+    def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> Job:
+        """Forget other snapshots than these and the two next to `synced_to`; return what removes them."""
+        kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
         self._snapshot_offsets &= kept
-        return partial(self.snapshots.keep, kept)
+        return partial(self.snapshots.keep, kept, synced_to)
 
     def abandon(self) -> None:
         """Give up a snapshot that is being written."""

@@ -16,6 +16,7 @@ Source: Kafka's ProducerStateManager, ProducerSnapshot.json; rows I17, I20.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -238,6 +239,13 @@ def _offsets_in(names: list[str]) -> list[int]:
     return [int(stem) for stem in stems if len(stem) == 20 and stem.isdigit()]
 
 
+def around(offsets: Iterable[int], synced_to: int) -> list[int]:
+    """Return the newest of some offsets up to a point, and the oldest above it; those that there are."""
+    known = sorted(offsets)
+    count = bisect_right(known, synced_to)
+    return known[max(count - 1, 0) : count + 1]
+
+
 class Snapshots:
     """The snapshot files of one partition directory."""
 
@@ -299,10 +307,17 @@ class Snapshots:
         """What a deleted part of the log left."""
         self.keep(found for found in self.offsets() if found >= offset)
 
-    def keep(self, offsets: Iterable[int]) -> None:
-        """Remove all others, and full files whose snapshot is gone."""
+    def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
+        """Remove all others, and full files whose snapshot is gone.
+
+        With `synced_to` the newest one up to it stays, and the oldest one above it, which an earlier process
+        may have synced up to. After a power loss no other may tell of the segments that were deleted:
+        test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
+        """
         names = self._disk.list(self._directory)
         found, kept = set(_offsets_in(names)), set(offsets)
+        if synced_to is not None:
+            kept.update(around(found, synced_to))
         # The snapshot first: one without its full file would pass for Kafka's.
         for offset in found - kept:
             self.remove(offset)

@@ -309,11 +309,11 @@ class PartitionStore:
         self._producers.snapshot(self._log_end_offset, self._after_snapshot)
 
     def _after_snapshot(self) -> Chore:
-        """Snapshots between segments are dropped, but for the newest; what waited for one is deleted."""
+        """Drop snapshots within segments that are needed no more, then segments that waited for one."""
         kept = [segment.base_offset for segment in self._segments]
         if self._producers.snapshot_offset is not None:
             kept.append(self._producers.snapshot_offset)
-        yield self._producers.keep_snapshots(kept)
+        yield self._producers.keep_snapshots(kept, self._recovery_point)
         yield from self._remove(self._drop_dead())
 
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
