@@ -675,3 +675,34 @@ def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
     again = open_partition(disk.after_kill(), SMALL_TABLE)
     assert again.log_end_offset == 4
     assert len(read_rows(again, 0, Isolation.READ_UNCOMMITTED)) == 4
+
+
+@pytest.mark.behaviour("I17")
+def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
+    """A start cuts a torn end off. The cut must be synced before what follows in a new segment is."""
+    small = config(segment_bytes=3 * len(batch()), flush_messages=1)
+    disk = MemoryDisk()
+    partition = open_partition(disk, small)
+    for number in range(3):
+        put(partition, batch(number))
+    partition.flush()
+    torn = bytes(batch(3))[:40]
+    partition._segments.active.file.pwrite(torn, partition.size_bytes)
+    partition._segments.active.file.sync()
+    for number in (3, 4):
+        disk = disk.after_kill()
+        partition = open_partition(disk, small, recovery_point=3)
+        put(partition, batch(number))
+    partition.flush()
+    for seed in range(20):
+        again = open_partition(disk.after_power_loss(Random(seed)), small, recovery_point=3)
+        assert (again.log_end_offset, again.recovery_reports) == (5, [])
+
+
+def test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report() -> None:
+    disk = MemoryDisk()
+    open_partition(disk)
+    for suffix in ("index", "timeindex"):
+        disk.remove(f"{TP}/{0:020d}.{suffix}")
+    open_partition(disk).close(NOW_MS)
+    assert open_partition(disk, clean_shutdown=True).recovery_reports == []

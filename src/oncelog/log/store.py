@@ -431,15 +431,15 @@ class PartitionStore:
         if (marker_offset := self._marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)
         synced_to = self._recovery_point
-        # With the segment that ends at the recovery point: its indexes were written after that flush.
+        # With the segment that ends at the recovery point: its indexes were written after that flush, or a
+        # start has cut off its torn end since, which a power loss may undo as long as that is not synced:
+        # test_a_second_power_loss_does_not_bring_a_torn_end_back.
         segments = self._segments.from_offset(synced_to - 1)
         try:
             # Before the syncs: a segment that comes meanwhile makes it dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
-                if segment.is_index_synced and segment.end_offset <= synced_to:
-                    continue
                 segment.sync(is_active=segment is segments[-1])
             if is_dirty:
                 for name in (PARTITION_METADATA, LEADER_EPOCHS):

@@ -36,6 +36,7 @@ OUT_OF_REACH: dict[str, str] = {
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "found after the last round of mutants, not tried yet": (
         "R240 R242 R243 R253 R260 R261 R270 R271 R272 R284 R285 R286 R300 R302 R303 R310 R322 R323 R360"
+        " R350 R351"
     ),
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33",
