@@ -11,13 +11,18 @@ from contextlib import ExitStack
 import pytest
 from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 
-from oncelog.broker.stepwise import MAX_UNDER_WAY
+from oncelog.broker.node import Node
+from oncelog.broker.stepwise import MAX_LARGE
 from oncelog.edge.broker import Broker
 from oncelog.edge.chores import ChoreDriver
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.types import TopicPartition
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,
     FetchResponse,
+    ListGroupsRequest,
+    OffsetCommitRequest,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
@@ -161,7 +166,10 @@ def test_connections_above_the_limit_are_refused() -> None:
 
 
 def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded they take up to eighty times as much. Small requests are served meanwhile."""
+    """Decoded they take up to eighty times as much. Small requests are served meanwhile.
+
+    They are there, so that no time-out for incomplete requests runs against them.
+    """
     gate, work = threading.Event(), ChoreDriver._work
     monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
     rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(50_000)]
@@ -173,18 +181,18 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         assert broker._running is not None
         node = broker._running.node
         clients = [
-            stack.enter_context(RawClient(broker.bootstrap_servers))
-            for _ in range(MAX_UNDER_WAY + waiting_count)
+            stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(MAX_LARGE + waiting_count)
         ]
         for client in clients:
             client.send(request, 3)
             client.send(ApiVersionsRequest(), 0)
         frame_bytes = len(encode_request(request, 3, 1, "raw"))
         chores = node.log_manager.chores
-        wait_until(lambda: len(chores) == MAX_UNDER_WAY)
+        wait_until(lambda: len(chores) == MAX_LARGE)
         wait_until(lambda: node.requests_held.total_bytes >= waiting_count * frame_bytes)
         assert is_served(broker)
-        assert len(chores) == MAX_UNDER_WAY
+        assert len(chores) == MAX_LARGE
+        assert {connection._request_ms for connection in broker._running.server.connections} == {None}
         clients.pop().socket.close()  # one that waits, perhaps
         gate.set()
         for client in clients:
@@ -192,3 +200,45 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
             assert len(response.topics[0].partitions) == len(rows)
             assert client.read_frame() is not None
         wait_until(lambda: not node.requests_held.total_bytes)
+
+
+def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an offset commit of 4 KB waits without end while others list many groups again and again."""
+    gate, work = threading.Event(), ChoreDriver._work
+    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", 1, -1, -1)
+    rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(5_000)]
+    request = OffsetForLeaderEpochRequest(
+        topics=[OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="t", partitions=rows)]
+    )
+    with Broker() as broker, ExitStack() as stack:
+        assert broker._running is not None
+        node = broker._running.node
+        for number in range(2_000):
+            node.groups.offsets.commit(f"g{number}", {tp: committed}, 1)
+        for _ in range(MAX_LARGE + 1):
+            stack.enter_context(RawClient(broker.bootstrap_servers)).send(ListGroupsRequest(), 4)
+        wait_until(lambda: len(node.log_manager.chores) == MAX_LARGE + 1)
+        client = stack.enter_context(RawClient(broker.bootstrap_servers))
+        client.send(request, 3)
+        wait_until(lambda: len(node.log_manager.chores) == MAX_LARGE + 2)
+        gate.set()
+        _, response = client.receive(OffsetForLeaderEpochResponse, 3)
+        assert len(response.topics[0].partitions) == len(rows)
+
+
+def test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else may happen on the broker: no timer, no other request."""
+    monkeypatch.setattr(Node, "next_wakeup_ms", lambda self: 1 << 50)
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition] * 3_000)
+    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
+    with (
+        Broker(config={"log.flush.interval.messages": 1}) as broker,
+        RawClient(broker.bootstrap_servers) as client,
+    ):
+        client.create_topic("t")
+        response = client.ask(request, 8)
+        assert {row.error_code for row in response.topics[0].partitions} == {0}

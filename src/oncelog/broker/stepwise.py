@@ -49,52 +49,80 @@ class Pace:
         return True
 
 
-MAX_UNDER_WAY = 8
-"""Answers made in steps at a time. Each holds its decoded request and itself: 150 MB at the largest."""
+MAX_LARGE = 8
+"""Large answers made in steps at a time. Each holds its decoded request and itself: 150 MB at the largest."""
+FREE_STEPS = 5
+"""Steps after which the answer to a small request counts as large: a fetch of 5,000 partitions has them."""
 
 
 class StepQueue:
-    """The answers that are being made in steps, and who waits until there are fewer of them.
+    """The places for large answers, first come, first served.
 
-    A large request is begun only when there is room, and waits as bytes, which the connection counts.
+    A large request is begun when it has a place, and waits for one as bytes, which the connection counts. The
+    answer to a small request needs a place from its sixth step on.
     See test_large_requests_wait_as_bytes_while_many_are_under_way.
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self._taken_count = 0
         self._waiting: dict[Callable[[], None], None] = {}
+        self._called: set[Callable[[], None]] = set()
+        """A place is kept for each of these."""
+        self._is_lent = False
+
+    def take(self, call: Callable[[], None]) -> bool:
+        """Take a place; if none is free or others wait, return False and call `call` once it has one.
+
+        Then it takes the place, or declines.
+        """
+        if call in self._called:
+            self._called.remove(call)
+        elif self._waiting or self._is_full:
+            self._waiting[call] = None
+            return False
+        self._taken_count += 1
+        return True
+
+    def decline(self, call: Callable[[], None]) -> None:
+        """Give the place that is kept for `call` to the next one, if `call` has not taken it."""
+        if call in self._called:
+            self._called.remove(call)
+            self._call_next()
+
+    def forget(self, call: Callable[[], None]) -> None:
+        """Call it no more: its connection is gone."""
+        self._waiting.pop(call, None)
+        self.decline(call)
+
+    def give_back(self) -> None:
+        """End the use of a place."""
+        self._taken_count -= 1
+        self._call_next()
+
+    def lend(self, begin: Callable[[], int]) -> int:
+        """Begin a large request, which has a place. It is given back unless an answer in steps keeps it."""
+        self._is_lent = True
+        try:
+            return begin()
+        finally:
+            if self.keep():
+                self.give_back()
+
+    def keep(self) -> bool:
+        """Return True if the request that is being begun has a place, which the caller has to give back."""
+        is_lent, self._is_lent = self._is_lent, False
+        return is_lent
 
     @property
-    def is_full(self) -> bool:
-        """True when no more large requests should be begun."""
-        return self._count >= MAX_UNDER_WAY
+    def _is_full(self) -> bool:
+        return self._taken_count + len(self._called) >= MAX_LARGE
 
-    def wait(self, try_again: Callable[[], None]) -> None:
-        """Call `try_again` once when there is room, which others may have taken by then.
-
-        Whoever is called calls `wake` afterwards, for it may not have used the room.
-        """
-        self._waiting[try_again] = None
-
-    def forget(self, try_again: Callable[[], None]) -> None:
-        """Call it no more: its connection is gone."""
-        self._waiting.pop(try_again, None)
-
-    def wake(self) -> None:
-        """Call the one that waits longest if there is room."""
-        if self._waiting and not self.is_full:
-            try_again = next(iter(self._waiting))
-            del self._waiting[try_again]
-            try_again()
-
-    def begin(self) -> None:
-        """Count an answer that takes several steps."""
-        self._count += 1
-
-    def end(self) -> None:
-        """Count it no more."""
-        self._count -= 1
-        self.wake()
+    def _call_next(self) -> None:
+        while self._waiting and not self._is_full:
+            call = next(iter(self._waiting))
+            del self._waiting[call]
+            self._called.add(call)
+            call()
 
 
 def run_work(work: Work[_T]) -> _T:
@@ -110,15 +138,15 @@ def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> 
     """Return the answer, or a Deferred if it takes several steps. Raises what the first step raises.
 
     The work may return a Deferred itself, for an answer that waits for the disk.
-    `is_dropped`: the work ends where it is when its client goes away; else it is done to its end.
+    `is_dropped`: the work ends where it is when its client goes away; else it is done to its end, and waits
+    for no place of the queue, for it may hold what others need.
     """
     try:
         job = next(work)
     except StopIteration as done:
         return done.value
     deferred = Deferred(holds_later_requests=True)
-    node.steps.begin()
-    node.log_manager.chores.add(_counted(node.steps, _go_on(work, job, deferred, is_dropped=is_dropped)))
+    _Answer(node, work, deferred, is_dropped=is_dropped, has_place=node.steps.keep()).go_on(job)
     if not deferred.is_done:
         return deferred
     answers: list[Any] = []  # nobody drives the chores, and nothing waits for the disk: all is done
@@ -126,30 +154,88 @@ def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> 
     return answers[0]
 
 
-def _counted(steps: StepQueue, chore: Chore) -> Chore:
-    try:
-        yield from chore
-    finally:
-        steps.end()
+def continue_in_steps(node: Node, work: Work[Any], deferred: Deferred) -> None:
+    """Do all of the work for an answer that waited, in steps. It returns `deferred` to wait on."""
+    _Answer(node, work, deferred, is_dropped=True, has_place=False).go_on(None)
 
 
-def _go_on(work: Work[Any], job: Job | None, deferred: Deferred, *, is_dropped: bool) -> Chore:
-    """Do the rest of the work, step by step, and charge it, while its client waits."""
-    while not (is_dropped and deferred.is_cancelled):
+class _Answer:
+    """An answer that is being made in steps."""
+
+    __slots__ = (
+        "_chores", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_job", "_on_cancelled", "_queue",
+        "_work",
+    )  # fmt: skip
+
+    def __init__(
+        self, node: Node, work: Work[Any], deferred: Deferred, *, is_dropped: bool, has_place: bool
+    ) -> None:
+        self._chores, self._queue = node.log_manager.chores, node.steps
+        self._work, self._deferred = work, deferred
+        self._is_dropped, self._has_place = is_dropped, has_place
+        self._free_steps = FREE_STEPS
+        self._job: Job | None = None
+        self._on_cancelled: Callable[[], None] | None = None
+        """What the deferred was to call before it waited for its place."""
+
+    def go_on(self, job: Job | None) -> None:
+        """Do the job, which the last step asked for, and then the next steps."""
+        self._job = job
+        self._chores.add(self._steps())
+
+    def _steps(self) -> Chore:
+        try:
+            while not (self._is_dropped and self._deferred.is_cancelled):
+                if not self._may_go_on():
+                    return
+                if (yield from self._step()):
+                    return
+            self._work.close()
+        finally:
+            if self._has_place:
+                self._has_place = False
+                self._queue.give_back()
+
+    def _may_go_on(self) -> bool:
+        """Return False if the answer has become a large one and waits for its place."""
+        if self._has_place or not self._is_dropped:
+            return True
+        if self._free_steps:
+            self._free_steps -= 1
+            return True
+        self._has_place = self._queue.take(self._called)
+        if not self._has_place:
+            self._on_cancelled, self._deferred.on_cancelled = self._deferred.on_cancelled, self._give_up
+        return self._has_place
+
+    def _called(self) -> None:
+        self._has_place = self._queue.take(self._called)
+        self._deferred.on_cancelled = self._on_cancelled
+        self.go_on(self._job)
+
+    def _give_up(self) -> None:
+        self._queue.forget(self._called)
+        self._work.close()
+        if self._on_cancelled is not None:
+            self._on_cancelled()
+
+    def _step(self) -> Generator[Job | None, None, bool]:
+        """Do one step and charge it; return True after the last one."""
         failure: Exception | None = None
         try:
-            yield job
+            yield self._job
         except Exception as error:
             failure = error
         try:
-            job = deferred.build(partial(_next_step, work, failure))
+            self._job = self._deferred.build(partial(_next_step, self._work, failure))
         except _Done as done:
-            deferred.resolve_with(done.answer)
-            return
+            if done.answer is not self._deferred:
+                self._deferred.resolve_with(done.answer)
+            return True
         except Exception as error:
-            deferred.resolve(Disconnect(f"a request failed in one of its steps: {error!r}"))
+            self._deferred.resolve(Disconnect(f"a request failed in one of its steps: {error!r}"))
             raise
-    work.close()
+        return False
 
 
 class _Done(Exception):

@@ -57,7 +57,7 @@ class RunningBroker:
     ) -> None:
         self.node, self.clock = node, clock
         self.server = Server(node, clock, listeners, listen)
-        self.chores = ChoreDriver(node.log_manager.chores)
+        self.chores = ChoreDriver(node.log_manager.chores, self.server.after_work)
         self.metrics_server = MetricsServer(node, *metrics) if metrics is not None else None
 
     @property

@@ -6,6 +6,7 @@ What a chore wants done elsewhere (syncs, deletions) runs in a thread, one at a 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from oncelog.edge import machine
 from oncelog.edge.event_log import log_event
@@ -17,10 +18,13 @@ REST_SECONDS = 0.004
 
 
 class ChoreDriver:
-    """From `start` to `stop` chores are done between requests; before and after, at once."""
+    """From `start` to `stop` chores are done between requests; before and after, at once.
 
-    def __init__(self, chores: Chores) -> None:
-        self._chores = chores
+    `after_work` is called after each piece of work, which may have asked for syncs and woken fetches.
+    """
+
+    def __init__(self, chores: Chores, after_work: Callable[[], None]) -> None:
+        self._chores, self._after_work = chores, after_work
         self._work_seconds = machine.current().work_seconds
         self._added = asyncio.Event()
         self._is_stopping = False
@@ -44,6 +48,10 @@ class ChoreDriver:
             self._added.clear()
             while self._chores and not self._is_stopping:
                 job = self._work()
+                try:
+                    self._after_work()
+                except Exception as error:
+                    _report(error)
                 if job is None:
                     await asyncio.sleep(REST_SECONDS)
                 else:

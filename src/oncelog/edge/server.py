@@ -92,6 +92,7 @@ class Server:
         self._timer_ms = 0
         self._sweeper: asyncio.Handle | None = None
         self._ends = 0
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Listen on all of them. Raises StorageError; `stop` then frees those that did."""
@@ -112,6 +113,7 @@ class Server:
 
     async def stop(self) -> None:
         """No more requests: the listeners, every connection and the flush threads end."""
+        self._is_stopping = True
         for acceptor in self.acceptors:
             acceptor.stop()
         for connection in list(self.connections):
@@ -174,6 +176,14 @@ class Server:
             for partition in node.flushes.take():
                 self._flush(partition)
         self._set_timer(now_ms)
+
+    def after_work(self) -> None:
+        """What work in the background leaves to do: its appends wake fetches, and wait for syncs.
+
+        See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
+        """
+        if not self._is_stopping:
+            self.after_round(self.clock.now_ms())
 
     def _flush(self, partition: Partition) -> None:
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -192,25 +193,22 @@ class Connection(Accepted):
                 return _NOTHING
             if frame is None:
                 return data
-            if len(frame) > LARGE_REQUEST_BYTES and self._must_wait(frame):
+            self._request_ms = None
+            is_large = len(frame) > LARGE_REQUEST_BYTES and int.from_bytes(frame[:2]) not in _UNDIVIDED
+            if not is_large:
+                begun += self._begin(frame, now_ms, started)
+            elif self.node.steps.take(self._ask_for_turn):
+                begun += self.node.steps.lend(partial(self._begin, frame, now_ms, started))
+            else:
                 # One that was gathered is put together again, with its size.
                 is_cut_here = frame.obj is before.obj
                 return before if is_cut_here else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
-            self._request_ms = None
-            begun += self._begin(frame, now_ms, started)
             if not data or self.is_closing:
                 return _NOTHING
             if begun >= ROUND_REQUESTS or outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
                 self._ask_for_turn()
                 break
         return data
-
-    def _must_wait(self, frame: memoryview) -> bool:
-        """Return True for a large request that is to be begun later, for which a turn is asked then."""
-        if not self.node.steps.is_full or int.from_bytes(frame[:2]) in _UNDIVIDED:
-            return False
-        self.node.steps.wait(self._ask_for_turn)
-        return True
 
     def _ask_for_turn(self) -> None:
         if not self._is_turn_asked:
@@ -221,7 +219,7 @@ class Connection(Accepted):
         self._is_turn_asked = False
         if not self.is_closing:
             self._go_on_now()
-        self.node.steps.wake()
+        self.node.steps.decline(self._ask_for_turn)
 
     def _go_on_now(self) -> None:
         self.active_ms = self.server.clock.now_ms()

@@ -12,7 +12,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
-        " R250 R251 R252 R281 R283 R324 R325 G7 R49 L12"
+        " R250 R251 R252 R281 R283 R324 R325 R371 R373 G7 R49 L12"
     ),
     "memory, threads and descriptors are not counted": (
         "S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 L24a L24b"
@@ -36,7 +36,7 @@ OUT_OF_REACH: dict[str, str] = {
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "found after the last round of mutants, not tried yet": (
         "R240 R242 R243 R253 R260 R261 R270 R271 R272 R284 R285 R286 R300 R302 R303 R310 R322 R323 R360"
-        " R350 R351"
+        " R350 R351 R370"
     ),
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33",
