@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from helpers_fuzz import NOW_MS, open_node
 
-from oncelog.broker.markers import MARKER_COST
+from oncelog.broker.markers import MARKER_COST, Marker, write_marker
 from oncelog.broker.node import Node, Request
+from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, StepQueue
 from oncelog.broker.topic_file import FILE_NAME
+from oncelog.broker.topics import Topic
+from oncelog.broker.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.waiting import Deferred
 from oncelog.errors import NotCoordinator, UnknownTopicId, UnknownTopicOrPartition
 from oncelog.limits import DEFAULT_LIMITS
@@ -181,6 +184,19 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
         assert {state.transactional_id for state in response.transaction_states} == set(NAMES)
 
 
+def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
+    node = open_node(MemoryDisk())
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        node.topics.create(name, STEP_ELEMENTS, {}, NOW_MS)
+    node.log_manager.chores.on_added = lambda: None
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    answer = handle(node, MetadataRequest(topics=topics))
+    assert isinstance(answer, Deferred)
+    steps, _ = finish(node, answer)
+    assert steps > len(names)
+
+
 def test_what_is_done_in_later_steps_is_charged() -> None:
     for message in large_requests():
         node = with_topic(driven(MemoryDisk()))
@@ -331,6 +347,120 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_waits) == 0
 
 
+def waiting_fetch(node: Node) -> tuple[Topic, Deferred]:
+    """Return a topic of many partitions, and a fetch of committed records that waits for any of them."""
+    topic = node.topics.create("t", MANY, {}, NOW_MS)
+    rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
+    named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
+    request = FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=500, isolation_level=1)
+    answer = handle(node, request)
+    assert isinstance(answer, Deferred)
+    node.log_manager.chores.finish()
+    assert len(node.fetch_waits) == 1
+    return topic, answer
+
+
+def append(node: Node, topic: Topic, sequence: int) -> None:
+    """Append a batch of an open transaction, and see whom it wakes."""
+    record = NewRecord(NOW_MS, None, b"v")
+    stored = build_batch(
+        [record], producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True
+    )
+    topic.partitions[0].append(memoryview(stored), origin=Origin.CLIENT, now_ms=NOW_MS)
+    node.note_stored(topic.partitions[0], len(stored))
+    node.settle(NOW_MS)
+
+
+def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
+    node, responses = driven(MemoryDisk()), list[Any]()
+    topic, answer = waiting_fetch(node)
+    answer.listen(responses.append)
+    chores = node.log_manager.chores
+    for sequence in range(3):
+        append(node, topic, sequence)
+        chores.finish()
+    append(node, topic, 3)
+    assert not chores  # nothing new is committed: nothing is read again
+    assert len(node.fetch_waits) == 1
+    write_marker(node, topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
+    node.settle(NOW_MS)
+    assert len(chores) == 1 and not responses
+    steps = 0
+    while chores:
+        chores.step()
+        steps += 1
+    assert steps > MANY // STEP_ELEMENTS
+    (response,) = responses
+    assert response.responses[0].partitions[0].records
+    assert len(node.fetch_waits) == 0
+
+
+def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> None:
+    node, responses = driven(MemoryDisk()), list[Any]()
+    topic, answer = waiting_fetch(node)
+    answer.listen(responses.append)
+    append(node, topic, 0)  # the deadline comes while it is read again
+    node.tick(NOW_MS + 501)
+    assert len(node.log_manager.chores) == 1 and not responses
+    node.log_manager.chores.finish()
+    assert len(responses) == 1
+    assert len(node.fetch_waits) == 0
+
+
+def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
+    node = driven(MemoryDisk())
+    topic, answer = waiting_fetch(node)
+    append(node, topic, 0)
+    answer.cancel()
+    node.log_manager.chores.finish()
+    assert len(node.fetch_waits) == 0
+    assert not node.fetch_waits.is_awaited(topic.partitions[0].topic_partition)
+
+
+def list_many_groups(node: Node, count: int) -> list[Deferred]:
+    """Ask `count` times for more groups than a small answer has."""
+    tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
+    for number in range((FREE_STEPS + 3) * STEP_ELEMENTS):
+        node.groups.offsets.commit(f"g{number}", {tp: committed}, NOW_MS)
+    answers = [handle(node, ListGroupsRequest()) for _ in range(count)]
+    assert all(isinstance(answer, Deferred) for answer in answers)
+    return answers
+
+
+def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
+    node, responses = driven(MemoryDisk()), list[Any]()
+    *answers, last = list_many_groups(node, MAX_LARGE + 3)
+    for answer in answers:
+        answer.listen(responses.append)
+    chores = node.log_manager.chores
+    for _ in range((FREE_STEPS + 2) * (len(answers) + 1)):
+        if len(chores) > MAX_LARGE:
+            chores.step()
+    assert len(chores) == MAX_LARGE
+    last.cancel()  # one that waits
+    chores.finish()
+    assert len(responses) == len(answers)
+    assert len({len(response.groups) for response in responses}) == 1
+
+
+def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked_for() -> None:
+    queue, called = StepQueue(), list[str]()
+    calls = [lambda name=name: called.append(name) for name in ("first", "second", "third")]
+    for _ in range(MAX_LARGE):
+        assert queue.take(lambda: None)
+    assert not any(queue.take(call) for call in calls)
+    queue.give_back()
+    assert called == ["first"]
+    newcomer = list[None]()
+    assert not queue.take(lambda: newcomer.append(None))  # the place is kept for the first one
+    assert queue.take(calls[0])
+    queue.forget(calls[1])
+    queue.give_back()
+    assert called == ["first", "third"]
+    queue.decline(calls[2])
+    assert newcomer == [None]
+
+
 def test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one() -> None:
     node, numbers = driven(MemoryDisk()), count(1)
     node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
@@ -403,6 +533,32 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     assert marked == [per_step, 2 * per_step]
     assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
     assert all(node.topics.partition(tp)[1].log_end_offset == 1 for tp in partitions)
+
+
+def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
+    """One sync makes many decisions durable."""
+    node, partition_count = open_node(MemoryDisk()), MAX_MARKERS_AT_ONCE // 2
+    topic = node.topics.create("t", partition_count, {}, NOW_MS)
+    partitions = [TopicPartition("t", index) for index in range(partition_count)]
+    ids = [f"x{number}" for number in range(8)]
+    identities = {}
+    for name in ids:
+        entry = node.transactions.init(name, None, 60_000, NOW_MS).entry
+        identities[name] = Identity(entry.producer_id, entry.producer_epoch)
+        node.transactions.add_partitions(name, identities[name], partitions, NOW_MS)
+    node.log_manager.chores.on_added = lambda: None
+    state_topic = node.topics.get("__transaction_state")
+    assert state_topic is not None
+    state_topic.flush_messages = 1
+    for name in ids:
+        node.transactions.end(name, identities[name], True, 0, NOW_MS)
+    node.settle(NOW_MS)
+    for partition in node.flushes.take():
+        partition.flush()
+        node.flushes.finished(partition, None)
+    assert sum(partition.log_end_offset for partition in topic.partitions) == MAX_MARKERS_AT_ONCE
+    node.log_manager.chores.finish()
+    assert sum(partition.log_end_offset for partition in topic.partitions) == len(ids) * partition_count
 
 
 def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:

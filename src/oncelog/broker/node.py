@@ -205,10 +205,17 @@ class Node:
 
     def settle(self, now_ms: int) -> None:
         """After a round of requests: answer the fetches their appends completed."""
+        self.transactions.end_round()
         while self._appended:
             appended, self._appended = self._appended, {}
-            for partition, size_bytes in appended.items():
-                self.fetch_waits.appended(partition, size_bytes)
+            for tp, size_bytes in appended.items():
+                self.fetch_waits.appended(tp, size_bytes, self._stable_end(tp))
+
+    def _stable_end(self, tp: TopicPartition) -> int | None:
+        """Return the last stable offset of a partition; None if it is gone."""
+        topic = self.topics.get(tp.topic)
+        is_there = topic is not None and tp.partition < len(topic.partitions)
+        return topic.partitions[tp.partition].last_stable_offset if topic is not None and is_there else None
 
     def next_wakeup_ms(self) -> int:
         """When `tick` has something to do at the latest."""

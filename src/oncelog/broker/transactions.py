@@ -63,6 +63,8 @@ from oncelog.wire.records import DecodedRecord
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
+MAX_MARKERS_AT_ONCE = 100
+"""Markers that one round of requests or syncs writes at once; more transactions are left to steps."""
 _GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
 """A partition that answers a marker with these has no use for it: deleted, or a newer epoch was there."""
 
@@ -91,6 +93,7 @@ class TransactionCoordinator:
         """And the markers that are written, perhaps in an earlier attempt, and not durable yet."""
         self._writing: set[str] = set()
         """Transactional ids whose markers are being written, in several steps."""
+        self._markers_at_once = MAX_MARKERS_AT_ONCE
         self._undecided: list[tuple[TransactionEntry, Written]] = []
         """Decisions that could not be made durable: no marker may be written for them yet."""
         chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
@@ -340,20 +343,30 @@ class TransactionCoordinator:
         when_durable(self._node, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
-        """Write the markers that are missing; many of them in steps, between which others are served."""
+        """Write the markers that are missing; many of them in steps, between which others are served.
+
+        One sync may make many decisions durable, and a round of `retry_markers` comes back to many.
+        See test_the_markers_of_many_transactions_are_written_a_few_at_once.
+        """
         if transactional_id in self._writing:
             return
+        self._writing.add(transactional_id)
         work = self._write_in_steps(transactional_id, now_ms)
-        for _ in work:  # the first step is done at once
-            self._node.log_manager.chores.add(work)
-            return
+        if self._markers_at_once > 0:
+            self._markers_at_once -= max(len(self._unfinished[transactional_id]), 1)
+            if next(work, work) is work:
+                return
+        self._node.log_manager.chores.add(work)
+
+    def end_round(self) -> None:
+        """Let the next requests write markers at once: others have had their turn."""
+        self._markers_at_once = MAX_MARKERS_AT_ONCE
 
     def _write_in_steps(self, transactional_id: str, now_ms: int) -> Chore:
         # The entry stays as it is: nothing but its markers ends the state Prepare*.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
         pace = Pace(self._node.limits.request_step_elements)
-        self._writing.add(transactional_id)
         try:
             for at in sorted(remaining):
                 with suppress(BrokerError):  # `retry_markers` comes back to it

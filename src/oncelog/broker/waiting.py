@@ -96,6 +96,14 @@ class FetchWait:
     answer: Callable[[bool], Any] = field(repr=False)
     """Read again and build the response. Told False it may return None: too little of what was appended is
     for this reader, which sees committed records only. Told True it is due, whatever there is."""
+    begin: Callable[[FetchWait], None] | None = field(default=None, repr=False)
+    """Instead of `answer`, for a fetch of many partitions: read again in steps, and resolve `deferred` or
+    wait again. See test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps."""
+    is_committed_only: bool = False
+    is_due: bool = False
+    """True once there must be an answer, whatever there is."""
+    is_reading: bool = False
+    """True while it is read again in steps."""
 
 
 class FetchWaits:
@@ -106,6 +114,8 @@ class FetchWaits:
         self._deadlines: list[tuple[int, int, FetchWait]] = []
         self._serial = count()
         self._abandoned_count = 0
+        self._stable_ends: dict[TopicPartition, int] = {}
+        """The last stable offset at the last append, of partitions that fetches wait for."""
 
     def __len__(self) -> int:
         return sum(1 for _, _, wait in self._deadlines if _is_open(wait))
@@ -128,11 +138,27 @@ class FetchWaits:
         wait.deferred.on_cancelled = lambda: self._abandon(wait)
         heapq.heappush(self._deadlines, (wait.deadline_ms, next(self._serial), wait))
 
-    def appended(self, partition: TopicPartition, size_bytes: int) -> None:
-        """`size_bytes` were stored in the partition: answer the fetches that now have enough."""
-        for wait in list(self._by_partition.get(partition, ())):
+    def add_again(self, wait: FetchWait, missing_bytes: int) -> None:
+        """Wait again: it was read in steps, and there was too little."""
+        wait.is_reading, wait.missing_bytes = False, missing_bytes
+
+    def end(self, wait: FetchWait) -> None:
+        """Forget a fetch that was read in steps and is answered."""
+        self._forget(wait)
+
+    def appended(self, partition: TopicPartition, size_bytes: int, stable_end: int | None = None) -> None:
+        """`size_bytes` were stored in the partition: answer the fetches that now have enough.
+
+        `stable_end`: the last stable offset. While it stays, readers of committed records see nothing new.
+        """
+        waits = list(self._by_partition.get(partition, ()))
+        is_stable = stable_end is None or self._stable_ends.get(partition) != stable_end
+        if stable_end is not None and waits:
+            self._stable_ends[partition] = stable_end
+        for wait in waits:
             wait.missing_bytes -= size_bytes
-            if wait.missing_bytes <= 0 or not _is_open(wait):
+            is_for_it = is_stable or not wait.is_committed_only
+            if not _is_open(wait) or (wait.missing_bytes <= 0 and is_for_it):
                 self._try(wait)
 
     def changed(self, partition: TopicPartition) -> None:
@@ -146,6 +172,9 @@ class FetchWaits:
             self._complete(heapq.heappop(self._deadlines)[2])
 
     def _try(self, wait: FetchWait) -> None:
+        if wait.begin is not None and _is_open(wait):
+            self._begin(wait)
+            return
         answer = wait.deferred.build(lambda: wait.answer(False)) if _is_open(wait) else None
         if _is_open(wait) and answer is None:
             wait.missing_bytes = 1
@@ -153,7 +182,18 @@ class FetchWaits:
         self._forget(wait)
         wait.deferred.resolve(answer)
 
+    def _begin(self, wait: FetchWait) -> None:
+        """Have it read again in steps; what is appended meanwhile it notices at the end of them."""
+        assert wait.begin is not None
+        if not wait.is_reading:
+            wait.is_reading = True
+            wait.begin(wait)
+
     def _complete(self, wait: FetchWait) -> None:
+        wait.is_due = True
+        if _is_open(wait) and wait.begin is not None:
+            self._begin(wait)
+            return
         self._forget(wait)
         if _is_open(wait):
             wait.deferred.resolve(wait.deferred.build(lambda: wait.answer(True)))
@@ -161,7 +201,7 @@ class FetchWaits:
     def _abandon(self, wait: FetchWait) -> None:
         """Forget a fetch whose connection is gone, with all that it holds; its deadline may be far."""
         self._forget(wait)
-        wait.partitions, wait.answer = (), _no_answer
+        wait.partitions, wait.answer, wait.begin = (), _no_answer, None
         self._abandoned_count += 1
         if self._abandoned_count > len(self._deadlines) // 2:
             self._deadlines = [entry for entry in self._deadlines if _is_open(entry[2])]
@@ -175,6 +215,7 @@ class FetchWaits:
                 waits.pop(wait, None)
                 if not waits:
                     del self._by_partition[partition]
+                    self._stable_ends.pop(partition, None)
 
 
 def _no_answer(is_due: bool) -> None:

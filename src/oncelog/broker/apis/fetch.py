@@ -23,7 +23,7 @@ from oncelog.broker.sessions import (
     Target,
     error_response,
 )
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, continue_in_steps
 from oncelog.broker.topics import Topic
 from oncelog.broker.waiting import Deferred, FetchWait
 from oncelog.errors import (
@@ -69,9 +69,47 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
     """Read in steps, and wait for more if need be."""
     message: FetchRequest = request.message
-    fetch, pace = _Fetch(node, request, context), Pace(node.limits.request_step_elements)
+    fetch = _Fetch(node, request, context)
+    results = yield from _read_all(fetch)
+    missing_bytes = fetch.missing_bytes(results)
+    if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
+        return fetch.response(results)
+    has_stepped = len(results) >= node.limits.request_step_elements
+    if has_stepped and fetch.is_outdated(results):
+        # An append between two steps completed no waiting fetch. The client's next fetch returns its records.
+        return fetch.response(results)
+    # A connection that waits longer than an idle one may stay has no client any more.
+    idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
+    deferred = Deferred(holds_later_requests=True)
+    wait = FetchWait(
+        deferred,
+        fetch.partitions(),
+        missing_bytes,
+        now_ms + (min(max_wait_ms, idle_ms) if idle_ms > 0 else max_wait_ms),
+        fetch.answer,
+        is_committed_only=fetch.is_committed_only,
+    )
+    if has_stepped:
+        wait.begin = lambda wait: continue_in_steps(node, _read_again(fetch, wait), wait.deferred)
+    node.fetch_waits.add(wait)
+    return deferred
+
+
+def _read_again(fetch: _Fetch, wait: FetchWait) -> Work[Answer]:
+    """Read what an append or the deadline of a waiting fetch asks for, and wait again if it is too little."""
+    results = yield from _read_all(fetch)
+    missing_bytes = fetch.missing_bytes(results)
+    if wait.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
+        fetch.node.fetch_waits.end(wait)
+        return fetch.response(results)
+    fetch.node.fetch_waits.add_again(wait, missing_bytes)
+    return wait.deferred
+
+
+def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
+    pace, held = Pace(fetch.node.limits.request_step_elements), fetch.node.answers_held
     results: list[tuple[Target, _Result]] = []
-    has_stepped, held, unfinished_bytes = False, node.answers_held, 0
+    unfinished_bytes = 0
     try:
         for result in fetch.read():
             results.append(result)
@@ -80,35 +118,19 @@ def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> W
             unfinished_bytes += size_bytes
             held.unfinished_bytes += size_bytes
             if pace.next():
-                has_stepped = True
                 yield None
     finally:
         held.unfinished_bytes -= unfinished_bytes
-    missing_bytes = fetch.missing_bytes(results)
-    if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
-        return fetch.response(results)
-    if has_stepped and fetch.is_outdated(results):
-        # An append between two steps completed no waiting fetch. The client's next fetch returns its records.
-        return fetch.response(results)
-    # A connection that waits longer than an idle one may stay has no client any more.
-    idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
-    deferred = Deferred(holds_later_requests=True)
-    node.fetch_waits.add(
-        FetchWait(
-            deferred,
-            fetch.partitions(),
-            missing_bytes,
-            now_ms + (min(max_wait_ms, idle_ms) if idle_ms > 0 else max_wait_ms),
-            fetch.answer,
-        )
-    )
-    return deferred
+    return results
 
 
 class _Fetch:
     """One fetch: may be read twice, when it is asked and when what it waited for is there."""
 
-    __slots__ = ("context", "is_by_replica", "max_bytes", "message", "node", "request", "unknown_topic")
+    __slots__ = (
+        "context", "is_by_replica", "is_committed_only", "max_bytes", "message", "node", "request",
+        "unknown_topic",
+    )  # fmt: skip
 
     def __init__(self, node: Node, request: Request, context: FetchContext) -> None:
         message: FetchRequest = request.message
@@ -117,6 +139,7 @@ class _Fetch:
         self.unknown_topic = UnknownTopicId if version >= FIRST_ID_VERSION else UnknownTopicOrPartition
         state = message.replica_state
         self.is_by_replica = message.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+        self.is_committed_only = message.isolation_level == Isolation.READ_COMMITTED
         self.max_bytes = min(message.max_bytes, node.settings["fetch.max.bytes"])
         if node.quotas.is_any:
             self.max_bytes = int(min(self.max_bytes, node.quotas.most_bytes(request.payer)))
@@ -146,14 +169,17 @@ class _Fetch:
         return wanted_bytes - have_bytes
 
     def is_outdated(self, results: list[tuple[Target, _Result]]) -> bool:
-        """Return True if readers see more of a partition by now than when it was read, or it is gone."""
+        """Return True if this reader sees more of a partition than when it was read, or it is gone."""
         for target, result in results:
             try:
                 partition = self._partition(target)
             except BrokerError:
                 return True
-            ends = partition.high_watermark, partition.last_stable_offset
-            if ends != (result.high_watermark, result.last_stable_offset):
+            if self.is_committed_only:
+                is_same = partition.last_stable_offset == result.last_stable_offset
+            else:
+                is_same = partition.high_watermark == result.high_watermark
+            if not is_same:
                 return True
         return False
 
@@ -193,7 +219,7 @@ class _Fetch:
         result.aborted_transactions = None
         # Here Kafka takes any negative number for none, elsewhere only -1.
         check_leader_epoch(partition, max(asked.current_leader_epoch, -1))
-        is_committed_only = self.message.isolation_level == Isolation.READ_COMMITTED
+        is_committed_only = self.is_committed_only
         # The stable offset first: a sync that ends in its thread meanwhile moves both up.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset

@@ -51,7 +51,10 @@ class _Encoded(Message):
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _handle(node, request, now_ms), is_dropped=False)
+    message: MetadataRequest = request.message
+    may_create = bool(message.topics) and message.allow_auto_topic_creation
+    # Topics are made to their end, though the client goes away.
+    answer: Answer = answer_in_steps(node, _handle(node, request, now_ms), is_dropped=not may_create)
     return answer
 
 
@@ -106,7 +109,7 @@ def _answer(
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
         for each in once.values():
             topics.append(_look_up(node, request, each, refused))
-            if pace.next():
+            if pace.next(1 + len(topics[-1].partitions)):
                 yield None
     address = node.address(request)
     return MetadataResponse(
