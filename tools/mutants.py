@@ -5,6 +5,9 @@ something. The seed that the table of docs/internals/mutants.md names is played 
 seed 0. Exit code 0 when every mutant is caught that can be, else 1. `--write` puts the rows of the chosen
 mutants into the table, `--seeds N` and `--seconds N` bound the search for one of them, names choose some.
 
+`--guards` runs the guard tests of the chosen mutants, each with its mutant in place. Exit code 0 when all of
+them fail, else 1.
+
 `--findings` plays nothing: it writes the second table of the page, which says of each row of findings.md by
 which mutant, or by which other means, it is caught.
 """
@@ -13,18 +16,26 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
 from oncelog.sim.mutants.findings import reason_of
-from oncelog.sim.mutants.mutant import search
+from oncelog.sim.mutants.mutant import ClientMutant, Mutant, search
 
-DOCS = Path(__file__).parents[1] / "docs" / "internals"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "internals"
 PAGE, FINDINGS = DOCS / "mutants.md", DOCS / "findings.md"
+IN_PLACE = "ONCELOG_MUTANT"
+"""Names the mutant with which a guard runs, in the environment."""
+GUARD_RESULTS = {0: "passes", 1: "fails"}
+"""Exit codes of pytest."""
 MUTANT_MARKS = "<!-- mutants -->", "<!-- /mutants -->"
 FINDING_MARKS = "<!-- findings -->", "<!-- /findings -->"
 MUTANT_HEAD = ["| broken rule | findings | caught at seed | what it violates |", "| --- | --- | ---: | --- |"]
@@ -41,18 +52,21 @@ def main() -> int:
     parser.add_argument("--afresh", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--findings", action="store_true")
+    parser.add_argument("--guards", action="store_true")
     options = parser.parse_args()
     if options.findings:
         write_findings()
         return 0
     chosen = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
+    if options.guards:
+        return run_guards(chosen)
     known = {} if options.afresh else seeds_of(PAGE.read_text())
     missed = 0
     for mutant in chosen:
         seeds = candidates(known.get(mutant.name), options.seeds, options.seconds)
         found = search(mutant, seeds)
         missed += found is None and mutant.name not in NOT_CAUGHT
-        seed, rule = found or ("-", f"not caught: {NOT_CAUGHT.get(mutant.name, 'why?')}")
+        seed, rule = found or ("-", by_guards(mutant))
         row = f"| {mutant.name} | {' '.join(mutant.findings)} | {seed} | {rule} |"
         print(row, flush=True)
         if options.write:
@@ -61,6 +75,41 @@ def main() -> int:
         write_findings()
     print(f"{missed} of {len(chosen)} are not caught, and no reason is known")
     return 1 if missed else 0
+
+
+def by_guards(mutant: Mutant | ClientMutant) -> str:
+    """Return what stands in the table for a mutant that no seed notices."""
+    names = ", ".join(f"`{guard}`" for guard in mutant.guards)
+    return f"{names or 'not caught'}; {NOT_CAUGHT.get(mutant.name, 'why?')}"
+
+
+def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
+    """Run each guard with its mutant in place; return 0 when all fail, as they must."""
+    passed = 0
+    for mutant, guard in [(each, guard) for each in chosen for guard in each.guards]:
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {IN_PLACE: mutant.name, "PYTHONPATH": os.pathsep.join(paths)}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "mutants"]
+        command.append(f"tests/{guard}")
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        passed += done.returncode != 1
+        print(f"{GUARD_RESULTS.get(done.returncode, 'cannot run')}: {guard} ({mutant.name})")
+        print(*re.findall(r"^E  .*", done.stdout, re.MULTILINE)[:2], sep="\n", flush=True)
+        if done.returncode not in GUARD_RESULTS:
+            print(done.stdout[-2_000:], done.stderr[-2_000:])
+    print(f"{passed} guards do not fail")
+    return 1 if passed else 0
+
+
+def pytest_sessionstart() -> None:
+    """Put a mutant in place before tests are imported: this file as a plugin of pytest (`run_guards`)."""
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == os.environ[IN_PLACE]]
+    for owner, attribute, instead in mutant.patches:
+        patch.object(owner, attribute, instead, **_created(owner, attribute)).start()
+
+
+def _created(owner: object, attribute: str) -> dict[str, bool]:
+    return {} if hasattr(owner, attribute) else {"create": True}
 
 
 def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
@@ -102,7 +151,7 @@ def finding_rows() -> list[str]:
     seeds = seeds_of(PAGE.read_text())
     mutants: dict[str, list[str]] = {}
     for mutant in MUTANTS:
-        where = f"seed {seeds[mutant.name]}" if mutant.name in seeds else "not caught"
+        where = f"seed {seeds[mutant.name]}" if mutant.name in seeds else "guard test"
         for finding in mutant.findings:
             mutants.setdefault(finding, []).append(f"{mutant.name} ({where})")
     rows = []

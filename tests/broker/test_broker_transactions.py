@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_broker import RawClient
@@ -23,6 +24,7 @@ from oncelog.errors import (
     KafkaStorageError,
     NotCoordinator,
     NotEnoughReplicas,
+    UnstableOffsetCommit,
 )
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -36,6 +38,7 @@ from oncelog.wire.messages import (
     CreatePartitionsRequest,
     DeleteTopicsRequest,
     InitProducerIdRequest,
+    OffsetFetchRequest,
     ProduceRequest,
 )
 from oncelog.wire.records import NewRecord, decode_records
@@ -206,6 +209,23 @@ def test_a_marker_that_cannot_be_written_is_written_later(
     assert place.state() is S.COMPLETE_COMMIT
     assert [place.log(at) for at in PARTITIONS] == [["value", "<commit>"]] * 3
     whole_or_absent(place, True)
+
+
+def test_an_offset_is_not_told_while_a_transaction_may_change_it(place: Place) -> None:
+    who = place.begin()
+    topic = OffsetFetchRequest.OffsetFetchRequestTopics(name=PARTITIONS[0].topic, partition_indexes=[0])
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=[topic])
+    message = OffsetFetchRequest(groups=[group], require_stable=True)
+
+    def fetched() -> tuple[int, int]:
+        request = Request(1, RequestHeader(message.api.key, 8, 1, "c", 0), message, "/127.0.0.1")
+        answer: Any = place.node.handle(request, NOW_MS)
+        row = answer.groups[0].topics[0].partitions[0]
+        return row.error_code, row.committed_offset
+
+    assert fetched()[0] == UnstableOffsetCommit.code
+    place.node.transactions.end("x", who, True, 0, NOW_MS)
+    assert fetched() == (0, 7)
 
 
 @pytest.mark.behaviour("T9")

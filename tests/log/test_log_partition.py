@@ -341,3 +341,24 @@ def test_a_sequence_goes_on_over_transactions_of_one_epoch() -> None:
     put_marker(partition, marker(1, commit=True))
     assert put(partition, batch(0, 3, pid=1, is_transactional=True)).is_duplicate
     assert put(partition, batch(3, pid=1, is_transactional=True)).base_offset == 4
+
+
+def test_no_batch_overtakes_one_for_which_the_coordinator_is_asked() -> None:
+    partition = open_partition()
+    partition.begin_verification(1, 0, 0, raises_epoch=False)
+    with pytest.raises(OutOfOrderSequenceNumber):
+        put(partition, batch(3, pid=1, is_transactional=True))
+    assert put(partition, batch(0, 3, pid=1, is_transactional=True)).base_offset == 0
+    assert put(partition, batch(3, pid=1, is_transactional=True)).base_offset == 3
+
+
+def test_a_transaction_with_an_epoch_of_its_own_begins_with_its_first_batch() -> None:
+    partition = open_partition()
+
+    def begin(sequence: int) -> int:
+        data = batch(sequence, pid=1, is_transactional=True)
+        return partition.append(data, origin=Origin.CLIENT, now_ms=NOW_MS, begins_epoch=True).base_offset
+
+    with pytest.raises(OutOfOrderSequenceNumber):
+        begin(1)
+    assert begin(0) == 0

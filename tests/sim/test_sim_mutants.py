@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +12,9 @@ import pytest
 
 from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
 from oncelog.sim.mutants.findings import OUT_OF_REACH, reason_of
+from oncelog.sim.mutants.mutant import search
 
+ALL = {mutant.name: mutant for mutant in MUTANTS}
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +37,38 @@ def test_what_is_not_caught_has_a_reason(tool: ModuleType) -> None:
     assert {mutant.name for mutant in MUTANTS}.difference(tool.seeds_of(tool.PAGE.read_text())) == {
         *NOT_CAUGHT
     }
+
+
+def test_what_no_seed_notices_has_a_guard_that_exists() -> None:
+    guards = {name: ALL[name].guards for name in NOT_CAUGHT}
+    assert [name for name, tests in guards.items() if not tests] == []
+    for guard in chain.from_iterable(guards.values()):
+        path, _, name = guard.partition("::")
+        assert re.search(rf"\bdef {name}\(", (ROOT / "tests" / path).read_text()), guard
+
+
+def test_a_guard_fails_with_its_mutant_and_else_passes(tool: ModuleType) -> None:
+    sound = ALL["older markers are let in"]
+    assert tool.run_guards([sound]) == 0
+    assert tool.run_guards([sound._replace(guards=("sim/test_sim_mutants.py::test_nothing",))]) == 1
+
+
+def test_nothing() -> None:
+    """A guard of nothing, for the test above."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NOT_CAUGHT])
+def test_every_broken_rule_is_noticed(tool: ModuleType, name: str) -> None:
+    known = tool.seeds_of(tool.PAGE.read_text())[name]
+    assert search(ALL[name], chain([known], range(400))) is not None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_guard_fails_with_its_mutant(tool: ModuleType) -> None:
+    assert tool.run_guards(MUTANTS) == 0
 
 
 def test_every_finding_has_a_mutant_or_a_reason(tool: ModuleType) -> None:

@@ -1,6 +1,16 @@
 """Every mutant, in the order in which the table of docs/internals/mutants.md has them."""
 
-from oncelog.sim.mutants import broker, clients, disk, interrupted, limits, storage, workloads
+from oncelog.sim.mutants import (
+    broker,
+    clients,
+    disk,
+    interrupted,
+    limits,
+    removal,
+    requests,
+    storage,
+    workloads,
+)
 from oncelog.sim.mutants.mutant import ClientMutant, Mutant
 
 MUTANTS: list[Mutant | ClientMutant] = [
@@ -9,12 +19,14 @@ MUTANTS: list[Mutant | ClientMutant] = [
     *clients.MUTANTS,
     *disk.MUTANTS,
     *storage.MUTANTS,
+    *removal.MUTANTS,
     *limits.MUTANTS,
+    *requests.MUTANTS,
     *interrupted.CLIENT_MUTANTS,
 ]
 NOT_CAUGHT: dict[str, str] = {
     name: reason
-    for module in (broker, workloads, clients, disk, storage, limits, interrupted)
+    for module in (broker, workloads, clients, disk, storage, removal, limits, requests, interrupted)
     for name, reason in module.NOT_CAUGHT.items()
 }
-"""The reasons, by the mutant's name."""
+"""By the mutant's name, why no seed notices it. Its guards do."""

@@ -276,11 +276,19 @@ MUTANTS = [
     Mutant("the log behind the snapshot is not replayed", ((recovery, "_replay", nothing),)),
     Mutant("checksums are not looked at in recovery", ((segment.Segment, "rebuild", _trust_all),)),
     Mutant("aborted transactions are not synced", ((index.TransactionIndex, "append", _append_unsynced),)),
-    Mutant("older markers are let in", ((marker, "_refuse_marker", nothing),)),
+    Mutant(
+        "older markers are let in",
+        ((marker, "_refuse_marker", nothing),),
+        guards=("rules/test_rules_marker.py::test_row",),
+    ),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
     Mutant("data before the transaction is durable", ((admission.Admission, "is_early", property(false)),)),
-    Mutant("markers before the decision is durable", ((transactions, "when_durable", _at_once),)),
+    Mutant(
+        "markers before the decision is durable",
+        ((transactions, "when_durable", _at_once),),
+        guards=("broker/test_broker_transactions.py::test_answers_and_markers_wait_for_the_disk",),
+    ),
     Mutant("what was decided is not resumed", ((_COORDINATOR, "resume", nothing),)),
     Mutant("the coordinator's log is not loaded", ((_COORDINATOR, "load", nothing),)),
     Mutant("a new instance keeps the epoch", ((transaction, "_raise_epoch", _same_epoch),)),
@@ -301,7 +309,13 @@ MUTANTS = [
     Mutant("offsets hold before the commit", ((offsets.Offsets, "commit_pending", _pending_at_once),)),
     Mutant("offsets hold after an abort", ((offsets.Offsets, "on_marker", _offsets_whatever),)),
     Mutant("offsets never hold", ((offsets.Offsets, "on_marker", _offsets_never),)),
-    Mutant("offsets are read before their transaction ends", ((offsets.Offsets, "pending_of", _no_set),)),
+    Mutant(
+        "offsets are read before their transaction ends",
+        ((offsets.Offsets, "pending_of", _no_set),),
+        guards=(
+            "broker/test_broker_transactions.py::test_an_offset_is_not_told_while_a_transaction_may_change_it",
+        ),
+    ),
     Mutant("members of old generations commit", ((groups.GroupCoordinator, "check_commit", nothing),)),
     Mutant("producer ids are given twice", ((producer_ids.ProducerIds, "take", _take_again),)),
     Mutant(
@@ -310,13 +324,24 @@ MUTANTS = [
         findings=("C2b",),
     ),
     Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
-    Mutant("a lost attempt counts as a refusal", ((_SEQUENCES, "on_no_outcome", _surely_not_stored),)),
     Mutant(
-        "the first batch of an id is not alone", ((_SEQUENCES, "_window", property(lambda self: self.limit)),)
+        "a lost attempt counts as a refusal",
+        ((_SEQUENCES, "on_no_outcome", _surely_not_stored),),
+        guards=(
+            "rules/test_rules_sending.py::test_a_batch_that_may_be_stored_is_never_renumbered_under_guard",
+        ),
+    ),
+    Mutant(
+        "the first batch of an id is not alone",
+        ((_SEQUENCES, "_window", property(lambda self: self.limit)),),
+        guards=("rules/test_rules_sending.py::test_the_first_batch_of_an_id_goes_alone",),
     ),
     Mutant(
         "acknowledged batches do not count among the five",
         ((_SEQUENCES, "may_number", _count_unacknowledged),),
+        guards=(
+            "rules/test_rules_sending.py::test_acknowledged_batches_count_as_long_as_one_before_them_is_not",
+        ),
     ),
     Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", false),), world=FORGETFUL),
     Mutant(

@@ -64,6 +64,7 @@ MUTANTS = [
         "every attempt of a task writes into the transaction",
         ((atomic_task, "may_claim", _always),),
         "atomic",
+        guards=("spark/test_spark_atomic.py::test_one_attempt_of_a_task_writes",),
     ),
     Mutant(
         "a repeated micro-batch is committed task by task",
@@ -95,6 +96,9 @@ MUTANTS = [
         ((partition, "decide_append", _any_first_sequence),),
         "pipelined",
         findings=("C14", "F1"),
+        guards=(
+            "log/test_log_partition.py::test_a_transaction_with_an_epoch_of_its_own_begins_with_its_first_batch",
+        ),
     ),
     Mutant(
         "quotes are counted in CSV files",
@@ -107,6 +111,9 @@ MUTANTS = [
         ((transactions.Transactions, "hand_over", _hand_over_committing),),
         "lanes",
         findings=("R76",),
+        guards=(
+            "client/test_client_transactions_close.py::test_what_could_not_be_handed_over_in_time_is_not_committed",
+        ),
     ),
 ]
 """In the order of findings C5 to C20, and of those of clients, sink and loader."""

@@ -57,7 +57,11 @@ MUTANTS = [
     Mutant(
         "an idle producer is forgotten", ((producer_table.ProducerTable, "put_packed", nothing),), "limits"
     ),
-    Mutant("a snapshot changes with its table", ((producer_table.ProducerTable, "_own", _share_the_shard),)),
+    Mutant(
+        "a snapshot changes with its table",
+        ((producer_table.ProducerTable, "_own", _share_the_shard),),
+        guards=("log/test_log_chores.py::test_a_large_snapshot_is_written_while_appends_go_on",),
+    ),
     Mutant(
         "a closed segment lacks its last time",
         (
@@ -67,6 +71,7 @@ MUTANTS = [
         ),
         "expiry",
         findings=("C9",),
+        guards=("log/test_log_time_index.py::test_retention_by_time_keeps_what_is_young_after_a_kill",),
     ),
     Mutant(
         "records without a timestamp are old",

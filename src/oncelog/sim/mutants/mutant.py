@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from oncelog.sim import blocking, cancelling
+from oncelog.sim.backup import play_restored
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
+from oncelog.sim.scene import Run
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.simulation import APART, WORKLOADS, play, scenario_for
 
@@ -21,7 +23,8 @@ class Mutant(NamedTuple):
     """`workload`: every seed plays it, as with --workload; else only seeds with that part can notice.
 
     `world`: further patches; with those alone nothing is violated. `findings`: ids of the rows of
-    docs/internals/findings.md that this mutant puts back.
+    docs/internals/findings.md that this mutant puts back. `guards`: tests, relative to `tests/`, each of
+    which fails under the patches alone; `tools/mutants.py --guards` runs them so.
     """
 
     name: str
@@ -29,16 +32,21 @@ class Mutant(NamedTuple):
     workload: str | None = None
     world: tuple[Patch, ...] = ()
     findings: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 class ClientMutant(NamedTuple):
-    """`kinds`: of the seeds that can notice; of `clients`, blocking or asyncio. `findings`: as in Mutant."""
+    """`kinds`: of the seeds that can notice; empty: all. `clients`: blocking, asyncio or backup.
+
+    `findings`, `guards`: as in Mutant.
+    """
 
     name: str
     clients: str
     kinds: tuple[str, ...]
     patches: tuple[Patch, ...]
     findings: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -53,12 +61,19 @@ def true(*_: Any, **__: Any) -> bool:
     return True
 
 
+_SCENES: dict[str, tuple[Callable[[int], str], Callable[[int], Run]]] = {
+    "blocking": (blocking.kind_of, play_threads),
+    "asyncio": (cancelling.kind_of, play_cancelled),
+    "backup": (lambda seed: "backup", play_restored),
+}
+"""How a seed's clients are drawn, and played."""
+
+
 def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     """Return the first seed of interrupted clients that notices, and the violated rule; None without."""
-    scenes = blocking if mutant.clients == "blocking" else cancelling
-    play_one = play_threads if mutant.clients == "blocking" else play_cancelled
+    kind_of, play_one = _SCENES[mutant.clients]
     for seed in seeds:
-        if scenes.kind_of(seed) not in mutant.kinds:
+        if mutant.kinds and kind_of(seed) not in mutant.kinds:
             continue
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:

@@ -183,6 +183,7 @@ MUTANTS = [
         ((Partition, "_retained_from", _retained_from),),
         "changed",
         findings=("R107",),
+        guards=("log/test_log_retention.py::test_a_segment_that_compaction_emptied_keeps_no_later_one",),
     ),
     Mutant(
         "a damage below the recovery point stops a start that replays",
@@ -190,6 +191,7 @@ MUTANTS = [
         None,
         LOST_SNAPSHOTS,
         findings=("R200",),
+        guards=("log/test_log_recovery.py::test_a_start_takes_any_flipped_bit_below_the_recovery_point",),
     ),
     Mutant(
         "what recovery removed comes back with a power loss",
@@ -197,6 +199,7 @@ MUTANTS = [
         None,
         POWER_LOSSES,
         findings=("R230",),
+        guards=("log/test_log_recovery.py::test_what_recovery_removed_stays_removed_after_a_power_loss",),
     ),
     Mutant(
         "an empty segment behind a loss is kept",
@@ -204,6 +207,7 @@ MUTANTS = [
         "changed",
         POWER_LOSSES,
         findings=("R231",),
+        guards=("log/test_log_recovery.py::test_a_compacted_log_ends_where_its_last_batch_does",),
     ),
     Mutant(
         "a flush vouches for a marker without its index entry",
@@ -211,6 +215,9 @@ MUTANTS = [
         None,
         (*PREEMPTED, *POWER_LOSSES),
         findings=("R32",),
+        guards=(
+            "log/test_log_flush_race.py::test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry",
+        ),
     ),
     Mutant(
         "a lost index of aborted transactions counts as empty",

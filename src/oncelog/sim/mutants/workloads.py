@@ -271,6 +271,9 @@ MUTANTS = [
         "deletions",
         REFUSED,
         findings=("R41",),
+        guards=(
+            "broker/test_broker_coordinator_state.py::test_offsets_that_a_full_disk_keeps_do_not_count_for_the_next_topic_of_that_name",
+        ),
     ),
     Mutant(
         "a second deletion takes the place of the first",
@@ -285,6 +288,7 @@ MUTANTS = [
         "pipelined",
         REFUSED_IDS,
         findings=("F39",),
+        guards=("log/test_log_partition.py::test_no_batch_overtakes_one_for_which_the_coordinator_is_asked",),
     ),
     Mutant(
         "a marker behind a round of compaction loses its index entry",

@@ -1,0 +1,132 @@
+"""Mutants of what is removed and replaced on the disk: retention, swaps, lost directories and indexes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from oncelog.log import compaction, recovery, store
+from oncelog.log.compaction import CLEANED, SWAP
+from oncelog.log.disk import Disk
+from oncelog.log.index import TransactionIndex
+from oncelog.log.manager import LogManager
+from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, file_name
+from oncelog.sim.mutants.mutant import Mutant, nothing
+
+
+def _is_known_on_disk(self: Any, dead: Any) -> bool:
+    """Take any snapshot on the disk for one that outlives a power loss."""
+    return self._producers.snapshot_from(dead[-1].end_offset) is not None
+
+
+def _make_swap_at_once(self: Any, output: Any, newest_path: str) -> None:
+    """Rename the log with its indexes, and sync their names together."""
+    self._disk.set_modified_ms(output.log_path, self._disk.modified_ms(newest_path))
+    output.sync(is_active=False)
+    for suffix in reversed(SUFFIXES):
+        stem = f"{self._directory}/{file_name(output.base_offset, suffix)}"
+        if self._disk.exists(stem + CLEANED):
+            self._disk.rename(stem + CLEANED, stem + SWAP)
+    self._disk.sync_directory(self._directory)
+
+
+def _take_names_at_once(disk: Disk, directory: str, base_offset: int) -> None:
+    for suffix in SUFFIXES:
+        name = f"{directory}/{file_name(base_offset, suffix)}"
+        if disk.exists(name + SWAP):
+            disk.rename(name + SWAP, name)
+
+
+def _recover_from_0(disk: Any, directory: str, how: Any) -> Any:
+    is_lost = not any(name.endswith(LOG_SUFFIX) for name in disk.list(directory))
+    return _RECOVER(disk, directory, replace(how, recovery_point=0) if is_lost else how)
+
+
+def _store_in_place(self: Any) -> None:
+    """Write an index of aborted transactions from its beginning, over the file that is there."""
+    file = self._disk.open(self._path, create=True)
+    file.truncate(0)
+    file.close()
+    self._written = 0
+    self.sync()
+
+
+def _no_part(self: Any, dead: Any) -> list[Any]:
+    return []
+
+
+_RECOVER = recovery.recover
+MUTANTS = [
+    Mutant(
+        "segments go once a newer snapshot is on the disk",
+        ((store.PartitionStore, "_is_safe_without", _is_known_on_disk),),
+        "trimmed",
+        findings=("R240",),
+        guards=(
+            "log/test_log_retention.py::"
+            "test_a_power_loss_after_deleting_segments_leaves_their_producers_known",
+        ),
+    ),
+    Mutant(
+        "a swap syncs the names of a log and of its indexes together",
+        (
+            (compaction.Compaction, "_make_swap", _make_swap_at_once),
+            (compaction, "_take_names", _take_names_at_once),
+        ),
+        "changed",
+        findings=("R242",),
+        guards=("log/test_log_compaction.py::test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden",),
+    ),
+    Mutant(
+        "a lost directory begins again at 0",
+        ((store, "recover", _recover_from_0),),
+        findings=("R243",),
+        guards=("log/test_log_recovery.py::test_a_lost_directory_gives_no_offset_again",),
+    ),
+    Mutant(
+        "an index of aborted transactions is made again in place",
+        ((TransactionIndex, "store", _store_in_place),),
+        findings=("R300",),
+        guards=(
+            "log/test_log_recovery.py::"
+            "test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry",
+        ),
+    ),
+    Mutant(
+        "the names of dropped segments are not synced",
+        ((store.PartitionStore, "_sync_drops", nothing), (recovery, "_finish_drops", nothing)),
+        "trimmed",
+        findings=("R302",),
+        guards=("log/test_log_retention.py::test_a_power_loss_amid_deleting_segments_leaves_no_hole",),
+    ),
+    Mutant(
+        "a full disk keeps all segments",
+        ((store.PartitionStore, "_safe_part", _no_part),),
+        "trimmed",
+        findings=("R303",),
+        guards=(
+            "log/test_log_retention.py::test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover",
+        ),
+    ),
+    Mutant(
+        "checkpoints of missing directories are kept",
+        ((LogManager, "forget_missing_partitions", nothing),),
+        findings=("R310",),
+        guards=(
+            "log/test_log_manager.py::test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one",
+        ),
+    ),
+]
+NOT_CAUGHT: dict[str, str] = {
+    "segments go once a newer snapshot is on the disk": "needs a power loss that takes the end of a log,"
+    " which flush.messages=1 allows for records without an answer only: no seed so far",
+    "a swap syncs the names of a log and of its indexes together": "needs a power loss between two names of"
+    " one swap, of a segment with aborted transactions: no seed so far",
+    "a lost directory begins again at 0": "rot takes files, never a directory",
+    "an index of aborted transactions is made again in place": "no start that follows a rot is interrupted",
+    "the names of dropped segments are not synced": "needs a power loss that keeps one of two renames within"
+    " one step: no seed of the first 82 with a power loss every few seconds",
+    "a full disk keeps all segments": "nothing counts the room on the disk, and a full disk has room again",
+    "checkpoints of missing directories are kept": "rot takes files, never a directory",
+}
+"""And why not."""
