@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
+import oncelog.edge.disk
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.edge.disk import RealDisk
@@ -110,12 +111,43 @@ def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline()
     assert [each.last_offset for each in again.aborted_transactions(0, 2)] == [1]
 
 
+def _open_files(root: Path) -> int:
+    paths = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return sum(path.startswith(str(root / str(TP))) for path in paths)
+
+
+@pytest.mark.parametrize("is_clean", [False, True], ids=["kill", "lost-snapshots"])
+def test_a_start_needs_few_descriptors_however_many_segments_it_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_clean: bool
+) -> None:
+    disk = RealDisk(tmp_path)
+    partition = open_partition(disk, SMALL)
+    for number in range(300):
+        put(partition, batch(number))
+    segment_count = partition.segment_count
+    partition.close(NOW_MS)
+    for path in (tmp_path / str(TP)).iterdir():
+        if path.suffix in (".snapshot", ".producers"):
+            path.unlink()
+    open_file, counts = oncelog.edge.disk._open, []
+
+    def counted(path: str, flags: int) -> int:
+        fd = open_file(path, flags)
+        counts.append(_open_files(tmp_path))
+        return fd
+
+    monkeypatch.setattr(oncelog.edge.disk, "_open", counted)
+    again = open_partition(disk, SMALL, clean_shutdown=is_clean, recovery_point=0)
+    assert (again.segment_count, again.log_end_offset) == (segment_count, 300)
+    assert max(counts) < 5 < segment_count
+    again.close(NOW_MS)
+
+
 def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path) -> None:
     """Thousands of segments that a reader passed through must not keep thousands of descriptors."""
 
     def open_files() -> int:
-        paths = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
-        return sum(path.startswith(str(tmp_path / str(TP))) for path in paths)
+        return _open_files(tmp_path)
 
     partition = open_partition(RealDisk(tmp_path), SMALL)
     for number in range(100):

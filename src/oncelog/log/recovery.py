@@ -308,6 +308,7 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
             _replay_block(recovered, segment, block, start, now_ms)
         for damaged in sorted(set(segment.damaged) - told):
             recovered.reports.append(segment.damage_text(damaged))
+        segment.file.rest()
 
 
 def _replay_block(

@@ -195,6 +195,7 @@ class Segment:
         self.transactions = self._read_transaction_index()
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
+        self.file.rest()
 
     def rebuild(
         self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
@@ -214,6 +215,8 @@ class Segment:
             self._write_indexes_again()
         else:
             self._make_missing_files()
+        # A start may check thousands: test_a_start_needs_few_descriptors_however_many_segments_it_checks.
+        self.file.rest()
         return bad
 
     def _make_missing_files(self) -> None:
