@@ -7,12 +7,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError
+from oncelog.log.chores import run
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk
 
@@ -116,3 +117,39 @@ def test_the_real_disk_knows_when_a_file_was_written(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     disk.replace("file", b"x")
     assert disk.modified_ms("file") == int((tmp_path / "file").stat().st_mtime * 1_000)
+
+
+@pytest.mark.parametrize("work", ["retention", "snapshot", "compaction"])
+def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str) -> None:
+    """A later sync of the directory would succeed, though names are lost that the failed one had to store."""
+    disk, policy = MemoryDisk(), "compact" if work == "compaction" else "delete"
+    log_config = config(segment_bytes=500, cleanup_policy=policy)
+    partition = open_partition(disk, log_config)
+    for number in range(12):
+        put(partition, batch(number, value=bytes(50)))
+    partition.flush()
+    disk.errors = {("sync", str(TP)): errno.EIO}
+    dirty = partition.dirty_range(NOW_MS)
+    assert dirty is not None
+    chores = {
+        "snapshot": partition._producers.snapshots.write(12, partition._producers.table.image()),
+        "compaction": partition.compact(dirty, NOW_MS),
+    }
+    with pytest.raises((OSError, KafkaStorageError)):
+        run(chores[work]) if work in chores else partition.delete_records(8, NOW_MS)
+    disk.errors = {}
+    assert partition.is_offline
+    for use in (
+        partition.flush,
+        lambda: put(partition, batch(12)),
+        lambda: partition.delete_records(12, NOW_MS),
+    ):
+        with pytest.raises(KafkaStorageError, match="a sync failed"):
+            use()
+    names = disk.list(str(TP))
+    assert partition.enforce_retention(NOW_MS) == 0
+    assert disk.list(str(TP)) == names
+    # Files of dropped segments stay, so that a start knows of them: their new names may be lost.
+    assert any(name.endswith(".deleted") for name in names) is (work == "retention")
+    again = open_partition(disk.after_kill(), log_config, recovery_point=12)
+    assert (again.log_end_offset, again.is_offline) == (12, False)

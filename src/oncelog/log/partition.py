@@ -304,8 +304,10 @@ class Partition(CompactedStore):
     def enforce_retention(self, now_ms: int) -> int:
         """Delete segments that are too old or too many, oldest first; how many.
 
-        Open transactions do not hold them. Raises KafkaStorageError.
+        Open transactions do not hold them. An offline partition keeps all. Raises KafkaStorageError.
         """
+        if self.is_offline:
+            return 0
         before = len(self._segments)
         for _ in self.confirm_times(now_ms):
             pass  # mostly done before, in steps

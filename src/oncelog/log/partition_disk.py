@@ -8,12 +8,12 @@ here, and nothing is found once the partition is closed. Files that are open alr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
 from oncelog.log.chores import Job
-from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, remove_if_exists
+from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, remove_if_exists
 
 DROPPED_SUFFIX = ".deleted"
 """Kafka's: files that end so are removed at start."""
@@ -31,6 +31,8 @@ class PartitionDisk:
         self._disk = disk
         self._lock = disk.mutex()
         self._is_closed = False
+        self.on_sync_failed: Callable[[SyncFailed], None] = lambda error: None
+        """Called when a directory could not be synced, in the thread that met it."""
 
     def close(self) -> None:
         """Refuse further calls. Idempotent."""
@@ -125,7 +127,11 @@ class PartitionDisk:
     def sync_directory(self, path: str = "") -> None:
         # Without the lock, for it may take long: to sync the directory of another partition harms nothing.
         self._check()
-        self._disk.sync_directory(path)
+        try:
+            self._disk.sync_directory(path)
+        except SyncFailed as error:
+            self.on_sync_failed(error)
+            raise
 
     def volume(self) -> tuple[int, int]:
         return self._disk.volume()

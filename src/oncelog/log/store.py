@@ -60,6 +60,7 @@ class PartitionStore:
         chores: Chores,
     ) -> None:
         self._disk = disk
+        disk.on_sync_failed = self._fail
         self._directory = directory
         self.topic_partition = topic_partition
         self.config = config
@@ -286,6 +287,15 @@ class PartitionStore:
         self._unsnapshotted_bytes += len(records)
         return base_offset
 
+    def _fail(self, error: SyncFailed) -> None:
+        """Go offline: Linux calls what a failed sync lost clean, and a later sync proves nothing.
+
+        As Apache Kafka does for any IOException. Not only a flush syncs: names that retention, a snapshot or
+        compaction could not make durable would pass for durable with the next sync of the directory. See
+        test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
+        """
+        self._failure = f"a sync failed ({error}); start the broker again once the disk works"
+
     def _check_online(self) -> None:
         if self._failure is not None:
             raise KafkaStorageError(f"{self.topic_partition} is offline: {self._failure}")
@@ -318,6 +328,7 @@ class PartitionStore:
 
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
         """Move the log start up, then delete the segments wholly below it."""
+        self._check_online()
         known_start, self._log_start_offset = self._log_start_offset, max(self._log_start_offset, offset)
         active, failure = self._segments.active, None
         try:
@@ -381,7 +392,7 @@ class PartitionStore:
         dead = self._dead_segments()
         if dead and not self._is_safe_without(dead):
             dead = self._safe_part(dead)
-        if not dead or self._is_swapping:
+        if not dead or self._is_swapping or self.is_offline:
             return []
         dropped: list[_Dropped] = []
         try:
@@ -447,7 +458,7 @@ class PartitionStore:
                 self._rewrites_small = False
                 self._disk.sync_directory(self._directory)
         except SyncFailed as error:
-            self._failure = f"a sync failed ({error}); start the broker again once the disk works"
+            self._fail(error)
             raise KafkaStorageError(f"{self.topic_partition}: {self._failure}") from error
         except OSError as error:
             self._is_directory_dirty = True
