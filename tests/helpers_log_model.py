@@ -122,19 +122,23 @@ class LogModel:
                 open_batches.setdefault(batch.pid, []).append(batch.base_offset)
         return found.union(*open_batches.values())
 
-    def stable_offset(self, high_watermark: int) -> int:
-        """Return where a read_committed reader stops: at a transaction whose end it does not see yet."""
-        first, open_from = high_watermark, dict[int, int]()
+    def unstable_offsets(self, high_watermark: int) -> list[int]:
+        """Return where the transactions begin whose end a reader does not see yet."""
+        unseen, open_from = list[int](), dict[int, int]()
         for batch in self.batches:
             if batch.pid is None:
                 continue
             if batch.is_commit is not None:
                 begun = open_from.pop(batch.pid, None)
                 if begun is not None and batch.base_offset >= high_watermark:
-                    first = min(first, begun)
+                    unseen.append(begun)
             elif batch.is_transactional:
                 open_from.setdefault(batch.pid, batch.base_offset)
-        return max(min([first, *open_from.values()]), self.start)
+        return [*unseen, *open_from.values()]
+
+    def stable_offset(self, high_watermark: int) -> int:
+        """Return where a read_committed reader stops."""
+        return max(min([high_watermark, *self.unstable_offsets(high_watermark)]), self.start)
 
     def visible(self, upper: int, *, is_committed_only: bool) -> list[Row]:
         """Return the records from the log start to below `upper` that a reader gets."""
