@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from helpers_broker import RawClient, wait_until
@@ -118,3 +119,12 @@ class Collected:
 
     def offsets(self, partition: int = 0) -> list[int]:
         return sorted(row.offset for row in self.rows if row.partition == partition)
+
+
+def take_back(checkpoint: str, *logs: str) -> None:
+    """The checkpoint forgets the newest entry of these logs (offsets, commits)."""
+    for log in logs:
+        entries = (each for each in Path(checkpoint, log).iterdir() if each.name.isdigit())
+        newest = max(entries, key=lambda each: int(each.name))
+        newest.unlink()
+        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)

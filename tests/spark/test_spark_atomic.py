@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_spark import create_topic, fill, read, read_stream
+from helpers_spark import create_topic, fill, read, read_stream, take_back
 
 import oncelog
 from oncelog.edge.producer import Producer
@@ -111,6 +111,40 @@ def test_two_writes_of_one_micro_batch_need_two_names(
         with pytest.raises(SinkError, match="its own name"):
             write_atomic(other, **again)
     assert values(spark, bootstrap, topic) == list(range(9))
+
+
+@pytest.mark.behaviour("T12")
+def test_a_checkpoint_taken_back_by_one_micro_batch_loses_no_rows(
+    spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
+) -> None:
+    """Batch 1 is planned a second time, with more rows. It was taken for the one that is committed."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, f"{topic}.in")
+    create_topic(bootstrap, topic)
+    stream = read_stream(spark, bootstrap, subscribe=f"{topic}.in", startingOffsets="earliest")
+    written: list[atomic.AtomicWrite] = []
+
+    def take(frame: Any, batch_id: int) -> None:
+        written.append(write_atomic(frame.select("key", "value"), batch_id, options_of(bootstrap, topic)))
+
+    def run() -> None:
+        atomic._returned.clear()
+        query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    for first in (0, 10):
+        fill(bootstrap, f"{topic}.in", first, 10)
+        run()
+    take_back(checkpoint, "commits")
+    run()  # repeated as it was planned
+    take_back(checkpoint, "commits", "offsets")
+    run()  # planned a second time, with the same rows
+    assert [each[:3] for each in written] == [(0, 10, False), (1, 10, False), (1, 10, True), (1, 10, True)]
+    take_back(checkpoint, "commits", "offsets")
+    fill(bootstrap, f"{topic}.in", 20, 5)
+    with pytest.raises(Exception, match="planned it a second time with other rows: the checkpoint was taken"):
+        run()
+    assert values(spark, bootstrap, topic) == list(range(20))
 
 
 def test_a_call_that_failed_may_be_repeated_in_the_same_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import oncelog
 from oncelog.edge.admin import Admin, ConfigResource
 from oncelog.errors import MisuseError
 from oncelog.faults import Proxy, Rule
-from oncelog.spark import audit
+from oncelog.spark import audit, audit_keys
 from oncelog.spark.audit import audit_topic
+from oncelog.spark.audit_keys import check_keys
 from oncelog.spark.offsets import DataLossError
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
@@ -291,6 +293,33 @@ def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offset
         assert finding.base_offset > finding.other_offset
         assert f"0:{finding.other_offset}, 0:{finding.base_offset}" in finding.explanation
     assert off.keys.records - 30 >= len(off.findings)
+
+
+def test_a_key_of_many_records_is_shown_with_a_few_places(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row with all places of a key ended the audit where a key had some million records."""
+    from pyspark.sql import functions
+
+    def places_in_a_row(*_: object) -> None:
+        raise AssertionError("all places of a key are gathered in one row")
+
+    monkeypatch.setattr(functions, "collect_list", places_in_a_row)
+    records = spark.range(0, 40, 1, 4).selectExpr(
+        "'t' AS topic",
+        "array(IF(id % 2 = 0, -1, id)) AS key",
+        "CAST(id % 3 AS INT) AS partition",
+        "id AS offset",
+    )
+    (finding,), totals = check_keys(records, True, 10)
+    assert totals == (40, 21, 1)
+    assert (finding.partition, finding.base_offset, finding.other_offset) == (0, 6, 0)
+    assert "20 times, at partition:offset 0:0, 0:6, 0:12, 0:18, 0:24, 0:30, 0:36, 1:4, 1:10, 1:16, ..." in (
+        finding.explanation
+    )
+    monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))  # removed meanwhile
+    (finding,), _ = check_keys(records, True, 10)
+    assert "20 times, at partition:offset 0:0, 2:38, ..." in finding.explanation
 
 
 def test_what_a_pipeline_lost_and_doubled(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:

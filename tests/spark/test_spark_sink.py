@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_spark import create_topic, fill, read, read_stream
+from helpers_spark import create_topic, fill, read, read_stream, take_back
 from pyspark import TaskContext
 from pyspark.sql.functions import expr
 
@@ -56,14 +56,6 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
     )
 
 
-def take_back(checkpoint: str, *logs: str) -> None:
-    """The checkpoint forgets the newest entry of these logs (offsets, commits)."""
-    for log in logs:
-        newest = max((each for each in Path(checkpoint, log).iterdir() if each.name.isdigit()), key=entry)
-        newest.unlink()
-        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-
-
 def noted(bootstrap: str, checkpoint: str, topic: str) -> Finished:
     """The sink's note of the last batch it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
@@ -74,10 +66,6 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> Finished:
         found = sink.finished(admin)
     assert found is not None
     return found
-
-
-def entry(path: Path) -> int:
-    return int(path.name)
 
 
 def test_a_batch_write_and_one_that_is_repeated(

@@ -53,14 +53,20 @@ class RowSum(NamedTuple):
 
 
 class LaneMarker(NamedTuple):
-    """The last batch a lane committed."""
+    """The last batch a lane committed.
+
+    `planned`: digest of what the checkpoint says of the batch (`write_atomic`); "" where it is not known.
+    """
 
     batch_id: int
     sum: RowSum
+    planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
         """As the lane's consumer group keeps it: the batch id is the offset."""
         note = {"oncelog": _FORMAT, "rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
+        if self.planned:
+            note["planned"] = self.planned
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
@@ -69,24 +75,27 @@ class LaneMarker(NamedTuple):
         note = _note(group, kept, ("rows", "hash"))
         if kept is None or note is None:
             return None
-        return cls(kept.offset, RowSum(note["rows"], int(note["hash"], 16)))
+        return cls(kept.offset, RowSum(note["rows"], int(note["hash"], 16)), note.get("planned", ""))
 
 
 class Finished(NamedTuple):
     """The last batch of which the driver saw all lanes committed, and how many they were.
 
-    `sum`: of all its rows; None if version 0.4.1 or older noted it.
+    `sum`: of all its rows; None if version 0.4.1 or older noted it. `planned`: as in LaneMarker.
     """
 
     batch_id: int
     lanes: int
     sum: RowSum | None = None
+    planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
         """As the sink's own consumer group keeps it."""
         note: dict[str, Any] = {"oncelog": _FORMAT, "lanes": self.lanes}
         if self.sum is not None:
             note |= {"rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
+        if self.planned:
+            note["planned"] = self.planned
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
@@ -96,7 +105,7 @@ class Finished(NamedTuple):
         if kept is None or note is None:
             return None
         total = RowSum(note["rows"], int(note["hash"], 16)) if "hash" in note else None
-        return cls(kept.offset, note["lanes"], total)
+        return cls(kept.offset, note["lanes"], total, note.get("planned", ""))
 
 
 class PlanNote(NamedTuple):
@@ -219,6 +228,11 @@ class Reason(Enum):
         "micro-batch its own name, as in write_atomic(df, batch_id, options, name='rejected'). Nothing was "
         "written"
     )
+    PLANNED_AGAIN = (
+        "batch {batch} is committed with {found}, and Spark has planned it a second time with other rows: "
+        "the checkpoint was taken back to an older state, or a second query runs on a copy of it. Nothing "
+        "was written. Restore the newest checkpoint; or begin with a new one, whose rows are written as new"
+    )
     WRITTEN_TWICE = (
         "write_atomic was called for batch {batch} a second time in this run with the name {found} and the "
         "same topic: give each write of one micro-batch its own name, as in write_atomic(df, batch_id, "
@@ -245,9 +259,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Written before: the rows must be these."""
+    """Written before: the rows must be these. `planned`: as in LaneMarker."""
 
     expected: RowSum
+    planned: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,14 +361,24 @@ def decide_atomic(
         return Refuse(Reason.UNKNOWN) if name is None else Refuse(Reason.NEW_NAME, repr(name))
     if marker.batch_id > batch_id:
         return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
-    return Compare(marker.sum) if marker.batch_id == batch_id else Write()
+    return Compare(marker.sum, marker.planned) if marker.batch_id == batch_id else Write()
 
 
-def decide_same_content(expected: RowSum, now: RowSum) -> Refuse | None:
+def is_plan_repeated(committed: str, now: str) -> bool:
+    """Return whether a streaming query repeats the batch that was committed, by digests of its checkpoint.
+
+    Spark plans a batch once and repeats it as it was planned. One that is planned a second time may have more
+    rows, which nobody else will write. An unknown digest ("") proves nothing and is taken for the same.
+    """
+    return not committed or not now or committed == now
+
+
+def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = False) -> Refuse | None:
     """Refuse a second write_atomic for one batch whose rows differ. A hash of 0 was not kept (0.4.1)."""
     if expected.rows == now.rows and expected.hash in (0, now.hash):
         return None
-    return Refuse(Reason.OTHER_ROWS, f"{expected.rows} rows that are not the {now.rows} of this call")
+    reason = Reason.PLANNED_AGAIN if is_in_stream else Reason.OTHER_ROWS
+    return Refuse(reason, f"{expected.rows} rows that are not the {now.rows} of this call")
 
 
 class Claim(NamedTuple):

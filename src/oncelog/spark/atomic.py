@@ -8,6 +8,7 @@ whole batch is written again under a new epoch.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from oncelog.rules.lane import (
     Write,
     decide_atomic,
     decide_same_content,
+    is_plan_repeated,
 )
 from oncelog.spark.atomic_task import REPORT_SCHEMA, SUM_SCHEMA, place_rows, sum_rows, write_share
 from oncelog.spark.batch_plan import note_begun
@@ -42,7 +44,7 @@ from oncelog.types import TransactionShare
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_QUERY_ID = "sql.streaming.queryId"
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
 """All jobs of a query's run are in the group of its run id."""
 _ATTEMPTS = 3
@@ -128,7 +130,7 @@ def _remember(call: _Call) -> None:
 def _write_once(
     df: DataFrame, batch_id: int, sink: Sink, user_name: str | None, *, is_in_stream: bool
 ) -> AtomicWrite:
-    settings = sink.settings
+    settings, planned = sink.settings, digest_of_plan(df) if is_in_stream else ""
     with (
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
         Admin(settings.admin) as admin,
@@ -140,8 +142,9 @@ def _write_once(
         match decide_atomic(batch_id, marker, first_batch_id=first, name=user_name):
             case Refuse() as refusal:
                 raise refusal.error(batch_id)
-            case Compare(there):
-                _compare(df, batch_id, sink, there, is_in_stream)
+            case Compare(there, committed):
+                if not (is_in_stream and is_plan_repeated(committed, planned)):
+                    _compare(df, batch_id, sink, there, is_in_stream)
                 return AtomicWrite(batch_id, there.rows, was_there=True)
             case Write():
                 note_begun(sink, admin, batch_id)
@@ -150,17 +153,19 @@ def _write_once(
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
                     written_at = time.monotonic()
-                    kept = {sink.marker_at: LaneMarker(batch_id, total).encode()}
+                    kept = {sink.marker_at: LaneMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
                 seconds = time.monotonic() - written_at
-                sink.keep(admin, sink.finished_id, Finished(batch_id, 1, total).encode())
+                sink.keep(admin, sink.finished_id, Finished(batch_id, 1, total, planned).encode())
                 return AtomicWrite(batch_id, total.rows, False, size_bytes, seconds)
 
 
 def _marker(sink: Sink, admin: Admin) -> LaneMarker | None:
     """Return the newest batch that was committed: by its marker, or once that has expired by our own note."""
     finished = sink.finished(admin)
-    noted = None if finished is None or finished.sum is None else LaneMarker(finished.batch_id, finished.sum)
+    noted = None
+    if finished is not None and finished.sum is not None:
+        noted = LaneMarker(finished.batch_id, finished.sum, finished.planned)
     marker = sink.marker(admin)
     if marker is None and noted is None:
         name = sink.id_in_0_4_1
@@ -172,20 +177,43 @@ def _marker(sink: Sink, admin: Admin) -> LaneMarker | None:
 
 
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
-    """Refuse other rows for a batch that is there, outside of a streaming query.
+    """Refuse other rows for a batch that is there.
 
-    Within one, a repeated batch may have other rows (`rand()`), and those that were committed stay.
+    Not for one that a streaming query repeats: it may have other rows (`rand()`), and those that were
+    committed stay.
     """
-    if is_in_stream:
-        return
     columns = [name for name in KINDS if name in df.columns]
     sums = df.select(*columns).mapInArrow(partial(sum_rows, settings=sink.settings), SUM_SCHEMA).collect()
     now = RowSum()
     for row in sums:
         now = now.plus(row["rows"], int(row["hash"]))
-    refusal = decide_same_content(there, now)
+    refusal = decide_same_content(there, now, is_in_stream=is_in_stream)
     if refusal is not None:
         raise refusal.error(batch_id)
+
+
+def digest_of_plan(df: DataFrame) -> str:
+    """Return a digest of what the checkpoint says of the micro-batch that runs; "" where Spark does not tell.
+
+    Spark writes the file before it begins the batch and reads it when it repeats the batch. It holds the time
+    of planning, so a checkpoint that is an older one or a copy never has the same.
+    """
+    context = df.sparkSession.sparkContext
+    query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    try:
+        jvm: Any = context._jvm
+        running = df.sparkSession._jsparkSession.sharedState().activeStreamingQueries()
+        query = running.get(jvm.java.util.UUID.fromString(query_id))
+        path = jvm.org.apache.hadoop.fs.Path(f"{query.resolvedCheckpointRoot()}/offsets/{batch_id}")
+        stream = path.getFileSystem(context._jsc.hadoopConfiguration()).open(path)
+        try:
+            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+    except Exception as error:  # these are internals of Spark, which another version may lack
+        _log.debug("the checkpoint of batch %s cannot be read: %s", batch_id, error)
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:

@@ -11,12 +11,14 @@ Records without a key (null) are left out, and counted.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncelog.spark.audit_result import AuditFinding, Difference, KeyTotals
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 _OFFSETS_NAMED = 10
 DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
@@ -37,28 +39,52 @@ def check_keys(
     """The keys that are in a topic more than once; `records` as `format("oncelog")` reads them."""
     from pyspark.sql import functions as f
 
-    counted = (
-        _keyed(records, key)
-        .where(f.col("key").isNotNull())
-        .groupBy("topic", "key")
-        .agg(f.count(f.lit(1)).alias("times"), f.sort_array(f.collect_list("at")).alias("places"))
-        .persist()
-    )
+    keyed = _keyed(records, key).where(f.col("key").isNotNull())
+    ends = f.min("at").alias("first"), f.max("at").alias("last")
+    counted = keyed.groupBy("topic", "key").agg(f.count(f.lit(1)).alias("times"), *ends).persist()
     try:
         sums = counted.agg(f.sum("times"), f.count("times"), f.count_if(f.col("times") > 1)).first()
-        repeated = counted.where("times > 1").orderBy("topic", "places").limit(max_findings)
-        shown = f.slice("places", 1, _OFFSETS_NAMED).alias("places")
-        rows = repeated.select("topic", "key", "times", shown).collect()
+        rows = counted.where("times > 1").orderBy("topic", "first").limit(max_findings).collect()
     finally:
         counted.unpersist()
     assert sums is not None
-    return [_repeated(row) for row in rows], KeyTotals(sums[0] or 0, sums[1], sums[2])
+    places = _places(keyed, rows)
+    found = [_repeated(row, places[number]) for number, row in enumerate(rows)]
+    return found, KeyTotals(sums[0] or 0, sums[1], sums[2])
 
 
-def _repeated(row: Any) -> AuditFinding:
-    first, second = row["places"][:2]
-    places = ", ".join(f"{place['partition']}:{place['offset']}" for place in row["places"])
-    more = ", ..." if row["times"] > len(row["places"]) else ""
+def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
+    """Return the first places of each repeated key, by its index, from a second reading of the records.
+
+    All places of a key in one row took as much memory as it has records.
+    Guard: test_a_key_of_many_records_is_shown_with_a_few_places.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    found: dict[int, list[Row]] = defaultdict(list)
+    if not repeated:
+        return found
+    schema = StructType(
+        [StructField("key_number", IntegerType()), keyed.schema["topic"], keyed.schema["key"]]
+    )
+    wanted = [(index, row["topic"], row["key"]) for index, row in enumerate(repeated)]
+    keys = f.broadcast(keyed.sparkSession.createDataFrame(wanted, schema))
+    in_order = Window.partitionBy("key_number").orderBy("at")
+    placed = keyed.join(keys, ["topic", "key"]).select("key_number", "at")
+    few = placed.withColumn("rank", f.row_number().over(in_order)).where(f"rank <= {_OFFSETS_NAMED}")
+    for row in few.orderBy("key_number", "rank").collect():
+        found[row["key_number"]].append(row["at"])
+    return found
+
+
+def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
+    if len(places) < 2:  # retention or DeleteRecords removed them since they were counted
+        places = row["first"], row["last"]
+    first, second = places[:2]
+    named = ", ".join(f"{place['partition']}:{place['offset']}" for place in places)
+    more = ", ..." if row["times"] > len(places) else ""
     return AuditFinding(
         kind="repeated_key",
         topic=row["topic"],
@@ -71,7 +97,7 @@ def _repeated(row: Any) -> AuditFinding:
         last_sequence=None,
         other_offset=first["offset"],
         key=_text(row["key"]),
-        explanation=f"the key is there {row['times']} times, at partition:offset {places}{more}",
+        explanation=f"the key is there {row['times']} times, at partition:offset {named}{more}",
     )
 
 

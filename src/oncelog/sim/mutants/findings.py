@@ -19,8 +19,8 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not played": ("S6 S7 S10 S11 S13 S20 R5 R44 R182 R254"),
     "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70",
-    "Spark itself is not played": ("G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194"),
-    "the audit of files and topics is not played": "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295",
+    "Spark itself is not played": ("G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405"),
+    "the audit of files and topics is not played": "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406",
     "commands, web pages, packages and documents are not played": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113"
     ),
