@@ -485,6 +485,29 @@ def test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one()
     assert set(node.groups.offsets.of("g")) == {TopicPartition("other", 0)}
 
 
+def test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one() -> None:
+    node, numbers = driven(MemoryDisk()), count(1)
+    node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
+    with_topic(node)
+    deleted = node.topics.get("t")
+    assert deleted is not None
+    asked = OffsetFetchRequest.OffsetFetchRequestTopics(
+        topic_id=deleted.topic_id, partition_indexes=[0] * MANY
+    )
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="kept", topics=[asked])
+    answer = handle(node, OffsetFetchRequest(groups=[group]))
+    assert isinstance(answer, Deferred)
+    node.topics.delete([deleted])
+    node.topics.create("t", 1, {}, NOW_MS)
+    responses: list[Any] = []
+    answer.listen(responses.append)
+    node.log_manager.chores.finish()
+    (response,) = responses
+    (topic,) = response.groups[0].topics
+    assert topic.topic_id == deleted.topic_id
+    assert {row.error_code for row in topic.partitions} == {UnknownTopicId.code}
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: bool) -> None:
     node = driven(MemoryDisk())

@@ -101,6 +101,8 @@ class CommitRows:
 
     def __init__(self, node: Node, request: Request, response_topics: list[Any], new_row: type[Any]) -> None:
         self._node, self._request = node, request
+        is_commit = request.header.api_key == KEY
+        self._has_ids = is_commit and request.header.api_version >= FIRST_ID_VERSION
         self._response_topics, self._new_row = response_topics, new_row
         self._pace = Pace(node.limits.request_step_elements)
         self._rows: dict[TopicPartition, list[Any]] = {}
@@ -136,15 +138,13 @@ class CommitRows:
 
     def _topic_code(self, name: str, topic_id: bytes) -> int:
         """Return the error code for all rows of a topic; its name is empty if its id is unknown."""
-        has_ids = self._request.header.api_key == KEY
-        has_ids = has_ids and self._request.header.api_version >= FIRST_ID_VERSION
-        if not name and has_ids:
+        if not name and self._has_ids:
             return UnknownTopicId.code
         if not self._request.may(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
         topic = self._node.topics.get(name)
-        if has_ids and topic is not None and topic.topic_id != topic_id:
-            # Between two steps the topic was deleted, and one of its name was made.
+        if self._has_ids and (topic is None or topic.topic_id != topic_id):
+            # Between two steps the topic was deleted, and one of its name may have been made.
             self._topics[name] = None
             return UnknownTopicId.code
         self._topics[name] = topic
@@ -188,12 +188,13 @@ class CommitRows:
         topics = self._node.topics
         named = {name: topic for name, topic in self._topics.items() if topic is not None}
         gone = {name for name, topic in named.items() if topics.get(name) is not topic}
+        error = UnknownTopicId if self._has_ids else UnknownTopicOrPartition
         for name in gone:
             self._topics[name] = None
         for tp in [tp for tp in self.offsets if tp.topic in gone] if gone else ():
             del self.offsets[tp]
             for row in self._rows[tp]:
-                row.error_code = UnknownTopicOrPartition.code
+                row.error_code = error.code
         return bool(gone)
 
     def refuse(self, error: BrokerError) -> None:

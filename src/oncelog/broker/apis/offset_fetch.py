@@ -120,12 +120,18 @@ def _group(
     has_ids = request.header.api_version >= FIRST_ID_VERSION
     unknown = (yield from _name_topics(node, asked.topics or (), pace)) if has_ids else []
     known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
+    ids = {topic.name: bytes(topic.topic_id) for topic in known or () if has_ids}
     for part in _told(node, request, asked.group_id, known, is_stable, pace):
         if part is None:
             yield None
             continue
         name, told = part
         topic = node.topics.get(name)
+        if name in ids and (topic is None or topic.topic_id != ids[name]):
+            # It was deleted between two steps, and what was committed may be of another topic of its name.
+            rows = [_unknown_id(row["partition_index"]) for row in told]
+            group.topics.append(_TopicResult(topic_id=ids[name], partitions=rows))
+            continue
         group.topics.append(
             _TopicResult(
                 name=name,

@@ -1,0 +1,412 @@
+"""Two requests that are carried out in steps, the second begun at each step of the first.
+
+Whatever the moment, the answers and the state are those of one request after the other, and memory is what a
+replay of the log gives. A client that is told to try again does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+
+from oncelog.broker.node import Node, Request
+from oncelog.broker.waiting import Deferred
+from oncelog.config import BROKER
+from oncelog.errors import ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotCoordinator
+from oncelog.limits import Limits
+from oncelog.log.manager import LogManager
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.sim.coordinator_state import differences, live_state, replayed_state
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.message import Message
+from oncelog.wire.messages import (
+    AddPartitionsToTxnRequest,
+    ConsumerGroupHeartbeatRequest,
+    CreateTopicsRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+    WriteTxnMarkersRequest,
+)
+from oncelog.wire.records import NewRecord
+
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+LIMITS = Limits(
+    request_step_elements=2, max_tombstones_per_batch=2, expire_step_entries=1, partitions_per_step=1
+)
+SETTINGS = BROKER.parse(
+    {
+        "num.partitions": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.num.partitions": 1,
+        "auto.create.topics.enable": False,
+    }
+)
+COUNT = 4
+PARTITIONS = [TopicPartition("t", index) for index in range(COUNT)]
+TRY_AGAIN = {NotCoordinator.code, ConcurrentTransactions.code, CoordinatorNotAvailable.code}
+"""Errors that every client retries."""
+
+
+class Client:
+    """A node, and who asks it: a transactional producer of ids `x` and a consumer of group g."""
+
+    def __init__(self, *, syncs: bool) -> None:
+        numbers = count(1)
+
+        def new_uuid() -> bytes:
+            return next(numbers).to_bytes(16, "big")
+
+        manager = LogManager.open(MemoryDisk(), node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
+        self.node = node = Node(manager, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+        node.topics.create("t", COUNT, {}, NOW_MS)
+        node.topics.create("u", 1, {}, NOW_MS)
+        self.topic_id = node.topics.get("t").topic_id  # type: ignore[union-attr]
+        offsets = {tp: CommittedOffset(1, -1, "", NOW_MS, -1, -1) for tp in PARTITIONS}
+        offsets[TopicPartition("u", 0)] = offsets[PARTITIONS[0]]
+        node.groups.offsets.commit("g", offsets, NOW_MS)
+        entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
+        self.who = who = Identity(entry.producer_id, entry.producer_epoch)
+        kept_in = node.groups.offsets_partition("g", NOW_MS)
+        node.transactions.add_partitions("x", who, [*PARTITIONS, kept_in], NOW_MS)
+        for tp in PARTITIONS:
+            batch = build_batch(
+                [NewRecord(NOW_MS, None, b"value")],
+                producer_id=who.producer_id,
+                producer_epoch=who.producer_epoch,
+                base_sequence=0,
+                is_transactional=True,
+            )
+            node.topics.partition(tp)[1].append(memoryview(batch), origin=Origin.CLIENT, now_ms=NOW_MS)
+        pending = {tp: CommittedOffset(7, -1, "", NOW_MS, -1, -1) for tp in PARTITIONS[1:3]}
+        node.groups.offsets.commit_pending("g", who, pending, NOW_MS)
+        node.log_manager.chores.on_added = lambda: None
+        self.is_failing: Callable[[], bool] = lambda: False
+        for topic in node.topics.all() if syncs else ():
+            topic.flush_messages = 1
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.node.log_manager.chores) or self.node.flushes.is_any_waiting
+
+    def step(self) -> bool:
+        """Do a step, or all syncs that are waited for; return False if there is nothing to do."""
+        chores, flushes = self.node.log_manager.chores, self.node.flushes
+        if chores:
+            job = chores.step()
+            if job is not None:
+                job()
+            return True
+        for partition in (taken := flushes.take()):
+            try:
+                if self.is_failing():
+                    raise OSError("the disk failed")
+                partition.flush()
+            except (OSError, KafkaStorageError) as error:
+                flushes.finished(partition, error)
+            else:
+                flushes.finished(partition, None)
+        return bool(taken)
+
+    def finish(self) -> None:
+        while self.step():
+            pass
+
+    def ask(self, message: Message, version: int) -> Any:
+        header = RequestHeader(message.api.key, version, 1, "c", 0)
+        return self.node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+
+
+def rows(kind: Any, **fields: Any) -> list[Any]:
+    return [kind(partition_index=tp.partition, **fields) for tp in PARTITIONS]
+
+
+def commit_offsets(client: Client) -> Any:
+    request = OffsetCommitRequest
+    topic = request.OffsetCommitRequestTopic(
+        name="t", partitions=rows(request.OffsetCommitRequestPartition, committed_offset=3)
+    )
+    return client.ask(request(group_id="g", generation_id_or_member_epoch=-1, topics=[topic]), 8)
+
+
+def commit_offsets_by_id(client: Client) -> Any:
+    request = OffsetCommitRequest
+    topic = request.OffsetCommitRequestTopic(
+        topic_id=client.topic_id, partitions=rows(request.OffsetCommitRequestPartition, committed_offset=4)
+    )
+    return client.ask(request(group_id="g", generation_id_or_member_epoch=-1, topics=[topic]), 10)
+
+
+def commit_in_transaction(client: Client) -> Any:
+    request, who = TxnOffsetCommitRequest, client.who
+    topic = request.TxnOffsetCommitRequestTopic(
+        name="t", partitions=rows(request.TxnOffsetCommitRequestPartition, committed_offset=9)
+    )
+    message = request(
+        transactional_id="x",
+        group_id="g",
+        producer_id=who.producer_id,
+        producer_epoch=who.producer_epoch,
+        topics=[topic],
+    )
+    return client.ask(message, 5)
+
+
+def delete_offsets(client: Client) -> Any:
+    request = OffsetDeleteRequest
+    topic = request.OffsetDeleteRequestTopic(name="t", partitions=rows(request.OffsetDeleteRequestPartition))
+    return client.ask(request(group_id="g", topics=[topic]), 0)
+
+
+def delete_groups(client: Client) -> Any:
+    return client.ask(DeleteGroupsRequest(groups_names=["g"]), 2)
+
+
+def fetch_offsets(client: Client) -> Any:
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)
+    return client.ask(OffsetFetchRequest(groups=[group]), 9)
+
+
+def delete_topic(client: Client) -> Any:
+    return client.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="t")]), 6)
+
+
+def create_topic(client: Client) -> Any:
+    topic = CreateTopicsRequest.CreatableTopic(
+        name="t", num_partitions=COUNT, replication_factor=1, assignments=[], configs=[]
+    )
+    return client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=1000), 7)
+
+
+def add_partitions(client: Client) -> Any:
+    request, who = AddPartitionsToTxnRequest, client.who
+    topics = [
+        request.AddPartitionsToTxnTopic(name="t", partitions=list(range(COUNT))),
+        request.AddPartitionsToTxnTopic(name="u", partitions=[0]),
+    ]
+    message = request(
+        v3_and_below_transactional_id="x",
+        v3_and_below_producer_id=who.producer_id,
+        v3_and_below_producer_epoch=who.producer_epoch,
+        v3_and_below_topics=topics,
+    )
+    return client.ask(message, 3)
+
+
+def end(client: Client, *, is_commit: bool, version: int) -> Any:
+    message = EndTxnRequest(
+        transactional_id="x",
+        producer_id=client.who.producer_id,
+        producer_epoch=client.who.producer_epoch,
+        committed=is_commit,
+    )
+    return client.ask(message, version)
+
+
+def commit(client: Client) -> Any:
+    return end(client, is_commit=True, version=4)
+
+
+def commit_and_raise_epoch(client: Client) -> Any:
+    return end(client, is_commit=True, version=5)
+
+
+def abort(client: Client) -> Any:
+    return end(client, is_commit=False, version=4)
+
+
+def fence(client: Client) -> Any:
+    message = InitProducerIdRequest(
+        transactional_id="x", transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+    )
+    return client.ask(message, 5)
+
+
+def write_markers(client: Client) -> Any:
+    request, who = WriteTxnMarkersRequest, client.who
+    topic = request.WritableTxnMarkerTopic(name="t", partition_indexes=list(range(COUNT)))
+    marker = request.WritableTxnMarker(
+        producer_id=who.producer_id,
+        producer_epoch=who.producer_epoch,
+        coordinator_epoch=0,
+        transaction_result=False,
+        topics=[topic],
+    )
+    return client.ask(request(markers=[marker]), 1)
+
+
+def join_consumer_group(client: Client) -> Any:
+    message = ConsumerGroupHeartbeatRequest(
+        group_id="g",
+        member_id="member",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
+    )
+    return client.ask(message, 1)
+
+
+def expire_offsets(client: Client) -> None:
+    client.node.groups.forget_expired(NOW_MS + 30 * DAY_MS)
+
+
+def time_out(client: Client) -> None:
+    client.node.transactions.abort_timed_out(NOW_MS + 60_001)
+
+
+Action = Callable[[Client], Any]
+ACTIONS: list[Action] = [
+    commit_offsets, commit_offsets_by_id, commit_in_transaction, delete_offsets, delete_groups, fetch_offsets,
+    delete_topic, create_topic, add_partitions, commit, commit_and_raise_epoch, abort, fence, write_markers,
+    join_consumer_group, expire_offsets, time_out,
+]  # fmt: skip
+
+
+class Asked:
+    """An action that was begun, and its answer once it is there."""
+
+    def __init__(self, client: Client, action: Action) -> None:
+        self._answers: list[Any] = []
+        answer = action(client)
+        if isinstance(answer, Deferred):
+            answer.listen(self._answers.append)
+        else:
+            self._answers.append(answer)
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        (answer,) = self._answers
+        return tuple(error_codes(answer))
+
+
+def error_codes(message: Any) -> Iterator[int]:
+    """Yield every error code of a response."""
+    if isinstance(message, list):
+        for element in message:
+            yield from error_codes(element)
+        return
+    for name in getattr(type(message), "__slots__", ()) if message is not None else ():
+        value = getattr(message, name, None)
+        if name == "error_code":
+            yield value  # type: ignore[misc]
+        elif isinstance(value, list) or hasattr(type(value), "__slots__"):
+            yield from error_codes(value)
+
+
+class Outcome(NamedTuple):
+    """The error codes of both answers, and the state afterwards."""
+
+    codes: dict[str, set[int]]
+    state: dict[str, Any]
+
+
+def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 0) -> tuple[Outcome, bool]:
+    """Return what becomes of two actions, and whether the first had ended before the cut.
+
+    `cut`: the second is begun after so many steps of the first; None: when it has ended. With `failing_sync`
+    every append of a coordinator waits for its sync, and that one fails.
+    """
+    client = Client(syncs=failing_sync > 0)
+    asked = {first: Asked(client, first)}
+    steps = 0
+    while client.step() if cut is None or steps < cut else False:
+        steps += 1
+    was_over = not client.has_work
+    syncs = count(1)
+    client.is_failing = lambda: next(syncs) == failing_sync
+    asked[second] = Asked(client, second)
+    client.finish()
+    for action, request in list(asked.items()):
+        if TRY_AGAIN.intersection(request.codes):
+            asked[action] = Asked(client, action)
+            client.finish()
+    client.node.transactions.retry_markers(NOW_MS)
+    client.finish()
+    live = live_state(client.node)
+    assert differences(live, replayed_state(client.node, NOW_MS)) == []
+    codes = {action.__name__: set(request.codes) for action, request in asked.items()}
+    return Outcome(codes, comparable(client.node, live)), was_over
+
+
+def comparable(node: Node, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
+    """Return the state without offsets of the log, which depend on the order."""
+    topics = {topic.name: len(topic.partitions) for topic in node.topics.all() if not topic.is_internal}
+    offsets = {
+        kind: {key: value._replace(record_offset=0) for key, value in state[kind].items()}
+        for kind in ("committed offsets", "pending offsets")
+    }
+    open_count = sum(p.open_transaction_count for _, p in node.topics.all_partitions())
+    return state | offsets | {"topics": topics, "open transactions": open_count}
+
+
+@cache
+def serial(first: Action, second: Action) -> Outcome:
+    return outcome(first, second, None)[0]
+
+
+def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: bool) -> bool:
+    """Return True if the state is that of one order, and no row has an error that it has in neither.
+
+    `by_offset`: each offset by itself may be as in one of the orders.
+    """
+    for name, codes in found.codes.items():
+        if not codes <= orders[0].codes[name] | orders[1].codes[name]:
+            return False
+    if not by_offset:
+        return found.state in [order.state for order in orders]
+    kinds = "committed offsets", "pending offsets"
+    rest = {kind: value for kind, value in found.state.items() if kind not in kinds}
+    return any(rest.items() <= order.state.items() for order in orders) and all(
+        found.state[kind].get(key) in [order.state[kind].get(key) for order in orders]
+        for kind in kinds
+        for key in {key for state in (found.state, *(order.state for order in orders)) for key in state[kind]}
+    )
+
+
+def pairs(first: Action) -> Iterator[Action]:
+    """Yield the actions that meet `first`.
+
+    A producer ends a transaction by one version of EndTxn. Expiry leaves a group whose offsets are being
+    deleted for its next round.
+    """
+    for second in ACTIONS:
+        pair = {first, second}
+        is_of_two_versions = commit_and_raise_epoch in pair and not pair.isdisjoint((commit, abort))
+        is_for_next_round = pair == {expire_offsets, delete_offsets}
+        if second is not first and not is_of_two_versions and not is_for_next_round:
+            yield second
+
+
+@pytest.mark.parametrize("first", ACTIONS, ids=lambda action: action.__name__)
+def test_the_outcome_of_two_requests_in_steps_is_that_of_one_after_the_other(first: Action) -> None:
+    for second in pairs(first):
+        orders = [serial(first, second), serial(second, first)]
+        for cut in count():
+            found, was_over = outcome(first, second, cut)
+            # Offsets expire one by one.
+            by_offset = expire_offsets in (first, second)
+            assert is_one_after_the_other(found, orders, by_offset=by_offset), (second.__name__, cut)
+            if was_over:
+                break
+
+
+@pytest.mark.parametrize("first", ACTIONS, ids=lambda action: action.__name__)
+def test_requests_in_steps_are_answered_and_memory_is_the_log_when_a_sync_fails(first: Action) -> None:
+    for second in ACTIONS[ACTIONS.index(first) + 1 :]:
+        for failing_sync in (1, 2):
+            outcome(first, second, 1, failing_sync)
