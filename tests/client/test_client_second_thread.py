@@ -11,7 +11,7 @@ import pytest
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
-from oncelog.edge.loop import LoopThread
+from oncelog.edge.loop import LoopThread, result_of
 from oncelog.errors import MisuseError
 
 T0 = TopicPartition("two-threads", 0)
@@ -150,3 +150,31 @@ def test_a_time_out_may_be_infinite(ours: str) -> None:
         last = producer.send(T0.topic, b"z")
         producer.close(endless)
         assert last.exception(endless) is None
+
+
+@pytest.mark.parametrize("is_polled", [True, False])
+def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_consumer(is_polled: bool) -> None:
+    """CancelledError would say that somebody has cancelled the task, and no `except Exception` catches it."""
+
+    async def story() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(600), "127.0.0.1", 0)
+        host, port = silent.sockets[0].getsockname()
+        consumer = AsyncConsumer(bootstrap_servers=f"{host}:{port}")
+        consumer.assign(T0)
+        call = asyncio.create_task(consumer.poll(600) if is_polled else consumer.position(T0))
+        while consumer._connecting is None:
+            await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(MisuseError, match="closed"):
+            await call
+        silent.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_range_that_is_read_is_told_that_the_thread_was_stopped() -> None:
+    thread = LoopThread()
+    submitted = thread.submit(asyncio.sleep(600))
+    threading.Thread(target=thread.stop, daemon=True).start()
+    with pytest.raises(MisuseError, match="closed by another thread"):
+        result_of(submitted)

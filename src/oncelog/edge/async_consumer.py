@@ -77,9 +77,19 @@ class AsyncConsumer(AsyncSubscribing):
             raise MisuseError("this consumer is closed; make a new one")
         self._loop = check_running_loop(self._loop, "consumer")
         if not self._is_connected:
-            await asyncio.shield(self._start_connecting())
+            try:
+                await asyncio.shield(self._start_connecting())
+            except asyncio.CancelledError:
+                self._raise_if_closed_meanwhile()
+                raise
         assert self._cluster is not None
         return self._cluster
+
+    def _raise_if_closed_meanwhile(self) -> None:
+        """Raise MisuseError if `close` has cancelled what this task waits for, and nobody this task."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise MisuseError("this consumer was closed during this call; make a new one") from None
 
     def _start_connecting(self) -> asyncio.Task[None]:
         """Return the task that connects; it outlives the calls that wait for it."""
@@ -321,7 +331,11 @@ class AsyncConsumer(AsyncSubscribing):
             done, _ = await asyncio.wait([connecting], timeout=max(deadline_ms - self._now_ms(), 0) / 1000)
             if not done:
                 return False
-            connecting.result()
+            try:
+                connecting.result()
+            except asyncio.CancelledError:
+                self._raise_if_closed_meanwhile()
+                raise
         return await self.advance(deadline_ms)
 
     async def unsubscribe(self) -> None:

@@ -13,6 +13,7 @@ from oncelog.client.offsets import OffsetAt
 from oncelog.edge import machine
 from oncelog.edge.async_consumer import AsyncConsumer, Prepare
 from oncelog.edge.group import Rebalance
+from oncelog.edge.loop import result_of
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
 from oncelog.settings import Settings
@@ -297,7 +298,7 @@ class Consumer:
         offset, following = start, None
         try:
             while offset < end:
-                piece = (following or fetch(offset)).result()
+                piece = result_of(following or fetch(offset))
                 following = fetch(piece.next_offset) if piece.next_offset < end else None
                 yield offset, piece
                 offset = piece.next_offset

@@ -81,6 +81,14 @@ def bounded(timeout: float | None) -> float | None:
     return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
 
 
+def result_of(submitted: concurrent.futures.Future[T]) -> T:
+    """Wait for what `ClientThread.submit` began. Raises MisuseError when another thread closes the client."""
+    try:
+        return submitted.result()
+    except concurrent.futures.CancelledError:
+        raise MisuseError(_CLOSED_MEANWHILE) from None
+
+
 class _Call(Generic[T]):
     """A coroutine that runs on a loop's thread while the caller's thread waits.
 
