@@ -45,6 +45,9 @@ class _Metadata:
     def partition_count(self, _: str) -> int:
         return len(ALL)
 
+    def topic_error(self, _: str) -> None:
+        return None
+
     def topic_id(self, _: str) -> bytes:
         return TOPIC_ID
 

@@ -84,6 +84,8 @@ class GroupSession(GroupRequests, ABC):
         self._committed_ms = cluster.now_ms()
         # What `give_up` has committed or tried to, so that a close asks once.
         self._given_up: Offsets = {}
+        # Codes of the errors that were noted, of topics that are subscribed to.
+        self._noted_errors: dict[str, int] = {}
         # An error for the next poll; the member stays.
         self._failure: OncelogError | None = None
         # The error that ended the membership, for every poll.
@@ -256,7 +258,20 @@ class GroupSession(GroupRequests, ABC):
                 async with asyncio.timeout(_CLOSE_LEAVE_S):
                     await self._leave()
 
-    # Topics by pattern
+    # Topics
+
+    def _note_topic_errors(self) -> None:
+        """Let a poll raise, once, why a topic cannot be read: it may not be described, or has a wrong name.
+
+        The others are read on. See test_a_member_is_told_of_a_topic_that_it_may_not_read.
+        """
+        errors = {topic: self._cluster.metadata.topic_error(topic) for topic in sorted(self.topics)}
+        final = {topic: error for topic, error in errors.items() if error is not None and not error.retriable}
+        for topic, error in final.items():
+            if self._noted_errors.get(topic) != error.code:
+                self._core.note_error(error)
+                self._wake()
+        self._noted_errors = {topic: error.code for topic, error in final.items()}
 
     async def _match(self, pattern: re.Pattern[str]) -> None:
         """Subscribe to what matches now, and look again by and by."""

@@ -69,6 +69,7 @@ class ClassicSession(GroupSession):
         self._must_join = False
         self._joining: asyncio.Task[_Share | None] | None = None
         self._given_back: _Share | None = None
+        self._awaiting_topics: asyncio.Task[None] | None = None
 
     def _resubscribe(self) -> None:
         self._must_join = True
@@ -86,6 +87,7 @@ class ClassicSession(GroupSession):
         if self._joining is None:
             self._must_join = self._must_join or self._has_new_partitions()
             if not self._must_join:
+                self._await_missing_topics()
                 self._keep_beating()
                 self.commit_by_time()
                 return True
@@ -111,6 +113,7 @@ class ClassicSession(GroupSession):
         self._core.assign(self._owned)
         self._must_join = self._is_lost = False
         self._stop_beating()
+        self._stop_awaiting_topics()
         self._joining = asyncio.create_task(self._join())
         self._joining.add_done_callback(lambda _: self._wake())
 
@@ -200,7 +203,35 @@ class ClassicSession(GroupSession):
         topics = sorted(self.topics.union(*(each.topics for each in joined.subscribers)))
         may_create = self._pattern is None  # what matched once and was deleted is not to come back
         await self._cluster.refresh_metadata(topics, allow_auto_topic_creation=may_create)
+        self._note_topic_errors()
         self._counts = {topic: self._cluster.metadata.partition_count(topic) for topic in topics}
+
+    # Topics that do not exist yet
+
+    def _await_missing_topics(self) -> None:
+        """Ask for topics that did not exist when the member joined, and join again when one does.
+
+        Metadata are refreshed by age only every five minutes. See
+        test_a_topic_that_is_created_after_subscribing_is_read_soon.
+        """
+        missing = [topic for topic, count in self._counts.items() if count is None]
+        if missing and self._awaiting_topics is None:
+            self._awaiting_topics = asyncio.create_task(self._ask_until_created(missing))
+
+    async def _ask_until_created(self, missing: list[str]) -> None:
+        attempt = 0
+        while not self._has_new_partitions():
+            await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
+            attempt += 1
+            with suppress(OncelogError):
+                await self._cluster.refresh_metadata(missing, allow_auto_topic_creation=False)
+        self._awaiting_topics = None
+        self._wake()
+
+    def _stop_awaiting_topics(self) -> None:
+        if self._awaiting_topics is not None:
+            self._awaiting_topics.cancel()
+            self._awaiting_topics = None
 
     # Staying
 
@@ -254,6 +285,7 @@ class ClassicSession(GroupSession):
         self._wake()
 
     def _end(self, error: OncelogError) -> None:
+        self._stop_awaiting_topics()
         if self._joining is not None:
             self._joining.cancel()
             self._joining = None
@@ -261,6 +293,7 @@ class ClassicSession(GroupSession):
 
     def stop(self) -> None:
         """End all work in the background; the group is not told."""
+        self._stop_awaiting_topics()
         if self._joining is not None:
             self._joining.cancel()
         super().stop()

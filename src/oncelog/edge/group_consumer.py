@@ -176,6 +176,7 @@ class ConsumerProtocolSession(GroupSession):
             await self._cluster.refresh_metadata(
                 sorted(self.topics), allow_auto_topic_creation=self._pattern is None
             )
+            self._note_topic_errors()
         answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
         wanted = self._heartbeats.answered(answer)
         self.member = ConsumerGroupMetadata(

@@ -27,7 +27,7 @@ OUT_OF_REACH: dict[str, str] = {
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "faults of the broker and cancelled calls are not played together": "L25a R58 R59 L10 L10a L10b L22a",
     "no topic is missing, and none has fewer partitions when it is made again": (
-        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185"
+        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393"
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
     "nobody subscribes by pattern": "R1 R17 R20",

@@ -1,0 +1,115 @@
+"""Members that subscribe to topics that do not exist yet, may not be read, or have no possible name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers_groups import fill, member, take
+from helpers_producer import new_topic
+from helpers_security import AUTHORIZER, PASSWORD, secured_broker
+
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer
+from oncelog.errors import InvalidTopicException, OncelogError, TopicAlreadyExists, TopicAuthorizationFailed
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def careful() -> Iterator[str]:
+    """A broker that creates no topic by itself."""
+    with Broker(config={"auto.create.topics.enable": False}) as broker:
+        yield broker.bootstrap_servers
+
+
+def poll_until_error(consumer: Consumer) -> tuple[OncelogError, list[int]]:
+    """Return the first error of a poll, and what polls returned before."""
+    values: list[int] = []
+    while True:
+        try:
+            values += [int(record.value or b"") for record in consumer.poll(1)]
+        except OncelogError as error:
+            return error, values
+
+
+def create(servers: str, topic: str) -> None:
+    with Admin({"bootstrap.servers": servers}) as admin, suppress(TopicAlreadyExists):
+        admin.create_topics([NewTopic(topic, 1)])
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_topic_that_is_created_after_subscribing_is_read_soon(
+    careful: str, group: str, protocol: str, beside: bool
+) -> None:
+    """Not when metadata are old: that would be an hour here, and is five minutes by default."""
+    late = f"late-{group}"
+    topics = [late, new_topic(careful)] if beside else [late]
+    with member(careful, group, group_protocol=protocol, metadata_max_age_ms=HOUR_MS) as consumer:
+        consumer.subscribe(topics)
+        while len(consumer.assignment()) < len(topics) - 1:
+            consumer.poll(0.1)
+        assert consumer.poll(0.5) == []
+        create(careful, late)
+        fill(careful, late, 0, 3, 1)
+        assert take(consumer, 3) == [0, 1, 2]
+
+
+def test_a_topic_that_apache_kafka_creates_for_a_member_is_read_soon(
+    request: pytest.FixtureRequest, group: str
+) -> None:
+    """Its first answer about such a topic is that it does not exist."""
+    servers = request.getfixturevalue("apache_kafka").bootstrap_servers
+    late = f"late-{group}"
+    with member(servers, group, metadata_max_age_ms=HOUR_MS) as consumer:
+        consumer.subscribe(late)
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        create(servers, late)
+        fill(servers, late, 0, 3, 1)
+        assert take(consumer, 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: str, protocol: str) -> None:
+    good = new_topic(careful)
+    fill(careful, good, 0, 3, 1)
+    with member(careful, group, group_protocol=protocol) as consumer:
+        consumer.subscribe(["bad name", good])
+        error, before = poll_until_error(consumer)
+        assert isinstance(error, InvalidTopicException)
+        assert "bad name" in str(error)
+        assert [*before, *take(consumer, 3 - len(before))] == [0, 1, 2], "the other topic is read"
+
+
+def test_a_member_is_told_of_a_topic_that_it_may_not_read(tmp_path: Path) -> None:
+    config = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin"}
+    with secured_broker(tmp_path / "data", users=("admin", "bob"), **config) as broker:
+
+        def settings(user: str) -> dict[str, object]:
+            return {
+                "bootstrap.servers": broker.bootstrap_servers,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "SCRAM-SHA-256",
+                "sasl.username": user,
+                "sasl.password": PASSWORD,
+            }
+
+        with Admin(settings("admin")) as admin:
+            admin.create_topics([NewTopic("open", 1), NewTopic("secret", 1)])
+            admin.create_acls(
+                Acl(kind, name, PatternType.LITERAL, "User:bob", "*", Operation.READ, Permission.ALLOW)
+                for kind, name in ((ResourceType.TOPIC, "open"), (ResourceType.GROUP, "bobs"))
+            )
+        with Producer(settings("admin")) as producer:
+            producer.send("open", b"0").result()
+        consumer = Consumer(settings("bob"), group_id="bobs", auto_offset_reset="earliest")
+        with consumer:
+            consumer.subscribe(["open", "secret"])
+            error, before = poll_until_error(consumer)
+            assert isinstance(error, TopicAuthorizationFailed)
+            assert "secret" in str(error)
+            assert before or take(consumer, 1) == [0], "the other topic is read"
