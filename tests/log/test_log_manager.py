@@ -75,6 +75,28 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
     assert read_offsets(disk, RECOVERY_POINTS) == {kept: 7}
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["deleted", "deletion-at-start"])
+def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Path, is_stopped: bool) -> None:
+    """Somebody moves a large partition to another volume; that volume's directory may be a mount point."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    manager = _open(RealDisk(data))
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
+    manager.close(NOW_MS)
+    (data / str(TP)).rename(elsewhere)
+    (elsewhere / "lost+found").mkdir()
+    link = data / (f"{TP}.{bytes(16).hex()}-delete" if is_stopped else str(TP))
+    link.symlink_to(elsewhere)
+    manager = _open(RealDisk(data))
+    if not is_stopped:
+        partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+        assert partition.log_end_offset == 1
+        manager.delete_partitions([TP])
+    assert [path.name for path in data.iterdir() if path.is_symlink()] == []
+    assert list(elsewhere.iterdir()) == []
+    manager.close(NOW_MS)
+    _open(RealDisk(data)).close(NOW_MS)
+
+
 def test_a_directory_of_something_else() -> None:
     disk = MemoryDisk()
     disk.replace("meta.properties", b"# comment\nversion=1\nnode.id=1\n")

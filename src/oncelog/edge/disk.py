@@ -240,7 +240,18 @@ class RealDisk:
         os.mkdir(self._prefix + path)
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(self._prefix + path)
+        full = self._prefix + path
+        if not os.path.islink(full):
+            shutil.rmtree(full)
+            return
+        # Somebody moved a partition to another volume. The directory there may be a mount point: it stays.
+        if os.path.isdir(full):
+            for entry in os.scandir(full):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.unlink(full)
 
     def sync_directory(self, path: str = "") -> None:
         _sync_directory(self._prefix + path)

@@ -30,6 +30,7 @@ OUT_OF_REACH: dict[str, str] = {
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393"
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
+    "the simulated disk has no symbolic links": "R362",
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
