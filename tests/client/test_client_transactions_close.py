@@ -29,6 +29,8 @@ from oncelog.rules.txn_session import State
 from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
+SOON_GIVEN_UP = {"request.timeout.ms": 2_000}
+"""For a producer whose request is dropped: the next request on that connection waits until it is given up."""
 ASKED = [
     ("ours", "TxnOffsetCommit"),
     ("ours, classic", "TxnOffsetCommit"),
@@ -124,7 +126,7 @@ def test_a_cancelled_call_for_offsets_keeps_the_transaction_from_being_committed
 
     async def run() -> None:
         at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at) as producer:
+        async with AsyncProducer(at | SOON_GIVEN_UP) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"x"))
@@ -180,7 +182,7 @@ def test_a_cancelled_commit_counts_as_one_that_may_be_decided(ours: str) -> None
 
     async def run(proxy: Proxy) -> bool:
         at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at) as producer:
+        async with AsyncProducer(at | SOON_GIVEN_UP) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"x"))

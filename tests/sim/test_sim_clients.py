@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +24,21 @@ from oncelog.sim.scheduler import Scheduler
 from oncelog.sim.world import World
 
 Play = Callable[[int], Run]
+
+
+CHUNK = 25
+MUTANTS_PAGE = Path(__file__).parents[2] / "docs" / "internals" / "mutants.md"
+NOTED = {
+    name: [int(seed)]
+    for name, seed in re.findall(r"^\| ([^|]+) \| [^|]* \| (\d+) \| ", MUTANTS_PAGE.read_text(), re.M)
+}
+"""The seed at which each mutant was caught last. It is played first, as searching takes most of the time."""
+
+
+def in_tiers(quick: int, count: int) -> list[Any]:
+    """Return seeds below `count`: the first `quick` of them for the quick tier."""
+    others = [range(first, min(count, first + CHUNK)) for first in range(quick, count, CHUNK)]
+    return [range(quick), *(pytest.param(seeds, marks=pytest.mark.full("more seeds")) for seeds in others)]
 
 
 def violations_of(play: Play, seeds: range) -> dict[int, list[str]]:
@@ -90,28 +108,29 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
 
 @pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored])
 def test_a_seed_gives_the_same_run_again(play: Play) -> None:
-    for seed in range(6):
+    for seed in range(3):
         one, other = play(seed), play(seed)
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 60, 20))
-def test_blocking_clients_in_threads_lose_and_hang_nothing(first: int) -> None:
+@pytest.mark.parametrize("seeds", in_tiers(10, 60), ids=str)
+def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: range) -> None:
     """Threads give way anywhere, and signals interrupt the application (L1 to L7, L11, L23)."""
-    assert violations_of(play_threads, range(first, first + 20)) == {}
+    assert violations_of(play_threads, seeds) == {}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 150, 50))
-def test_cancelled_calls_lose_and_hang_nothing(first: int) -> None:
+@pytest.mark.parametrize("seeds", in_tiers(25, 150), ids=str)
+def test_cancelled_calls_lose_and_hang_nothing(seeds: range) -> None:
     """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14)."""
-    assert violations_of(play_cancelled, range(first, first + 50)) == {}
+    assert violations_of(play_cancelled, seeds) == {}
 
 
 @pytest.mark.timeout(600)
-def test_a_restored_backup_keeps_what_was_acknowledged_before_it() -> None:
-    assert violations_of(play_restored, range(30)) == {}
+@pytest.mark.parametrize("seeds", in_tiers(8, 30), ids=str)
+def test_a_restored_backup_keeps_what_was_acknowledged_before_it(seeds: range) -> None:
+    assert violations_of(play_restored, seeds) == {}
 
 
 def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +156,7 @@ def test_command_plays_clients_that_are_interrupted() -> None:
 @pytest.mark.parametrize("name", [each.name for each in CLIENT_MUTANTS])
 def test_a_broken_client_is_noticed(name: str) -> None:
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == name]
-    assert search(mutant, range(400)) is not None
+    assert search(mutant, [*NOTED.get(name, []), *range(400)]) is not None
 
 
 def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:

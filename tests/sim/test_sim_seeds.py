@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -25,12 +26,17 @@ QUICK = ("duplicates are stored again", "producers are not recovered", "no seque
 """Those that one of the first seeds notices."""
 
 
+def more_seeds(first: int) -> Any:
+    """Return a parameter for the full tier: the same test with other seeds."""
+    return pytest.param(first, marks=pytest.mark.full("more seeds"))
+
+
 def failures(seeds: range, fault_count: int | None = None) -> dict[int, list[str]]:
     return {seed: found for seed in seeds if (found := play(scenario_for(seed, fault_count)).violations)}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 200, CHUNK))
+@pytest.mark.parametrize("first", [0, *(more_seeds(first) for first in range(CHUNK, 200, CHUNK))])
 def test_nothing_is_violated(first: int) -> None:
     assert failures(range(first, first + CHUNK)) == {}
 

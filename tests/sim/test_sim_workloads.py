@@ -22,8 +22,11 @@ from oncelog.wire.records import NewRecord
 
 
 @pytest.mark.parametrize("workload", ["hostile", "pipelined", "lanes", "atomic", "loaded", "takeover"])
-def test_nothing_is_violated(workload: str) -> None:
-    for seed in range(12):
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 12), marks=pytest.mark.full("more seeds"))], ids=str
+)
+def test_nothing_is_violated(workload: str, seeds: range) -> None:
+    for seed in seeds:
         assert play(scenario_for(seed, workload=workload)).violations == []
 
 
