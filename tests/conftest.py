@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(plugin_tiers.Tiers())
+    from helpers_spark_python import spark_python  # here, where its asserts have been registered
+
+    # Spark's planner and tasks run in Python workers, which must be this interpreter.
+    os.environ["PYSPARK_PYTHON"] = spark_python()
     path = config.getoption("--costs")
     if path:
         config.pluginmanager.register(plugin_costs.Measure())
@@ -57,17 +63,28 @@ def pytest_configure(config: pytest.Config) -> None:
 LONG_ONES = ("spark", "pipeline", "dev", "cli", "kill", "interop", "bench")
 
 
-class OneSpark(LoadFileScheduling):
-    """A file goes to one process, and all files about Spark to the same: to start and warm up a second
-    session costs more than it gives, and two at a time starve each other on few cores."""
+class OneOfEach(LoadFileScheduling):
+    """Scheduling that gives a file to one process, all files about Spark to the same, and all files that
+    request the shared Apache Kafka to the same.
+
+    A second session or server costs more than it gives, and two at a time starve each other on few cores.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "tests/spark" if file.startswith("tests/spark/") else file
+        if file.startswith("tests/spark/"):
+            return "spark"
+        is_for_apache_kafka = "apache" in plugin_tiers.words_of_parameters(nodeid) or _names_it(file)
+        return "apache_kafka" if is_for_apache_kafka and self.config.option.markexpr != "quick" else file
+
+
+@cache
+def _names_it(file: str) -> bool:
+    return "apache_kafka:" in (Path(__file__).parents[1] / file).read_text()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return OneSpark(config, log)
+    return OneOfEach(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers_producer import wait_for_markers
+from helpers_spark_python import spark_python
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 
@@ -70,7 +71,7 @@ def launch_forward(
     customers.write_text("customer,name,country\n" + "".join(rows))
     environment = {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": spark_python(),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_SUBMIT_ARGS": f"--master {master} {SUBMIT}",
         "BOOTSTRAP_SERVERS": servers,

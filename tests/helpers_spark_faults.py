@@ -24,6 +24,7 @@ import helpers_spark_sink
 import pyspark
 from helpers_producer import wait_for_markers
 from helpers_spark import create_topic, fill
+from helpers_spark_python import spark_python
 
 from oncelog import Consumer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka, free_ports
@@ -186,7 +187,7 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
 def _run_program(told: Mapping[str, Any], on_broker: dict[str, Callable[[], None]]) -> int | None:
     """Its exit code. `on_broker`: what is done when a micro-batch says that its fault has come."""
     faults = Path(told["faults"])
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYSPARK_PYTHON": spark_python()}
     command = [sys.executable, helpers_spark_sink.__file__, json.dumps(told)]
     with open(faults.parent / "spark.log", "ab") as log:
         program = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -288,7 +289,7 @@ def _cluster(directory: Path) -> Iterator[str]:
         commands.append([f"{main}.worker.Worker", "--host", host, *has])
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m"}
     environment["SPARK_DAEMON_JAVA_OPTS"] = _LIGHT
-    environment |= {"PYTHONPATH": str(Path(__file__).parent), "PYSPARK_PYTHON": sys.executable}
+    environment |= {"PYTHONPATH": str(Path(__file__).parent), "PYSPARK_PYTHON": spark_python()}
     environment.pop("SPARK_LOCAL_IP", None)
     (directory / "spark.properties").write_text("spark.master.rest.enabled false\n")
     nodes = []

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers_spark_python import spark_python
 
 from oncelog.dev.process import free_ports
 
@@ -94,7 +95,7 @@ def test_python_examples_run_one_after_the_other(served: dict[str, str]) -> None
 @pytest.mark.spark
 def test_spark_examples_run_after_them(served: dict[str, str]) -> None:
     printed = run_python(
-        "\n".join(python_scripts()), served, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"
+        "\n".join(python_scripts()), served, PYSPARK_PYTHON=spark_python(), SPARK_LOCAL_IP="127.0.0.1"
     )
     assert re.search(r"paid\|\s*0\|\s*42\.00", printed)
     command = [sys.executable, "-m", "oncelog.cli.main", "consume", "enriched", "--from-beginning", "-n", "1"]

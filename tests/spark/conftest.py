@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_spark_python import AUTHENTICATION_TIMEOUT
 
 import oncelog
 from oncelog.spark.session import SHORT_LIVED
 
-# The planner and the tasks run in Python workers, which must be this interpreter.
-os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
@@ -29,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.python.authenticate.socketTimeout", AUTHENTICATION_TIMEOUT)
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -51,10 +50,8 @@ def shared_broker() -> Iterator[oncelog.Broker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses, nor this one when it is run again."""
-    name = str(request.node.name).translate(str.maketrans("[]", "--")).rstrip("-")
-    run = request.node.execution_count
-    return name if run == 1 else f"{name}-{run}"
+    """Return a name that no other test uses."""
+    return str(request.node.name).translate(str.maketrans("[]", "--")).rstrip("-")
 
 
 @pytest.fixture

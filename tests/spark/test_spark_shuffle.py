@@ -12,6 +12,7 @@ import helpers_spark_shuffle
 import pytest
 from helpers_broker import wait_until
 from helpers_spark_cluster import SUBMIT, create_topics, read_values
+from helpers_spark_python import spark_python
 from helpers_spark_shuffle import GO_ON, LANES, MAP_TASKS, PATIENCE_S, ROWS
 
 from oncelog import Broker
@@ -29,7 +30,7 @@ def cluster() -> Iterator[SparkCluster]:
 def write(master: str, servers: str, plan: str, directory: Path) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": spark_python(),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_SUBMIT_ARGS": f"--master {master} {SUBMIT}",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
