@@ -320,6 +320,24 @@ def test_when_kafka_has_run_since_its_settings_are_taken_again(plain: Path) -> N
 
 
 @pytest.mark.behaviour("I27")
+def test_when_kafka_has_run_since_its_segments_lack_no_index(plain: Path) -> None:
+    """Kafka makes a `.txnindex` with the first aborted transaction of a segment, we with each segment."""
+    with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
+        admin.delete_records({TopicPartition("forever", 0): -1})  # so that a segment begins
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send("forever", b"later", partition=0).result()
+    index = max((plain / "forever-0").glob("*.txnindex"))
+    assert index.with_suffix(".log").stat().st_size > index.stat().st_size == 0
+    index.unlink()
+    append_metadata(plain, config_record("table", "retention.ms", "5"))
+    with Broker(plain, config=CONFIG) as broker:
+        running = broker._running
+        assert running is not None
+        opened = running.node.log_manager.partitions.values()
+        assert [report for partition in opened for report in partition.recovery_reports] == []
+
+
+@pytest.mark.behaviour("I27")
 def test_a_setting_that_is_not_known_stops_the_start(plain: Path) -> None:
     append_metadata(plain, config_record("table", "of.a.newer.kafka", "x"))
     assert "of.a.newer.kafka=x is unknown here" in refusal(plain)

@@ -119,6 +119,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     if metadata.next_producer_id > stored_next_id(disk):
         write_next_id(disk, metadata.next_producer_id)
     security.store()
+    logs.forget_index_starts()
     topic_ids = [encode_uuid(topic_id) for topic_id in metadata.topics]
     content = {"version": 1, "files": files, "topic_ids": topic_ids, "taken": security.found}
     write_state(disk, FILE_NAME, json.dumps(content, indent=1))
