@@ -618,3 +618,25 @@ def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:
     assert again.log_end_offset == end
     stored = again.append(batch(), origin=Origin.CLIENT, now_ms=NOW_MS)
     assert stored.base_offset == end
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+@pytest.mark.parametrize("ages_ms", [(0, -4_000, -6_000), (-1_800_000, -1_000, 0, -10_000)])
+def test_what_was_replaced_goes_in_time_whatever_the_largest_timestamp_beside_it(
+    ages_ms: tuple[int, ...], is_started_again: bool
+) -> None:
+    """The lag counts from the oldest first batch of the dirty segments, as on Apache Kafka."""
+    disk, lag_ms = MemoryDisk(), 5_000
+    in_time = config(**SETTINGS, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=lag_ms)
+    partition = open_partition(disk, in_time)
+    for age_ms in ages_ms:
+        write(partition, b"k", b"v" * 100, timestamp_ms=NOW_MS - age_ms)
+    partition.flush()
+    assert partition.segment_count > 1
+    if is_started_again:
+        partition.close(NOW_MS)
+        partition = open_partition(disk, in_time, clean_shutdown=True)
+    for now_ms, is_due in ((NOW_MS + lag_ms - 1, False), (NOW_MS + lag_ms, True)):
+        dirty = partition.dirty_range(now_ms)
+        assert dirty is not None
+        assert dirty._replace(clean_bytes=10**6).is_due(1.0, lag_ms, now_ms) is is_due

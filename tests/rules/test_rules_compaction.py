@@ -39,6 +39,13 @@ def test_what_is_dirty(how: dict[str, Any], expected: DirtyRange | None) -> None
     assert find_dirty(SPANS, **{**known, **how}) == expected
 
 
+def test_a_record_of_the_future_does_not_put_compaction_off() -> None:
+    spans = [Span(0, 10, 100, 9_000_000, 1_000), Span(10, 20, 100, 2_000, 500), Span(20, 30, 100, 3_000)]
+    dirty = find_dirty(spans, cleaned_to=0, stable_offset=30, min_lag_ms=0, now_ms=10_000)
+    assert dirty is not None and dirty.oldest_ms == 500
+    assert dirty.is_due(1.1, 5_000, 10_000)
+
+
 @pytest.mark.parametrize(
     ("dirty_bytes", "oldest_ms", "is_due"),
     [(49, 0, False), (50, 0, True), (1, -1_000, True), (1, -999, False)],

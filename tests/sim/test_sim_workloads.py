@@ -21,7 +21,9 @@ from oncelog.wire.frames import decode_request
 from oncelog.wire.records import NewRecord
 
 
-@pytest.mark.parametrize("workload", ["hostile", "pipelined", "lanes", "atomic", "loaded", "takeover"])
+@pytest.mark.parametrize(
+    "workload", ["hostile", "pipelined", "lanes", "atomic", "loaded", "takeover", "timed"]
+)
 @pytest.mark.parametrize(
     "seeds", [range(4), pytest.param(range(4, 12), marks=pytest.mark.full("more seeds"))], ids=str
 )

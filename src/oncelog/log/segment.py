@@ -66,6 +66,7 @@ class Segment:
         self.size_bytes = size_bytes
         self.created_ms = now_ms
         self.first_timestamp_ms: int | None = None
+        self._is_first_read = False
         self.max_timestamp_ms = self.max_timestamp_offset = -1
         self._index: OffsetIndex | None = OffsetIndex(
             disk, self._path(INDEX_SUFFIX), limits.index_run_entries
@@ -393,6 +394,15 @@ class Segment:
         self._unindexed_bytes = header.size_bytes
         if header.max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms, self.max_timestamp_offset = header.max_timestamp_ms, header.last_offset
+
+    @property
+    def is_first_timestamp_known(self) -> bool:
+        """True unless the segment was opened as it is, without a look at its batches."""
+        return self._is_first_read or self.first_timestamp_ms is not None or not self.size_bytes
+
+    def read_first_timestamp(self) -> None:
+        """Read the time of the first batch of a segment that was opened as it is. Raises OSError."""
+        self.first_timestamp_ms, self._is_first_read = self._read_first_timestamp(), True
 
     def _read_first_timestamp(self) -> int | None:
         found = next(scan(self.file, 0, self.size_bytes, limits=self.limits), None)

@@ -29,18 +29,19 @@ _DIGEST_BYTES = 16
 
 
 class Span(NamedTuple):
-    """A closed segment."""
+    """A closed segment. `first_timestamp_ms`: of its first batch, None without one or while it is unknown."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
     max_timestamp_ms: int
+    first_timestamp_ms: int | None = None
 
 
 class DirtyRange(NamedTuple):
     """What is to be cleaned, from the first offset to below the end; bytes are of whole segments.
 
-    `oldest_ms`: the largest timestamp of its first segment.
+    `oldest_ms`: the least timestamp of the first batches of its segments that are dirty.
     """
 
     first_offset: int
@@ -64,7 +65,7 @@ def find_dirty(
     `cleaned_to`: below it every key was there once. `stable_offset`: from it on nothing may be touched.
     """
     clean_bytes = dirty_bytes = 0
-    end_offset, oldest_ms = cleaned_to, 0
+    end_offset, times = cleaned_to, list[int]()
     for span in closed:
         if span.end_offset <= cleaned_to:
             clean_bytes += span.size_bytes
@@ -72,13 +73,15 @@ def find_dirty(
         is_young = min_lag_ms > 0 and span.max_timestamp_ms > now_ms - min_lag_ms
         if is_young or span.end_offset > stable_offset:
             break
-        if not dirty_bytes:
-            oldest_ms = span.max_timestamp_ms
+        # The largest timestamp may lie in the future, and the record that must go in time beside it:
+        # test_a_record_of_the_future_does_not_put_compaction_off.
+        first_ms = span.first_timestamp_ms
+        times.append(span.max_timestamp_ms if first_ms is None else first_ms)
         dirty_bytes += span.size_bytes
         end_offset = span.end_offset
     if not dirty_bytes:
         return None
-    return DirtyRange(cleaned_to, end_offset, clean_bytes, dirty_bytes, oldest_ms)
+    return DirtyRange(cleaned_to, end_offset, clean_bytes, dirty_bytes, min(times))
 
 
 class LatestOffsets:

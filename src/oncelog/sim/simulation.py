@@ -43,6 +43,7 @@ from oncelog.sim.strangers import Strangers, draw_strangers
 from oncelog.sim.takeover import Takeover
 from oncelog.sim.topic_changes import TopicChanges
 from oncelog.sim.topic_recreation import TopicRecreation
+from oncelog.sim.topic_times import TopicTimes
 from oncelog.sim.txn_clients import ConsumeTransformProduce, Writer
 from oncelog.sim.workloads import Workload
 from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
@@ -64,6 +65,7 @@ APART: dict[str, tuple[type[Workload], float]] = {
     AtomicWrites.topic: (AtomicWrites, 0.01),
     Loading.topic: (Loading, 0.01),
     Takeover.topic: (Takeover, 0.02),
+    TopicTimes.topic: (TopicTimes, 0.02),
 }
 """Workloads that are drawn one by one, with dice of their own, and the share of seeds that play them."""
 FLIP_IN_BATCH_CHANCE = 0.08

@@ -9,6 +9,7 @@ from oncelog.sim.mutants import (
     removal,
     requests,
     storage,
+    times,
     workloads,
 )
 from oncelog.sim.mutants.mutant import ClientMutant, Mutant
@@ -20,13 +21,14 @@ MUTANTS: list[Mutant | ClientMutant] = [
     *disk.MUTANTS,
     *storage.MUTANTS,
     *removal.MUTANTS,
+    *times.MUTANTS,
     *limits.MUTANTS,
     *requests.MUTANTS,
     *interrupted.CLIENT_MUTANTS,
 ]
 NOT_CAUGHT: dict[str, str] = {
     name: reason
-    for module in (broker, workloads, clients, disk, storage, removal, limits, requests, interrupted)
+    for module in (broker, workloads, clients, disk, storage, removal, times, limits, requests, interrupted)
     for name, reason in module.NOT_CAUGHT.items()
 }
 """By the mutant's name, why no seed notices it. Its guards do."""
