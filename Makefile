@@ -24,7 +24,7 @@ test: setup  ## style, types, and the quick tests (docs/internals/testing.md); P
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m quick -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	$(BIN)/pytest -m quick -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-full: setup  ## the tests that need Apache Kafka, other languages, clusters, kills, a browser or more time
 	$(BIN)/pytest -m full -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
