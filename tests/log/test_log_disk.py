@@ -304,11 +304,9 @@ def test_deleting_makes_room_on_a_full_disk(how: str) -> None:
     if how == "retention":
         partition.enforce_retention(NOW_MS)
     else:
-        with pytest.raises(KafkaStorageError, match="No space left"):  # for the newest segment
-            partition.delete_records(None, NOW_MS)
+        partition.delete_records(None, NOW_MS)
     assert disk.used_bytes() < 3000
     if how == "DeleteRecords":
-        partition.delete_records(None, NOW_MS)
         assert read_all(partition) == b""
     assert put(partition, batch(count)).base_offset == count
     _restart_equals(disk, partition.describe_producers(), read_all(partition))

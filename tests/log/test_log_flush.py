@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -100,11 +101,11 @@ def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
-    disk.capacity_bytes = disk.used_bytes()
+    disk.errors = {("write", ".txnindex"): errno.ENOSPC}  # a file system that writes nothing in place
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
     assert (partition.is_offline, partition.recovery_point) == (False, 0)
-    disk.capacity_bytes = None
+    disk.errors = {}
     partition.flush()
     assert partition.recovery_point == 2
     again = open_partition(disk.after_power_loss(Random(1)), recovery_point=2)

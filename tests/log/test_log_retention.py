@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections import deque
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
+from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError, OffsetOutOfRange
-from oncelog.log.chores import run
+from oncelog.log.chores import Chores, run
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 
@@ -236,6 +237,87 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
     disk.errors.clear()
     partition.delete_records(9, NOW_MS)
     assert partition.segment_count == 1
+
+
+def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
+    """Delete all records, as often as operations.md says, with the checkpoint rounds in between."""
+    for _ in range(3):
+        with suppress(KafkaStorageError):
+            partition.delete_records(None, NOW_MS)
+        with suppress(KafkaStorageError):
+            partition.flush()
+        with suppress(OSError):
+            partition.checkpoint_producers()
+
+
+def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
+    """The flush that the deletion waits for needed room for the index of aborted transactions."""
+    log_config = config(segment_bytes=9 * SIZE, index_interval_bytes=SIZE)
+    for room in range(0, 2_000, 97):
+        disk = MemoryDisk()
+        partition, numbers = open_partition(disk, log_config), count()
+
+        def abort_one(number: int, partition: Partition = partition) -> None:
+            put(partition, batch(number, is_transactional=True))
+            put_marker(partition, marker(7, commit=False))
+
+        for number in islice(numbers, 40):
+            abort_one(number)
+        disk.capacity_bytes = disk.used_bytes() + room
+        with pytest.raises(KafkaStorageError):
+            deque(map(abort_one, numbers), 0)
+        entry = partition.producer(7)
+        assert entry is not None
+        end_offset, last = partition.log_end_offset, entry.batches[-1].last_sequence
+        assert last is not None
+        partition.flush()
+        free_full_disk(partition, disk)
+        assert (partition.log_start_offset, partition.segment_count) == (end_offset, 1)
+        assert disk.used_bytes() < disk.capacity_bytes // 2
+        for seed in range(3):
+            how = {"recovery_point": partition.recovery_point, "log_start_offset": end_offset}
+            again = open_partition(disk.after_power_loss(Random(seed)), log_config, **how)
+            assert put(again, batch(last, is_transactional=True)).is_duplicate
+
+
+@pytest.mark.parametrize("is_run_by_driver", [False, True])
+def test_a_full_disk_with_one_segment_gets_room(is_run_by_driver: bool) -> None:
+    """Neither its indexes nor a first producer snapshot have room; its offset index makes some."""
+    disk, log_config, chores = MemoryDisk(), config(index_interval_bytes=SIZE), Chores()
+    if is_run_by_driver:
+        chores.on_added = lambda: None
+    partition = open_partition(disk, log_config, chores=chores)
+    for number in range(600):
+        put(partition, batch(number, timestamp_ms=NOW_MS + number))
+    disk.capacity_bytes = disk.used_bytes()
+    for _ in range(3):
+        free_full_disk(partition, disk)
+        with suppress(OSError):
+            chores.finish()
+    assert (partition.log_start_offset, partition.segment_count) == (600, 1)
+    assert disk.used_bytes() < disk.capacity_bytes // 10
+    for seed in range(10):
+        again = open_partition(disk.after_power_loss(Random(seed)), log_config, log_start_offset=600)
+        assert put(again, batch(599)).is_duplicate
+
+
+def test_indexes_that_were_given_up_are_made_again_where_the_log_start_is_lost() -> None:
+    disk, log_config = MemoryDisk(), config(index_interval_bytes=SIZE)
+    partition = open_partition(disk, log_config)
+    for number in range(100):
+        put(partition, batch(number, is_transactional=True))
+        put_marker(partition, marker(7, commit=number % 2 == 0))
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(KafkaStorageError):
+        partition.delete_records(None, NOW_MS)
+    partition.flush()
+    aborted = [entry.last_offset for entry in partition.aborted_transactions(0, 200)]
+    for seed in range(10):
+        found = disk.after_power_loss(Random(seed))
+        found.capacity_bytes = None
+        again = open_partition(found, log_config, recovery_point=partition.recovery_point)
+        assert [entry.last_offset for entry in again.aborted_transactions(0, 200)] == aborted
+        assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0)
 
 
 def test_settings_change_while_open() -> None:

@@ -294,6 +294,7 @@ class TransactionIndex(_IndexFile):
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
+        self._placed = 0  # entries that the file has bytes for, written or not
         self.is_unsynced = False
 
     @classmethod
@@ -320,6 +321,32 @@ class TransactionIndex(_IndexFile):
         for index in range(first, len(self._entries)):
             yield self._entries[index]
 
+    def make_room(self) -> None:
+        """Give the file bytes for a run of further entries, zeros until they are written. Raises OSError.
+
+        Called before the marker of an aborted transaction is stored, so that a flush writes in place. Else
+        no flush would succeed on a full disk, and what waits for one could not be deleted:
+        test_a_full_disk_with_unflushed_aborts_gets_room. A reader ends at the zeros.
+        """
+        count = len(self)
+        if count < self._placed:
+            return
+        file = self._disk.open(self._path, create=True)
+        try:
+            file.pwrite(bytes(self._run_entries * self.entry_bytes), count * self.entry_bytes)
+        finally:
+            file.close()
+        self._placed = count + self._run_entries
+
+    def give_room_back(self) -> None:
+        """Make the file of a closed segment end with its last entry."""
+        if self._placed > len(self):
+            self.cut_file()
+
+    def cut_file(self) -> None:
+        super().cut_file()
+        self._placed = self._written
+
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
         self.is_unsynced = True
@@ -337,6 +364,7 @@ class TransactionIndex(_IndexFile):
         self._written = 0
         self._disk.replace(self._path, self._pack(0, len(self)))
         self._written, self.is_unsynced = len(self), False
+        self._placed = len(self)
 
     def store(self) -> None:
         """Make the file hold these entries; a crash leaves those that were there or all. Raises OSError.

@@ -146,6 +146,8 @@ class Partition(CompactedStore):
         verdict = decide_marker(entry, marker, origin, offset=offset, now_ms=now_ms)
         match verdict:
             case StoreMarker():
+                if verdict.completed is not None and verdict.completed.is_aborted:
+                    self._make_room_for_abort(header, now_ms)
                 # Until its index entry is there, no flush may vouch for the marker.
                 self._marker_offset = offset
                 try:
@@ -163,6 +165,18 @@ class Partition(CompactedStore):
                 raise error(f"{self.topic_partition}: {reason}")
             case _:
                 assert_never(verdict)
+
+    def _make_room_for_abort(self, header: BatchHeader, now_ms: int) -> None:
+        """Make room for an index entry in the segment that gets the marker. Raises KafkaStorageError."""
+        self._check_online()
+        segment, last_offset = self._segments.active, self._log_end_offset + header.last_offset_delta
+        times = header.max_timestamp_ms, self.config, now_ms
+        try:
+            if segment.is_full(header.size_bytes, last_offset, *times):
+                segment = self._roll(now_ms)
+            segment.transactions.make_room()
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}, offset {last_offset}: {error}") from error
 
     def read(
         self, offset: int, max_bytes: int, *, upper_offset: int | None = None, at_least_one: bool = True

@@ -85,6 +85,8 @@ class PartitionProducers:
         """By producer id; at most `limits.max_verifying_producers`, of which the oldest go first."""
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
+        self.is_snapshot_refused = False
+        """True if the disk did not take the last snapshot."""
         self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
         self._chores = chores
@@ -227,7 +229,12 @@ class PartitionProducers:
         try:
             while self._wanted is not None:
                 (offset, image, then), self._wanted = self._wanted, None
-                yield from self.snapshots.write(offset, image)
+                try:
+                    yield from self.snapshots.write(offset, image)
+                except OSError:
+                    self.is_snapshot_refused = True
+                    raise
+                self.is_snapshot_refused = False
                 self._note_snapshot(offset)
                 yield from then()
         finally:

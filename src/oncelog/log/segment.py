@@ -531,6 +531,20 @@ class Segment:
         self.index.write_pending()
         self.times.write_pending()
         self.transactions.write_pending()
+        self.transactions.give_room_back()
+
+    def give_up_indexes(self) -> None:
+        """Delete the offset and time index of a segment that is to be deleted. Raises OSError.
+
+        That makes room on a full disk, and no flush need write them. A start that meets the segment makes all
+        its indexes again. The directory must be synced before the recovery point passes the segment.
+        """
+        for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
+            remove_if_exists(self._disk, self._path(suffix))
+        for index in (self._index, self._times):
+            if index is not None:
+                index.holds_back = True
+        self.is_index_synced = True
 
     def sync(self, *, is_active: bool) -> None:
         """fdatasync. Indexes of the active segment wait until it is finished: they can be rebuilt.

@@ -302,7 +302,13 @@ class PartitionStore:
 
     def _roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next. On OSError nothing has changed."""
-        self._segments.active.finish()
+        active = self._segments.active
+        try:
+            active.finish()
+        except OSError:
+            if active.end_offset > self._log_start_offset:
+                raise
+            self._give_up_indexes([active])  # all its records are deleted
         segment = Segment.create(
             self._disk, self._directory, self._log_end_offset, now_ms, limits=self.config.limits
         )
@@ -385,7 +391,15 @@ class PartitionStore:
         offset = self._producers.snapshot_from(dead[-1].end_offset)
         self._deletion_needs = self._log_end_offset if offset is None else offset
         if offset is None:
+            if self._producers.is_snapshot_refused:
+                # On a full disk this makes room for it: test_a_full_disk_with_one_segment_gets_room.
+                self._give_up_indexes(dead)
             self._snapshot()
+
+    def _give_up_indexes(self, dead: list[Segment]) -> None:
+        self._is_directory_dirty = True
+        for segment in dead:
+            segment.give_up_indexes()
 
     def _drop_dead(self) -> list[_Dropped]:
         """Take some segments that are not needed any more out of the list; their files are for `_remove`."""
