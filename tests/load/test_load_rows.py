@@ -192,6 +192,16 @@ NO_TEXT = pa.array([b"\xff\xfe"]).view(pa.string())
         (pa.array([[1, None], None]), ["[1,null]", None]),
         (pa.array([{"a": math.nan, "b": NOON}]), ['{"a":null,"b":"2013-01-01T12:00:00.000005"}']),
         (pa.array([None, None]), [None, None]),
+        (pa.array([[Decimal("1.50"), None], []], pa.list_(pa.decimal128(9, 2))), ["[1.50,null]", "[]"]),
+        (pa.array([[1], None], pa.list_(pa.time64("ns"))), ['["00:00:00.000000001"]', None]),
+        (pa.array([[1]], pa.list_(pa.timestamp("ns", "Europe/Berlin"), 1)),
+         ['["1970-01-01T00:00:00.000000001Z"]']),
+        (pa.array([{"a": [0.1], "b": Decimal("2.0")}, None],
+                  pa.struct([("a", pa.list_(pa.float32())), ("b", pa.decimal128(3, 1))])),
+         ['{"a":[0.1],"b":2.0}', None]),
+        (pa.array([None, [("a", b"\xff"), ("b", None)], []], pa.map_(pa.string(), pa.binary())).slice(1),
+         ['[["a","/w=="],["b",null]]', "[]"]),
+        (pa.array([{}], pa.struct([])), ["{}"]),
     ],
 )  # fmt: skip
 def test_typed_columns(column: Any, texts: list[str | None]) -> None:

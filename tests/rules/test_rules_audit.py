@@ -39,7 +39,8 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
     if text.startswith("?"):
         last = offset + (1 if text == "?!" else int(text[2:])) - 1
         no_batch = StoredBatch(offset, last, None, None, None, 0, 0, False, None, problem="planted")
-        return no_batch._replace(is_torn=text == "?!", is_removed=text.startswith("?-"))
+        flags = {"is_torn": text == "?!", "is_removed": text[1] == "-", "is_index": text[1] == "*"}
+        return no_batch._replace(**flags)
     flags = {"crc_ok": "!" not in text, "is_visible": {"^": True, "_": False}.get(text[-1])}
     flags |= {"records_problem": "planted" if "%" in text else None}
     who, what = text.rstrip("!%^_").split(" ")

@@ -16,7 +16,7 @@ from oncelog.rules.lane import LaneMarker, RowSum, SinkError
 from oncelog.spark import atomic, atomic_task, write_atomic
 from oncelog.spark.lane import Sink
 from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics
-from oncelog.spark.sink_options import parse_sink_options
+from oncelog.spark.sink_options import FULL_RETRY, parse_sink_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -182,6 +182,12 @@ def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None
         write_atomic(numbers(spark, 0, 10), 2, options, name=topic)
     with pytest.raises(ConfigError, match="needs a name"):
         write_atomic(numbers(spark, 0, 10), 0, options)
+    spark.conf.set(FULL_RETRY, "false")
+    try:
+        with pytest.raises(ConfigError, match="a lost shuffle file doubles rows and loses others"):
+            write_atomic(numbers(spark, 0, 10), 4, options, name=topic)
+    finally:
+        spark.conf.unset(FULL_RETRY)
     assert values(spark, bootstrap, topic) == list(range(10))
     # A name that is called without rows first is known from then on.
     assert write_atomic(numbers(spark, 0, 0), 0, options, name=f"{topic}-late").rows == 0

@@ -242,6 +242,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     write_partition(root / "halves-0", [[data(57, 0, 0, 3), end(57, 1, "COMMIT")]])
     write_partition(root / "halves-1", [[data(57, 0, 0, 4), end(57, 1, "ABORT")]])
+    write_partition(root / "bad-index-0", [[data(7, 0, 0, 3)], [end(7, 0, "ABORT"), plain(8, 0, 0, 1)]])
+    (root / "bad-index-0" / f"{3:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 4, 3, 4))
     write_partition(root / "compacted-0", [[plain(7, 0, 4, 3), plain(7, 0, 9, 1)]])
     write_partition(root / "__consumer_offsets-0", [[plain(7, 0, 4, 3)]])
     (root / "deleted-0.5b3e-delete").mkdir()
@@ -286,12 +288,21 @@ def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditRes
     assert found_in(audited, "torn") == [("torn_tail", 5, 5, None)]
     assert found_in(audited, "zeros") == [("torn_tail", 3, 3, None)]
     assert found_in(audited, "open") == [("open_transaction", 4, 5, None)]
-    assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction"}
+    assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction", "unreadable_index"}
     (torn,) = [note for note in audited.notes if note.topic == "torn"]
     assert "00000000000000000003.log at position" in torn.explanation
     # In the middle of the log nothing may be torn, and the segments behind are audited all the same.
     kinds = [kind for kind, *_ in found_in(audited, "middle")]
     assert kinds == ["unreadable", "sequence_gap"]
+
+
+def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited: AuditResult) -> None:
+    """A broker makes it again, so it is no violation; the log beside it is audited all the same."""
+    assert found_in(audited, "bad-index") == [("unreadable_index", 3, 3, None)]
+    (note,) = [note for note in audited.notes if note.topic == "bad-index"]
+    assert f"{3:020}.txnindex: entry 0 is" in note.explanation
+    totals = audited.partitions[TopicPartition("bad-index", 0)]
+    assert (totals.batches, totals.aborted, totals.findings) == (3, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["claims", "no-magic"])

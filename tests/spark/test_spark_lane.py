@@ -22,7 +22,7 @@ from oncelog.errors import ConfigError
 from oncelog.rules.lane import BatchBegun, RowRefused, RowSum, SinkError, SinkRefused
 from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.spark.row_hash import hash_rows
-from oncelog.spark.sink_options import SINK_OPTIONS, parse_sink_options
+from oncelog.spark.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink_rows import LaneRows, check_columns
 from oncelog.spark.sink_state import KEPT_MS, new_run_id
 from oncelog.types import OffsetAndMetadata, TopicPartition
@@ -608,6 +608,20 @@ def test_a_row_is_hashed_alike_wherever_it_stands() -> None:
 def test_wrong_options(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_sink_options(options, "stream")
+
+
+@pytest.mark.parametrize(
+    ("set_to", "is_safe"),
+    [
+        ({}, True),
+        ({"enabled": "false"}, True),
+        ({"enableFullRetryOnMismatch": "False"}, False),
+        ({"enableFullRetryOnMismatch": "false", "enableQueryLevelRollbackOnMismatch": "true"}, True),
+    ],
+)
+def test_whether_spark_repeats_what_read_other_rows(set_to: dict[str, str], is_safe: bool) -> None:
+    settings = {f"spark.sql.shuffle.orderIndependentChecksum.{name}": each for name, each in set_to.items()}
+    assert repeats_whole_stages(settings.get) is is_safe
 
 
 def test_columns_of_sparks_own_sink() -> None:

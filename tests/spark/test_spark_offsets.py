@@ -72,7 +72,17 @@ def test_offsets_must_name_every_partition() -> None:
         ({**NEEDED, "startingOffsets": '{"a": {"0": -1}}'}, "batch", "cannot begin a batch"),
         ({**NEEDED, "endingOffsets": "earliest"}, None, "cannot end a batch"),
         ({**NEEDED, "endingTimestamp": "5"}, "stream", "has no meaning in a stream"),
-        ({**NEEDED, "maxOffsetsPerTrigger": "0"}, None, "must be at least 1"),
+        ({**NEEDED, "maxOffsetsPerTrigger": "0"}, None, "must be from 1 to 9223372036854775807"),
+        (
+            {**NEEDED, "startingTimestamp": str(2**63)},
+            None,
+            "startingTimestamp='9223372036854775808': must be",
+        ),
+        (
+            {**NEEDED, "startingOffsetsByTimestamp": f'{{"a": {{"0": {2**63}}}}}'},
+            None,
+            "numbers from 0 to 9223372036854775807",
+        ),
         ({**NEEDED, "minPartitions": "many"}, None, "expected a whole number"),
         ({**NEEDED, "includeHeaders": "yes"}, None, "expected true or false"),
         ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, None, "not a regular expression"),

@@ -17,7 +17,9 @@ import oncelog
 from oncelog.edge.admin import Admin
 from oncelog.errors import OncelogError
 from oncelog.faults import Proxy
+from oncelog.spark import reading
 from oncelog.spark.lookup import Lookup
+from oncelog.spark.offsets import DataLossError, OffsetRange
 from oncelog.spark.options import parse_options
 from oncelog.spark.source import StreamReader
 from oncelog.types import TopicPartition
@@ -116,6 +118,30 @@ def test_a_topic_created_again_between_planning_and_reading(
     with pytest.raises(Exception, match=CREATED_AGAIN):
         strict.collect()
     assert lenient.count() == 0
+
+
+def test_rows_of_two_topics_are_never_one_range(
+    shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With failOnDataLoss=false rows of the new topic were given, and again by the next micro-batch."""
+    monkeypatch.setattr(reading, "SMALL_BATCH_BYTES", 1)
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 0, 200, size_bytes=5000)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        planned = admin.describe_topics([topic])[topic].topic_id
+    wanted = OffsetRange(TopicPartition(topic, 0), 0, 200)
+    client = {"bootstrap.servers": bootstrap, "max.partition.fetch.bytes": 50_000}
+    lenient = {"topic_id": planned, "include_headers": False, "fail_on_data_loss": False}
+    rows = reading.read_range(client, wanted, **lenient)
+    next(rows)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.delete_topics([topic])
+    create_topic(bootstrap, topic)
+    fill(bootstrap, topic, 1000, 200, size_bytes=5000)
+    with pytest.raises(DataLossError, match="while they were read: rows of both may have been read"):
+        list(rows)
+    assert list(reading.read_range(client, wanted, **lenient)) == []
 
 
 def test_a_micro_batch_is_not_repeated_from_another_topic(

@@ -83,6 +83,7 @@ def text_to_json(column: Any, kind: str) -> Any:
 def typed_to_json(column: Any) -> Any:
     """Values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null.
 
+    What is in lists, structs and maps is written as it is in a column of its own; a map is a list of pairs.
     Raises ValueError for a value that has no such text: bytes in a text column that are not UTF-8, times
     beyond the years that can be written.
     """
@@ -95,6 +96,14 @@ def typed_to_json(column: Any) -> Any:
         return column.cast(pa.string())
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
+    if pa.types.is_struct(kind):
+        return _structs_to_json(column)
+    if pa.types.is_map(kind):
+        pairs = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        return _lists_to_json(pairs, _pairs(*map(typed_to_json, pairs.flatten().flatten())))
+        return _lists_to_json(column, _pairs(typed_to_json(column.keys), typed_to_json(column.items)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists_to_json(column, typed_to_json(column.flatten()).to_pylist())
     text = _plain_text(column)
     if text is not None:
         return quoted(text)
@@ -102,6 +111,38 @@ def typed_to_json(column: Any) -> Any:
         return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
     except OverflowError as error:  # of Python's times, which end with the year 9999
         raise ValueError(f"a value of type {kind} cannot be written: {error}") from None
+
+
+def _structs_to_json(column: Any) -> Any:
+    names = [field.name for field in column.type]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two members of a struct have the same name: {', '.join(names)}")
+    if not names:
+        text = pa.array(["{}"] * len(column), pa.string())
+    else:
+        # One after another: json.dumps of rows would lose digits of times and decimals.
+        members = dict(zip(names, column.flatten(), strict=True))
+        text = json_rows(members, dict.fromkeys(names, typed_to_json)).cast(pa.string())
+    return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
+
+
+def _pairs(keys: Any, items: Any) -> list[str]:
+    pairs = zip(keys.to_pylist(), items.to_pylist(), strict=True)
+    return [f"[{key},{_NULL if item is None else item}]" for key, item in pairs]
+
+
+def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
+    """Return lists whose `elements` follow each other, without those of lists that are null."""
+    texts: list[str | None] = []
+    at = 0
+    for length in pc.list_value_length(column).to_pylist():
+        if length is None:
+            texts.append(None)
+            continue
+        inside = (_NULL if text is None else text for text in elements[at : at + length])
+        texts.append(f"[{','.join(inside)}]")
+        at += length
+    return pa.array(texts, pa.string())
 
 
 def _plain_text(column: Any) -> Any | None:

@@ -24,6 +24,7 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     the log ends within it                                        torn_tail (no violation)
     wholly below the log start                                    - (not judged, its records are counted)
     removed while the audit read the log                          log_start_moved (no violation)
+    no batch, but a list of aborted transactions that is damaged  unreadable_index (no violation)
 
 What becomes of transactions: rules/audit_transactions.py. In a compacted log the cleaner removes batches, so
 holes there prove nothing and are not reported. Batches without a producer id are counted: nothing can be
@@ -103,6 +104,12 @@ class PartitionAudit:
         """The next batch of the log."""
         if batch.is_removed:
             self._move_log_start(batch)
+            return
+        if batch.is_index:
+            text = (
+                "a list of aborted transactions cannot be read, so what readers see was not compared up to it"
+            )
+            self._findings.report(FindingKind.UNREADABLE_INDEX, batch, _because(text, batch))
             return
         if 0 <= batch.base_offset <= batch.last_offset < self._log_start_offset:
             self._removed_to = batch.last_offset + 1

@@ -34,6 +34,7 @@ class FindingKind(Enum):
     OPEN_TRANSACTION = "open_transaction"
     TORN_TAIL = "torn_tail"
     LOG_START_MOVED = "log_start_moved"
+    UNREADABLE_INDEX = "unreadable_index"
 
     @property
     def is_violation(self) -> bool:
@@ -42,6 +43,7 @@ class FindingKind(Enum):
             FindingKind.OPEN_TRANSACTION,
             FindingKind.TORN_TAIL,
             FindingKind.LOG_START_MOVED,
+            FindingKind.UNREADABLE_INDEX,
         )
 
 
@@ -53,7 +55,8 @@ class StoredBatch(NamedTuple):
     something, and `is_torn` says that nothing follows. `is_visible`: whether a read_committed reader gets its
     records, None where that was not asked. `records_problem`: how the records inside differ from the header,
     None if they do not or were not read. `is_removed`: no batch; the log start has moved
-    behind `last_offset` since the audit began.
+    behind `last_offset` since the audit began. `is_index`: no batch; `problem` says what is wrong with the
+    list of aborted transactions of the segment that begins at `base_offset`.
     """
 
     base_offset: int
@@ -73,6 +76,7 @@ class StoredBatch(NamedTuple):
     problem: str | None = None
     records_problem: str | None = None
     is_removed: bool = False
+    is_index: bool = False
 
 
 class Finding(NamedTuple):

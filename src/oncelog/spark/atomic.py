@@ -37,7 +37,7 @@ from oncelog.spark.batch_plan import note_begun
 from oncelog.spark.lane import LaneReport, Sink
 from oncelog.spark.metrics import SinkMetrics, publish
 from oncelog.spark.remedies import failure_text
-from oncelog.spark.sink_options import parse_sink_options
+from oncelog.spark.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink_rows import KINDS, check_columns
 from oncelog.types import TransactionShare
 
@@ -79,6 +79,12 @@ def write_atomic(
     made again.
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
+    if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
+        # Rows without a key are dealt out by chance, and then shuffled. A script lost 125 of 600.
+        raise ConfigError(
+            f"write_atomic needs {FULL_RETRY}=true, Spark's default: without it a lost shuffle file doubles "
+            "rows and loses others"
+        )
     check_columns([(field.name, field.dataType.simpleString()) for field in df.schema.fields], settings.topic)
     context = df.sparkSession.sparkContext
     query_id = context.getLocalProperty(_QUERY_ID)

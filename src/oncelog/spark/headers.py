@@ -61,6 +61,7 @@ _COLUMNS = (
     ("problem", StringType(), pa.string()),
     ("records_problem", StringType(), pa.string()),
     ("is_removed", BooleanType(), pa.bool_()),
+    ("is_index", BooleanType(), pa.bool_()),
 )
 """Behind the place, the fields of rules.audit.StoredBatch."""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])

@@ -24,6 +24,8 @@ from oncelog.types import TopicPartition
 
 LATEST, EARLIEST = -1, -2
 """Special offsets in option JSON, as Spark and Kafka's ListOffsets number them."""
+LARGEST = 2**63 - 1
+"""The largest offset or time that Kafka's requests hold."""
 
 Offsets = dict[TopicPartition, int]
 
@@ -131,9 +133,10 @@ def _parse_by_partition(option: str, text: str, low: int) -> Offsets:
     found: Offsets = {}
     for topic, rows in _parse_json(option, text).items():
         for number, value in rows.items() if isinstance(rows, dict) else [("", None)]:
-            if not number.isdecimal() or type(value) is not int or value < low:
+            if not number.isdecimal() or type(value) is not int or not low <= value <= LARGEST:
                 raise ConfigError(
-                    f'{option}={text!r}: expected JSON like {{"{topic}": {{"0": 23}}}}, numbers from {low} on'
+                    f'{option}={text!r}: expected JSON like {{"{topic}": {{"0": 23}}}}, numbers from {low} '
+                    f"to {LARGEST}"
                 )
             found[TopicPartition(topic, int(number))] = value
     return found

@@ -16,6 +16,7 @@ from oncelog.config import CONSUMER
 from oncelog.errors import ConfigError
 from oncelog.spark.offsets import (
     EARLIEST,
+    LARGEST,
     LATEST,
     OffsetsSpec,
     check_order,
@@ -222,8 +223,8 @@ def _whole(name: str, text: str, low: int) -> int:
         value = int(text)
     except ValueError:
         raise ConfigError(f"{name}={text!r}: expected a whole number") from None
-    if value < low:
-        raise ConfigError(f"{name}={text!r}: must be at least {low}")
+    if not low <= value <= LARGEST:
+        raise ConfigError(f"{name}={text!r}: must be from {low} to {LARGEST}")
     return value
 
 

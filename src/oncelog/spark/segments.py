@@ -47,7 +47,7 @@ _ZEROS_AT_ONCE = 1 << 20
 
 
 class Segment(NamedTuple):
-    """One `.log` file. `has_index`: a `.txnindex` is beside it."""
+    """One `.log` file. `has_index`: a `.txnindex` with something in it is beside it."""
 
     base_offset: int
     size_bytes: int
@@ -167,9 +167,10 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
-    names = {info.base_name for info in infos}
+    # Our broker makes the file with each segment. Every earlier segment's task would read the empty ones.
+    indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
     return sorted(
-        Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in names)
+        Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
         for info in infos
         if info.type is fs.FileType.File and (match := _SEGMENT_NAME.fullmatch(info.base_name))
     )
@@ -340,7 +341,11 @@ def _read_segment(files: PartitionFiles, index: int, *, check_records: bool) -> 
     """A row per batch, and one wherever the file does not make sense."""
     segment = files.segments[index]
     system, _ = file_system(files.root)
-    judge = VisibilityFilter(Isolation.READ_COMMITTED, _aborted(system, files, index))
+    aborted, problem = _aborted(system, files, index)
+    judge = None if aborted is None else VisibilityFilter(Isolation.READ_COMMITTED, aborted)
+    if problem is not None:
+        damaged = no_batch(segment.base_offset, segment.base_offset, problem)._replace(is_index=True)
+        yield (*files.tp, segment.base_offset, -1, *damaged)
     following = files.segments[index + 1].base_offset if index + 1 < len(files.segments) else None
     with open_segment(system, files.path(segment)) as (file, size_bytes):
         for found in walk_segment(file, size_bytes, segment.base_offset):
@@ -374,28 +379,37 @@ def _no_batch(
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
 
 
-def _judged(found: FoundBatch, judge: VisibilityFilter, *, check_records: bool) -> StoredBatch:
+def _judged(found: FoundBatch, judge: VisibilityFilter | None, *, check_records: bool) -> StoredBatch:
     batch = stored_batch(found.data, found.data_position, found.header, None, check_records=check_records)
+    if judge is None:
+        return batch
     verdict = judge.decide(found.header, is_abort_marker=batch.is_commit is False)
     return batch._replace(is_visible=verdict is Verdict.DELIVER)
 
 
-def _aborted(system: fs.FileSystem, files: PartitionFiles, index: int) -> list[tuple[int, int]]:
-    """Producer id and first offset of the aborted transactions that may have data in a segment.
+def _aborted(
+    system: fs.FileSystem, files: PartitionFiles, index: int
+) -> tuple[list[tuple[int, int]] | None, str | None]:
+    """Return producer id and first offset of the aborted transactions that may have data in a segment.
 
-    An entry stands beside its marker, so in the segment of its data or a later one.
+    An entry stands beside its marker, so in the segment of its data or a later one. None where one of these
+    lists is damaged; the second value says what is wrong with the segment's own. A broker that starts makes
+    the list again from the log, so nothing is lost.
     """
     later = files.segments[index:]
-    found = []
+    found: list[tuple[int, int]] = []
     for segment in later:
         if not segment.has_index:
             continue
         path = files.path(segment, TXN_SUFFIX)
-        with system.open_input_stream(path) as stream:
-            entries = decode_aborted(stream.read(), segment.base_offset, path)
+        try:
+            with system.open_input_stream(path) as stream:
+                entries = decode_aborted(stream.read(), segment.base_offset, path)
+        except StorageError as error:
+            return None, str(error) if segment is later[0] else None
         end = later[1].base_offset if len(later) > 1 else None
         found += [(e.producer_id, e.first_offset) for e in entries if end is None or e.first_offset < end]
-    return found
+    return found, None
 
 
 def _why_torn(file: _ArrowFile, bad: Damage, end: int) -> str | None:

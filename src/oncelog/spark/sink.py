@@ -6,9 +6,11 @@ query and batch a task works for, it learns from Spark's local properties.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -25,7 +27,7 @@ from oncelog.errors import ConfigError
 from oncelog.rules.lane import SinkError
 from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.spark.metrics import SinkMetrics, publish
-from oncelog.spark.sink_options import SinkSettings, parse_sink_options
+from oncelog.spark.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink_rows import check_columns
 from oncelog.spark.sink_state import new_run_id
 from oncelog.spark.source import OncelogSource
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _ONLY_BATCH = 0
+_log = logging.getLogger("oncelog.spark")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,9 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._sink = Sink(name, settings, is_named=is_named)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return Written(write_lane(self._sink, _ONLY_BATCH, _task().partitionId(), iterator))
+        task = _task()
+        _warn_of_shuffles(task)
+        return Written(write_lane(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         reports = [_of(message).report for message in messages]
@@ -96,6 +101,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = _task()
+        _warn_of_shuffles(task)
         query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
@@ -124,6 +130,21 @@ def _task() -> TaskContext:
     if task is None:
         raise SinkError("the sink's write() runs in tasks of Spark only")
     return task
+
+
+@cache
+def _warn() -> None:
+    _log.warning(
+        "%s is off: if an executor's shuffle files are lost, a plan that is not deterministic may write rows "
+        "twice and lose others. Leave it on, as is Spark's default",
+        FULL_RETRY,
+    )
+
+
+def _warn_of_shuffles(task: TaskContext) -> None:
+    """Warn once in a worker, in the first task: Spark's settings are local properties of its tasks."""
+    if task.partitionId() == 0 and not repeats_whole_stages(task.getLocalProperty):
+        _warn()
 
 
 def _of(message: Written | None) -> Written:

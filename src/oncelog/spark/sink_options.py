@@ -6,7 +6,7 @@ Names and meanings are those of Spark's own Kafka sink; what is more is ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +31,9 @@ SINK_OPTIONS = (
 
 _NAMES = {option.name.lower(): option for option in SINK_OPTIONS}
 _TRANSACTION_TIMEOUT_MS = 300_000
+_CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
+_ON_MISMATCH = ("enableFullRetryOnMismatch", "enableQueryLevelRollbackOnMismatch")
+FULL_RETRY = f"{_CHECKSUM}.{_ON_MISMATCH[0]}"
 REQUEST_OVERHEAD_BYTES = 200
 """What a request with one row has besides key and value, at most."""
 _INSTEAD_OF = {
@@ -85,6 +88,16 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
         admin={key: value for key, value in producer.items() if ADMIN.get(key)},
         vouched_batch_id=_whole(options["firstbatchid"]) if "firstbatchid" in options else None,
     )
+
+
+def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
+    """Return whether Spark repeats all that read a shuffle file which came out otherwise a second time.
+
+    Without that a lost shuffle file gives rows twice, and others not at all, where the plan is not
+    deterministic. `setting`: returns one of Spark's settings, None for its default.
+    """
+    retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
+    return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"
 
 
 def _whole(text: str) -> int:
