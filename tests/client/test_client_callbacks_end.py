@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -115,6 +117,46 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
         go_on.set()
         thread.join(WAIT_S)
     assert not is_held_up and not thread.is_alive()
+
+
+@pytest.mark.parametrize("part_count", range(1, 6))
+def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> None:
+    """A thread is put off after it has made some parts, and another one waits (R330)."""
+    first, last = Outcome(TopicPartition("t", 0)), Outcome(TopicPartition("t", 0))
+    future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
+    amid, go_on = threading.Event(), threading.Event()
+    parts = vars(concurrent.futures.Future()).keys()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_name != "_make_state":
+            return None
+        if event == "line" and len(parts & future.__dict__.keys()) == part_count and not amid.is_set():
+            amid.set()
+            go_on.wait(WAIT_S)
+        return trace
+
+    def make() -> None:
+        sys.settrace(trace)
+        concurrent.futures.wait([future], 0)
+
+    def wait() -> None:
+        unfinished.extend(concurrent.futures.wait([future, pending], WAIT_S).not_done)
+
+    unfinished: list[Any] = []
+    maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
+    maker.start()
+    assert amid.wait(WAIT_S)
+    first.settle(5, None, None)  # and nobody was told of it yet
+    waiter.start()
+    deadline_s = time.monotonic() + WAIT_S
+    while not pending.__dict__.get("_waiters") and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    last.settle(6, None, None)
+    assert not list(last.notify())
+    waiter.join()
+    go_on.set()
+    maker.join()
+    assert unfinished == []
 
 
 def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_interrupted() -> None:

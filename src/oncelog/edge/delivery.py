@@ -34,6 +34,10 @@ _STATE = frozenset(vars(Future()))
 """What concurrent.futures keeps in every future, and this one only when it is asked for."""
 
 
+def _is_condition(part: tuple[str, Any]) -> bool:
+    return part[0] == "_condition"
+
+
 class RecordFuture(Future[RecordMetadata]):
     """One record's outcome: a concurrent.futures.Future that cannot be cancelled and costs little.
 
@@ -60,7 +64,11 @@ class RecordFuture(Future[RecordMetadata]):
         Without a lock of its own: a fork, a signal or another thread may come at any moment.
         """
         mine = self.__dict__
-        for name, part in mine.setdefault("_made", vars(Future())).items():
+        made = mine.setdefault("_made", vars(Future()))
+        # The condition comes last: a thread that finds it finds the rest. Else its `wait` counts this record
+        # as pending, completes it while it reaches for `_waiters`, and is never woken. See
+        # test_a_future_whose_state_is_half_made_loses_no_waiter.
+        for name, part in sorted(made.items(), key=_is_condition):
             mine.setdefault(name, part)
 
     def _complete(self) -> None:
