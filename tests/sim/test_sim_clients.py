@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from click.testing import CliRunner
 
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.cli.simulate import command
+from oncelog.errors import MisuseError, RebalanceInProgress, TimedOut, TopicAuthorizationFailed
 from oncelog.sim.backup import play_restored
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
+from oncelog.sim.excuses import Excuses
 from oncelog.sim.loop import Livelock
 from oncelog.sim.mutants.interrupted import CLIENT_MUTANTS
 from oncelog.sim.mutants.mutant import search
 from oncelog.sim.scene import Run
 from oncelog.sim.scheduler import Scheduler
+from oncelog.sim.shrink import shrink_run
 from oncelog.sim.world import World
 
 Play = Callable[[int], Run]
@@ -116,15 +120,53 @@ def test_a_seed_gives_the_same_run_again(play: Play) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(10, 60), ids=str)
 def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: range) -> None:
-    """Threads give way anywhere, and signals interrupt the application (L1 to L7, L11, L23)."""
+    """Threads give way anywhere, and signals interrupt the application (L1 to L7, L11, L23).
+
+    In half of the seeds broker and network fail, too.
+    """
     assert violations_of(play_threads, seeds) == {}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", in_tiers(25, 150), ids=str)
+@pytest.mark.parametrize("seeds", in_tiers(25, 250), ids=str)
 def test_cancelled_calls_lose_and_hang_nothing(seeds: range) -> None:
-    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14)."""
+    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201); faults as above."""
     assert violations_of(play_cancelled, seeds) == {}
+
+
+@pytest.mark.parametrize("play", [play_threads, play_cancelled])
+def test_half_of_the_seeds_have_faults_and_calls_that_fail_by_them(play: Play) -> None:
+    runs = [play(seed) for seed in range(24)]
+    disturbed = [run for run in runs if run.faults]
+    assert 4 < len(disturbed) < 20 and len({fault.kind for run in disturbed for fault in run.faults}) > 6
+    assert any("TimedOut" in event.text for run in disturbed for event in run.timeline)
+    calm = [run for run in runs if not run.faults]
+    assert not any("no more faults" in event.text for run in calm for event in run.timeline)
+
+
+def test_an_error_that_no_fault_explains_is_a_violation() -> None:
+    excuses = Excuses([(0, 1_000_000)])
+    assert excuses.explains(TimedOut("late"), 1_000_000)
+    assert excuses.explains(RebalanceInProgress("again"), 1_000_000)
+    assert not excuses.explains(TimedOut("late"), 200_000_000)
+    assert not excuses.explains(MisuseError("closed"), 1_000_000)
+    assert not excuses.explains(TopicAuthorizationFailed("no"), 1_000_000)
+    assert not Excuses().explains(TimedOut("late"), 0)
+
+
+def test_a_failing_run_keeps_only_the_faults_that_it_needs() -> None:
+    """Playing a seed without a fault leaves the other draws as they are."""
+    seed = next(seed for seed in range(100) if len(play_cancelled(seed).faults) > 2)
+    everything, without = play_cancelled(seed), play_cancelled(seed, [0])
+    assert without.faults == everything.faults[:1]
+    failed = dataclasses.replace(everything, violations=["a rule: broken"])
+
+    def play(seed: int, kept: Collection[int]) -> Run:
+        run = play_cancelled(seed, kept)
+        return dataclasses.replace(run, violations=["a rule: broken"] if 1 in kept else [])
+
+    run, kept = shrink_run(failed, play)
+    assert kept == [1] and run.faults == everything.faults[1:2]
 
 
 @pytest.mark.timeout(600)

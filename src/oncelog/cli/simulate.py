@@ -41,8 +41,8 @@ def parse_seeds(text: str) -> range:
 @click.option(
     "--clients",
     type=click.Choice(["blocking", "asyncio", "backup"]),
-    help="Instead of faults: clients in threads with signals, with calls that are cancelled, or over the "
-    "restore of a backup.",
+    help="Instead: clients in threads with signals or with calls that are cancelled, in half of the seeds "
+    "with faults, or the restore of a backup.",
 )
 def command(
     seeds: str,
@@ -68,7 +68,9 @@ def command(
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
     for each in wanted:
         if clients is not None:
-            run = _play_clients(each, clients, is_told=seed is not None, digest=digest)
+            run = _play_clients(each, clients, kept, is_told=seed is not None, is_shrunk=not no_shrink)
+            if digest:
+                click.echo(f"{each} {run.digest}")
             virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
             failed += [each] if run.violations else []
             continue
@@ -91,27 +93,38 @@ def command(
         raise SystemExit(EXIT_VIOLATIONS)
 
 
-def _play_clients(seed: int, clients: str, *, is_told: bool, digest: bool) -> Run:
+def _play_clients(seed: int, clients: str, kept: str | None, *, is_told: bool, is_shrunk: bool) -> Run:
     from oncelog.sim.backup import play_restored
     from oncelog.sim.blocking import play_threads
     from oncelog.sim.cancelling import play_cancelled
+    from oncelog.sim.shrink import shrink_run
 
-    run = {"blocking": play_threads, "asyncio": play_cancelled, "backup": play_restored}[clients](seed)
-    if digest:
-        click.echo(f"{seed} {run.digest}")
+    play = {"blocking": play_threads, "asyncio": play_cancelled}.get(clients)
+    run = told = play_restored(seed) if play is None else play(seed, _numbers(kept))
+    again = f"--clients {clients} --seed {seed}"
     if run.violations:
         click.echo(f"seed {seed} FAILED ({run.kind})")
+        if play is not None and run.faults and kept is None and is_shrunk:
+            told, needed = shrink_run(run, play)
+            again += f" --faults {','.join(map(str, needed)) or ','}"
     if run.violations or is_told:
-        _tell_events(run.timeline, run.violations)
+        for fault in told.faults:
+            click.echo(f"fault   {fault}")
+        _tell_events(told.timeline, told.violations)
     if run.violations:
-        click.echo(f"again: oncelog simulate --clients {clients} --seed {seed}\n")
+        click.echo(f"again: oncelog simulate {again}\n")
     return run
 
 
+def _numbers(kept: str | None) -> list[int] | None:
+    """Return the numbers of faults in `--faults`; None when all are played."""
+    return None if kept is None else [int(number) for number in kept.split(",") if number.strip().isdigit()]
+
+
 def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
-    if kept is None:
+    numbers = _numbers(kept)
+    if numbers is None:
         return scenario
-    numbers = [int(number) for number in kept.split(",") if number.strip().isdigit()]
     if any(number >= len(scenario.faults) for number in numbers):
         raise ConfigError(
             f"--faults={kept!r}: seed {scenario.seed} has faults 0 to {len(scenario.faults) - 1}"

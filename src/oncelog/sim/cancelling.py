@@ -12,7 +12,8 @@ proceeds as the documentation says: a call that was cancelled is like one that t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
@@ -22,12 +23,24 @@ from oncelog.client.admin_types import NewTopic
 from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
-from oncelog.errors import OncelogError, TimedOut
+from oncelog.errors import OncelogError, OutcomeUnknown, TimedOut
 from oncelog.rules.history import Item, Kind, Outcome
-from oncelog.sim.blocking import member_settings
+from oncelog.sim.blocking import SLOW_PACE, GroupLimits, SendLimits, check_time, member_settings, twins_end_us
 from oncelog.sim.checks import check_copies
 from oncelog.sim.clients import QUICK, Application, Call, LastReader
-from oncelog.sim.scene import FENCED, TOPIC, Holdings, Run, Scene, bounded, play_scene
+from oncelog.sim.scene import (
+    FENCED,
+    LIVENESS_SECONDS,
+    TOPIC,
+    Holdings,
+    Run,
+    Scene,
+    bounded,
+    excused,
+    judge_error,
+    play_scene,
+    uncommitted,
+)
 from oncelog.sim.txn_clients import ConsumeTransformProduce, Writer
 from oncelog.sim.workloads import create_topic
 from oncelog.sim.world import World
@@ -38,6 +51,8 @@ OUTWARD = "outward"
 FREE_SECONDS = 3.0
 """So long after its producer was closed nobody waits for a transaction."""
 COPY_SECONDS = 30
+FAULT_EFFECT_US = 10_000_000
+"""So long after a fault the coordinator may still not be reached."""
 AWAITS = (0, 0, 0, 1, 1, 2, 3, 5, 8, 13)
 _CUT = {"send", "flush", "close", "poll", "commit", "position", "seek_to_committed", "__anext__"} | {
     f"{what}_transaction{s}"
@@ -77,9 +92,9 @@ class Cutting:
     repeated: ClassVar[frozenset[str]] = frozenset()
     """Calls that are then made again, for the application cannot do without."""
 
-    def __init__(self, client: Any, application: Application, share: float) -> None:
+    def __init__(self, client: Any, application: Application, share: float, which: str = "") -> None:
         self.client, self.application, self.share = client, application, share
-        self.rng = application.world.chance(f"cuts of {application.name} {application.start_count}")
+        self.rng = application.world.chance(f"cuts of {application.name} {application.start_count}{which}")
         self.cut_count = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +139,10 @@ class Cutting:
 
 
 class SharedAsyncProducer(Application):
-    """Tasks that share a producer, and all of a sudden send to topics that nobody knew."""
+    """Tasks that share a producer, and all of a sudden send to topics that nobody knew.
+
+    In a seed with faults one producer follows the other until the last fault is over, each more slowly.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -137,29 +155,50 @@ class SharedAsyncProducer(Application):
         }
         self.sent: list[tuple[Call, asyncio.Future[Any]]] = []
         self.told: dict[bytes, int] = {}
-        self.is_over = False
+        self.is_over = self.is_closing = False
+        self.limits = SendLimits()
+        self.pace = 1.0
+        self.prefix = ""
+        """Of its values and sessions."""
 
     async def work(self) -> None:
-        producer = Cutting(AsyncProducer(self.settings), self, 0.3)
+        await self.use_a_producer()
+        count = 1
+        while self.world.now_us < self.world.excuses.end_us:
+            count += 1
+            self.prefix = f"{count}-"
+            self.topics.append(f"topic-of-{count}")
+            await self.use_a_producer()
+
+    async def use_a_producer(self) -> None:
+        if self.world.excuses:
+            self.limits, self.pace = SendLimits.drawn(self.chance), SLOW_PACE
+            self.settings |= self.limits.settings
+        self.is_over, self.is_closing, self.sent = False, False, []
+        producer = Cutting(AsyncProducer(self.settings), self, 0.3, self.prefix)
         senders = [self.send_some(producer, number) for number in range(self.chance.randint(1, 3))]
         chatter = [self.chat(producer, number) for number in range(4)]
         work = asyncio.gather(*chatter, *senders)
         for _ in range(self.chance.randint(1, 4)):
-            await self.rest(0.1)
+            await self.rest(0.1 * self.pace)
             await self.flush(producer)
         self.is_over = True
         await work
         await self.flush(producer)
+        if self.world.excuses.is_lasting:
+            await asyncio.sleep(max(self.world.excuses.lasting_us - self.world.now_us, 0) / 1e6)
         for count in range(3):
             await self.send_and_flush_in_callback(producer, count)
-        await producer.close_for_good()
+        self.is_closing = True  # and gives up what it would wait for, when it is cancelled
+        with bounded(self, "close()", 0.0, self.limits.close_s) if self.world.excuses else nullcontext():
+            await producer.close_for_good()
         self.check_told(list(self.sent), "close()")
 
     async def send_some(self, producer: Cutting, number: int) -> None:
         for count in range(self.chance.randint(3, 12)):
             await self.send(producer, f"task-{number}", count)
             if self.chance.random() < 0.2:
-                await self.rest(0.01)
+                await self.rest(0.01 * self.pace)
             if self.chance.random() < 0.1:
                 await self.flush(producer)
 
@@ -169,7 +208,7 @@ class SharedAsyncProducer(Application):
         while not self.is_over:
             count += 1
             await self.send(producer, f"chat-{number}", count)
-            await self.rest(0.004)
+            await self.rest(0.004 * self.pace)
 
     async def send_and_flush_in_callback(self, producer: Cutting, count: int) -> None:
         """Flush at the moment when a record is delivered: all is settled, and nobody was told yet."""
@@ -183,26 +222,36 @@ class SharedAsyncProducer(Application):
         self, producer: Cutting, who: str, count: int, on_delivery: Callable[[], None] | None = None
     ) -> None:
         """Send a record; a send that is cancelled takes none."""
+        who = self.prefix + who
         topic, value = self.chance.choice(self.topics), b"%s-%d" % (who.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
         call.session = who
 
         def delivered(metadata: Any, error: Exception | None) -> None:
             self.told[value] = self.told.get(value, 0) + 1
+            if error is not None and self.world.excuses and not self.is_closing:
+                judge_error(self, f"{value!r}", error)
+                if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
+                    check_time(self, f"{value!r}", error, call, self.limits.delivery_s)
             if on_delivery is not None:
                 on_delivery()
 
         try:
-            future = await producer.send(topic, value, on_delivery=delivered)
+            with bounded(self, "send()", self.limits.block_s) if self.world.excuses else nullcontext():
+                future = await producer.send(topic, value, on_delivery=delivered)
         except Cut:
             self.end(call, Outcome.FAIL)
+        except OncelogError as error:
+            self.end(call, Outcome.FAIL)
+            judge_error(self, "send()", error)
+            check_time(self, "send()", error, call, self.limits.block_s)
         else:
             self.sent.append((call, future))
 
     async def flush(self, producer: Cutting) -> None:
         before = list(self.sent)
         try:
-            with bounded(self, "flush()", 0.0):
+            with bounded(self, "flush()", 0.0, self.limits.delivery_s):
                 await producer.flush()
         except Cut:
             return
@@ -218,14 +267,19 @@ class SharedAsyncProducer(Application):
             if not future.done():
                 self.world.violate(f"no outcome after {what}", f"{value!r}")
             elif call.end is None:
-                if (error := future.exception()) is not None:
-                    is_cut = what == "close()"  # a close that was cancelled gives up what it would wait for
-                    if not is_cut:
-                        self.world.violate("a record failed", f"{value!r}: {error!r}")
-                    self.end(call, Outcome.UNKNOWN)
-                    continue
-                result = future.result()
-                self.end(call, Outcome.OK, [Item(item.topic, result.partition, result.offset, value)])
+                self.settle(call, future, is_cut=what == "close()")
+
+    def settle(self, call: Call, future: asyncio.Future[Any], *, is_cut: bool) -> None:
+        """Note a record's outcome. A close that was cancelled gives up what it would wait for."""
+        (item,) = call.items
+        if (error := future.exception()) is None:
+            result = future.result()
+            self.end(call, Outcome.OK, [Item(item.topic, result.partition, result.offset, item.value)])
+            return
+        is_unknown = is_cut or isinstance(error, OutcomeUnknown)
+        if not self.world.excuses and not is_cut:
+            self.world.violate("a record failed", f"{item.value!r}: {error!r}")
+        self.end(call, Outcome.UNKNOWN if is_unknown else Outcome.FAIL)
 
 
 class AsyncMember(Application):
@@ -236,12 +290,14 @@ class AsyncMember(Application):
 
     def __init__(self, world: World, name: str, settings: dict[str, object]) -> None:
         super().__init__(world, name)
-        self.settings = {**QUICK, **settings, "client.id": name}
+        self.settings: dict[str, object] = {**QUICK, **settings, "client.id": name}
         self.holdings = Holdings(self)
+        self.limits = GroupLimits()
 
     async def work(self) -> None:
         await asyncio.sleep(self.begin_s)
-        consumer = Cutting(AsyncConsumer(self.settings), self, self.share)
+        self.limits = GroupLimits.of(self)
+        consumer = Cutting(AsyncConsumer(self.settings | self.limits.settings), self, self.share)
         mine = self.holdings
         try:
             consumer.subscribe(
@@ -250,15 +306,19 @@ class AsyncMember(Application):
                 on_revoked=self._after_a_while(mine.revoked),
                 on_lost=mine.revoked,
             )
-            while self.world.now_us < self.end_s * 1e6:
-                with suppress(Cut):
+            while self.world.now_us < self.end_us():
+                with excused(self, "a call"), suppress(Cut):
                     await self.read(consumer)
                 if self.chance.random() < 0.3:
                     await self.rest(1.0)
             await self.finish(consumer)
         finally:
-            with bounded(self, "close()", 10.0):
+            with bounded(self, "close()", 10.0), excused(self, "close()"):
                 await consumer.close_for_good()
+
+    def end_us(self) -> float:
+        """Return when it closes."""
+        return max(self.end_s * 1e6, self.world.excuses.lasting_us)
 
     def _after_a_while(
         self, told: Callable[[list[TopicPartition]], None]
@@ -280,7 +340,7 @@ class AsyncMember(Application):
             case "iterate":
                 await self.iterate(consumer, self.chance.choice((1, 2, 5, 50)))
             case "commit":
-                with suppress(OncelogError), bounded(self, "commit()", 0.0):  # no member at present
+                with uncommitted(self), suppress(Cut), bounded(self, "commit()", 0.0, self.limits.commit_s):
                     await consumer.commit()
 
     async def poll(self, consumer: Cutting, seconds: float) -> list[Record]:
@@ -303,6 +363,9 @@ class AsyncMember(Application):
 class LastAsyncMember(AsyncMember):
     """Reads what the group has not committed, until nothing comes."""
 
+    def end_us(self) -> float:
+        return 0.0
+
     async def finish(self, consumer: Cutting) -> None:
         quiet_count = 0
         while quiet_count < 2:
@@ -317,6 +380,9 @@ class AsyncTwin(AsyncMember):
             await super().work()
         except FENCED:
             self.holdings.is_fenced = True
+
+    def end_us(self) -> float:
+        return twins_end_us(self.world, self.end_s)
 
     async def read(self, consumer: Cutting) -> None:
         await self.poll(consumer, 1.0)
@@ -347,10 +413,13 @@ class CutWriter(Writer):
             await self.put(producer, self.topic)
             await producer.flush()
         call = self.begin(Kind.ABORT, transaction=self.transaction)
+        began_us = self.world.now_us
         with suppress(Cut):
             await producer.close()
             self.end(call, Outcome.OK)
             await asyncio.sleep(FREE_SECONDS)
+            if self.world.excuses.is_disturbed(began_us - FAULT_EFFECT_US, self.world.now_us):
+                return  # the broker may not have been told
             for tp, log in sorted(self.scene.node.log_manager.partitions.items()):
                 if tp.topic == self.topic and log.last_stable_offset < log.high_watermark:
                     self.world.violate("a closed producer's transaction stays open", f"{tp}")
@@ -403,8 +472,8 @@ def kind_of(seed: int) -> str:
     return Random(f"{seed}/kind").choice(KINDS)
 
 
-def play_cancelled(seed: int) -> Run:
-    """Play a seed of the asyncio clients."""
+def play_cancelled(seed: int, kept: Collection[int] | None = None) -> Run:
+    """Play a seed of the asyncio clients. `kept`: numbers of the faults to play; None: all."""
     world = World(seed)
     chance, kind = world.chance("scene"), kind_of(seed)
     scene = Scene(world, kind, chance.randint(1, 4))
@@ -415,6 +484,7 @@ def play_cancelled(seed: int) -> Run:
             _cast_copiers(scene, chance)
         case _:
             _cast_members(scene, chance)
+    scene.disturb(kept)
     return play_scene(seed, scene, nullcontext())
 
 
@@ -445,8 +515,9 @@ class _Until(Application):
                 await create_topic(admin, NewTopic(topic, num_partitions=self.scene.partition_count))
         while not self.writer.is_done:
             await asyncio.sleep(1.0)
-        for number in range(COPY_SECONDS):
-            if await self._is_copied(number):
+        limit_us = self.world.excuses.end_us + LIVENESS_SECONDS * 1e6 if self.world.excuses else 0
+        for number in itertools.count():
+            if (number >= COPY_SECONDS and self.world.now_us > limit_us) or await self._is_copied(number):
                 break
             await asyncio.sleep(1.0)
         for each in self.copiers:

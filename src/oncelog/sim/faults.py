@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextvars import copy_context
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from oncelog.sim.loop import PROCESS, Process
 from oncelog.sim.network import NetworkConditions
-from oncelog.sim.world import BROKER_HOST
+from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, World
 from oncelog.wire.header import verify_crc
-
-if TYPE_CHECKING:
-    from oncelog.sim.simulation import Simulation
-
 
 BATCH_HEAD_BYTES, CRC_FROM = 61, 21
 """A record batch's smallest size, and the first byte of it that its checksum covers."""
@@ -38,26 +36,33 @@ class Fault(NamedTuple):
         return f"{self.at_ms:>7} ms  {self.kind:<14} {self.target:<10} for {self.span_ms} ms, {self.amount}"
 
 
-Happening = Callable[["Simulation", Fault], Awaitable[None]]
+class Disturbed(Protocol):
+    """What faults act on: a Simulation, or a Scene."""
+
+    world: World
+    broker: BrokerHost
+
+
+Happening = Callable[[Disturbed, Fault], Awaitable[None]]
 
 
 async def _span(fault: Fault) -> None:
     await asyncio.sleep(fault.span_ms / 1000)
 
 
-async def kill_broker(simulation: Simulation, fault: Fault) -> None:
+async def kill_broker(simulation: Disturbed, fault: Fault) -> None:
     simulation.broker.kill()
     await _span(fault)
     simulation.broker.start_again()
 
 
-async def cut_power(simulation: Simulation, fault: Fault) -> None:
+async def cut_power(simulation: Disturbed, fault: Fault) -> None:
     simulation.broker.kill(lose_power=True)
     await _span(fault)
     simulation.broker.start_again()
 
 
-async def kill_in_write(simulation: Simulation, fault: Fault) -> None:
+async def kill_in_write(simulation: Disturbed, fault: Fault) -> None:
     """SIGKILL after `amount` more bytes and changes on the disk."""
     simulation.broker.crash_after(fault.amount, lose_power=False)
     await _span(fault)
@@ -65,27 +70,27 @@ async def kill_in_write(simulation: Simulation, fault: Fault) -> None:
     simulation.broker.start_again()
 
 
-async def cut_power_in_write(simulation: Simulation, fault: Fault) -> None:
+async def cut_power_in_write(simulation: Disturbed, fault: Fault) -> None:
     simulation.broker.crash_after(fault.amount, lose_power=True)
     await _span(fault)
     simulation.broker.survive()
     simulation.broker.start_again()
 
 
-async def stop_broker(simulation: Simulation, fault: Fault) -> None:
+async def stop_broker(simulation: Disturbed, fault: Fault) -> None:
     await simulation.broker.stop()
     await _span(fault)
     simulation.broker.start_again()
 
 
-async def kill_client(simulation: Simulation, fault: Fault) -> None:
+async def kill_client(simulation: Disturbed, fault: Fault) -> None:
     host = simulation.world.hosts[fault.target]
     host.kill()
     await _span(fault)
     host.start_again()
 
 
-async def pause(simulation: Simulation, fault: Fault) -> None:
+async def pause(simulation: Disturbed, fault: Fault) -> None:
     """A process stands still, as in SIGSTOP, and then goes on as if nothing had been."""
     process = simulation.world.hosts[fault.target].process
     if process is not None:
@@ -93,28 +98,45 @@ async def pause(simulation: Simulation, fault: Fault) -> None:
     await _span(fault)
 
 
-async def part(simulation: Simulation, fault: Fault) -> None:
+async def part(simulation: Disturbed, fault: Fault) -> None:
     """No bytes between a client and the broker; they are not lost, but late."""
     simulation.world.network.part(BROKER_HOST, fault.target)
     await _span(fault)
     simulation.world.network.join(BROKER_HOST, fault.target)
 
 
-async def cut_connections(simulation: Simulation, fault: Fault) -> None:
+async def cut_connections(simulation: Disturbed, fault: Fault) -> None:
     for transport in simulation.world.network.connections():
         if fault.target in (BROKER_HOST, transport.process.name):
             simulation.world.network.cut(transport)
 
 
-async def repeat_connection(simulation: Simulation, fault: Fault) -> None:
+async def repeat_connection(simulation: Disturbed, fault: Fault) -> None:
     """Everything a client has sent on a connection, perhaps long ago, arrives once more, on another one."""
     await _span(fault)
     sent = simulation.world.network.sent_by.get(fault.target)
     if sent:
-        await simulation.repeat(bytes(sent[fault.amount % len(sent)]))
+        await _deliver_again(simulation.world, bytes(sent[fault.amount % len(sent)]))
 
 
-async def flip_in_batches(simulation: Simulation, fault: Fault) -> None:
+async def _deliver_again(world: World, data: bytes) -> None:
+    """Deliver a client's bytes once more; nobody hears the answers."""
+    process = Process("echo")
+    context = copy_context()
+    context.run(PROCESS.set, process)
+
+    async def send() -> None:
+        loop: Any = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_connection(asyncio.Protocol, BROKER_HOST, BROKER_PORT)
+        except OSError:
+            return
+        transport.write(data)
+
+    world.loop.create_task(send(), context=context)
+
+
+async def flip_in_batches(simulation: Disturbed, fault: Fault) -> None:
     """Flip a bit in `amount` of 100 record batches from or to a client, where the checksum covers it."""
     network = simulation.world.network
     network.harmed[fault.target] = partial(
@@ -140,7 +162,7 @@ def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
     return bytes(harmed)
 
 
-async def bad_network(simulation: Simulation, fault: Fault) -> None:
+async def bad_network(simulation: Disturbed, fault: Fault) -> None:
     """Of 1,000 writes `amount` end their connection; more are slow."""
     network = simulation.world.network
     conditions = network.conditions = NetworkConditions(slow_chance=0.2, cut_chance=fault.amount / 1000)
@@ -149,7 +171,7 @@ async def bad_network(simulation: Simulation, fault: Fault) -> None:
         network.conditions = NetworkConditions()
 
 
-async def full_disk(simulation: Simulation, fault: Fault) -> None:
+async def full_disk(simulation: Disturbed, fault: Fault) -> None:
     """`amount` more bytes can be written."""
     disk = simulation.broker.disk
     disk.capacity_bytes = disk.used_bytes() + fault.amount
@@ -157,7 +179,7 @@ async def full_disk(simulation: Simulation, fault: Fault) -> None:
     disk.capacity_bytes = simulation.broker.disk.capacity_bytes = None
 
 
-async def broken_disk(simulation: Simulation, fault: Fault) -> None:
+async def broken_disk(simulation: Disturbed, fault: Fault) -> None:
     """Writes or syncs fail. What could not be synced is offline until the broker is started again."""
     disk, what = simulation.broker.disk, (("write", ".log"), ("sync", ".log"))[fault.amount % 2]
     disk.errors[what] = errno.EIO
@@ -167,7 +189,7 @@ async def broken_disk(simulation: Simulation, fault: Fault) -> None:
     simulation.broker.start_again()
 
 
-async def fail_syncs(simulation: Simulation, fault: Fault) -> None:
+async def fail_syncs(simulation: Disturbed, fault: Fault) -> None:
     """Syncs of one kind of files fail; what they should have written stays readable and never is on the disk.
 
     The broker is started again afterwards, on pages that are clean and not durable.
@@ -181,14 +203,14 @@ async def fail_syncs(simulation: Simulation, fault: Fault) -> None:
     simulation.broker.start_again()
 
 
-async def slow_disk(simulation: Simulation, fault: Fault) -> None:
+async def slow_disk(simulation: Disturbed, fault: Fault) -> None:
     """What runs in threads, syncs above all, takes up to `amount` ms."""
     simulation.world.loop.pause_limit_s = fault.amount / 1000
     await _span(fault)
     simulation.world.loop.pause_limit_s = simulation.world.loop.usual_pause_limit_s
 
 
-async def set_clock(simulation: Simulation, fault: Fault) -> None:
+async def set_clock(simulation: Disturbed, fault: Fault) -> None:
     simulation.world.hosts[fault.target].set_clock(fault.amount)
 
 
@@ -246,10 +268,16 @@ REFUSED_WRITES = ("full-disk", "broken-disk", "failed-sync")
 
 
 def draw_faults(
-    chance: Random, count: int, until_ms: int, clients: list[str], *, loses_power: bool
+    chance: Random,
+    count: int,
+    until_ms: int,
+    clients: list[str],
+    *,
+    loses_power: bool,
+    kinds: Collection[str] = tuple(KINDS),
 ) -> list[Fault]:
-    """Of every kind that this world has, in the order of time."""
-    names = [name for name in KINDS if loses_power or name not in POWER]
+    """Of all `kinds` that this world has, in the order of time."""
+    names = [name for name in KINDS if name in kinds and (loses_power or name not in POWER)]
     weights = [KINDS[name].weight for name in names]
     targets = {"broker": [BROKER_HOST], "clients": clients, "all": [BROKER_HOST, *clients]}
     faults = []
@@ -277,7 +305,7 @@ def draw_failed_syncs(chance: Random, until_ms: int) -> list[Fault]:
     return faults
 
 
-async def happen(simulation: Simulation, fault: Fault) -> None:
+async def happen(simulation: Disturbed, fault: Fault) -> None:
     """Bring a fault about, and take it away again."""
     await asyncio.sleep(fault.at_ms / 1000)
     simulation.world.note("fault", f"{fault.kind} {fault.target} for {fault.span_ms} ms ({fault.amount})")

@@ -1,35 +1,68 @@
-"""A world in which neither broker nor network fails: a seed draws what its clients' applications do.
+"""A broker and its clients' applications: a seed draws what they do, and for half of the seeds some faults.
 
-So no call may fail, hang, lose or skip. sim/blocking.py plays the blocking clients in threads that give way
-anywhere and are interrupted; sim/cancelling.py the asyncio clients, whose calls are cancelled at any await.
+sim/blocking.py plays the blocking clients in threads that give way anywhere and are interrupted;
+sim/cancelling.py the asyncio clients, whose calls are cancelled at any await. In seeds without faults no call
+may fail, hang, lose or skip. In the others a call may end with an error that sim/excuses.py explains, and
+300 virtual seconds after the last fault everything must be done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from random import Random
 
 from oncelog.broker.node import Node
-from oncelog.errors import FencedInstanceId, UnreleasedInstanceId
+from oncelog.config import BROKER
+from oncelog.errors import FencedInstanceId, OncelogError, UnreleasedInstanceId
 from oncelog.log.partition import Partition
 from oncelog.rules.history import Kind, Operation, Outcome
-from oncelog.sim.checks import check_history, check_log
+from oncelog.sim.checks import InvariantMonitor, batches_of, check_history, check_log
 from oncelog.sim.clients import Application, LastReader, Sender
+from oncelog.sim.excuses import MEMBERSHIP, Excuses
+from oncelog.sim.faults import REFUSED_WRITES, Fault, draw_faults, happen
 from oncelog.sim.loop import Livelock
-from oncelog.sim.world import BrokerHost, Event, Listening, World
+from oncelog.sim.world import SERVERS, BrokerHost, Event, Listening, World
 from oncelog.types import Record, TopicPartition
 
 LIMIT_SECONDS = 120.0
 """So long after the beginning everything must be over."""
 PATIENCE_SECONDS = 40.0
 """So much longer than its time-out no call may take."""
+FAULTS_PATIENCE_SECONDS = 5.0
+"""The same in seeds with faults, of which a call's time-out is the documented one."""
 TOPIC = "read"
 MOST_ASSIGNMENTS = 4
-"""Of two consumers with one group.instance.id; more, and they take the partitions from each other."""
+"""Of two consumers with one group.instance.id; more, and they take the partitions from each other. Each fault
+may end a session, after which both are assigned partitions once more.
+"""
+FAULT_CHANCE = 0.5
+FAULT_KINDS = (
+    "kill",
+    "power",
+    "kill-in-write",
+    "power-in-write",
+    "stop",
+    "pause",
+    "part",
+    "cut",
+    "bad-network",
+    "full-disk",
+    "slow-disk",
+    "clock",
+)
+FAULTS_UNTIL_MS = 30_000
+LIVENESS_SECONDS = 300.0
+"""So long after the last fault everything must be done."""
+TWIN_SECONDS = 30.0
+"""So much longer than the faults two consumers with one group.instance.id live."""
+SETTLE_SECONDS = 15.0
+"""So long after the last fault every session of a member that is gone has ended."""
+MAX_CLOCK_MS = 900_000
+"""Two hosts whose clocks differ by more than an hour refuse each other's records."""
 HANG = "a call hangs"
 FENCED = (FencedInstanceId, UnreleasedInstanceId)
 
@@ -45,6 +78,7 @@ class Run:
     timeline: list[Event]
     virtual_s: float
     record_count: int
+    faults: tuple[Fault, ...] = ()
 
 
 class LivenessTimeout(Exception):
@@ -52,16 +86,54 @@ class LivenessTimeout(Exception):
 
 
 @contextmanager
-def bounded(application: Application, what: str, seconds: float) -> Iterator[None]:
-    """Time a call, which must return soon after so many seconds."""
+def bounded(application: Application, what: str, seconds: float, faults_s: float = 0.0) -> Iterator[None]:
+    """Time a call, which must return soon after so many seconds. `faults_s`: in a seed with faults."""
     world, began_us = application.world, application.world.now_us
     limit_s = seconds + PATIENCE_SECONDS
+    if world.excuses:
+        limit_s = max(seconds, faults_s) + world.excuses.paused_s + FAULTS_PATIENCE_SECONDS
     timer = world.loop.call_later(limit_s, world.violate, HANG, f"{what} of {application.name}")
     try:
         yield
     finally:
         timer.cancel()
         world.note(application.name, f"{what} took {(world.now_us - began_us) / 1e6:g} s")
+
+
+@contextmanager
+def excused(application: Application, what: str) -> Iterator[None]:
+    """Let a call end with an error that faults explain; any other is a violation. A fenced one is raised."""
+    try:
+        yield
+    except FENCED:
+        raise
+    except OncelogError as error:
+        if not application.world.excuses:
+            raise
+        judge_error(application, what, error)
+
+
+def judge_error(application: Application, what: str, error: Exception) -> None:
+    """Note an error that faults explain; any other is a violation."""
+    world = application.world
+    world.note(application.name, f"{what}: {error!r}")
+    if not isinstance(error, OncelogError) or not world.excuses.explains(error, world.now_us):
+        world.violate("a call fails without a reason", f"{what} of {application.name}: {error!r}")
+
+
+@contextmanager
+def uncommitted(application: Application) -> Iterator[None]:
+    """Let a commit fail: the application may be no member of its group at present."""
+    try:
+        yield
+    except FENCED:
+        if application.world.excuses:
+            raise
+    except MEMBERSHIP:
+        pass
+    except OncelogError as error:
+        if application.world.excuses:
+            judge_error(application, "commit()", error)
 
 
 class Holdings:
@@ -107,6 +179,14 @@ class Holdings:
         self.held.difference_update(partitions)
 
 
+class LateSender(Sender):
+    """A Sender that begins when the faults are over."""
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.world.excuses.end_us / 1e6 + SETTLE_SECONDS - self.world.now_us / 1e6)
+        await super().work()
+
+
 class Scene:
     """A seed's broker and applications. `following`: those that begin when `first` are done."""
 
@@ -120,7 +200,9 @@ class Scene:
             "transaction.state.log.num.partitions": 2,
             "offsets.topic.num.partitions": 2,
         }
+        self.settings = settings
         self.broker = BrokerHost(world, settings)
+        self.faults: tuple[Fault, ...] = ()
         self.first: list[Application] = []
         self.following: list[Application] = []
         self.members: list[Holdings] = []
@@ -129,6 +211,8 @@ class Scene:
         """Besides those of every scene; of the operations, and the name of who read everything."""
         self.last: LastReader | None = None
         self.limit_s = LIMIT_SECONDS
+        self.monitor = InvariantMonitor(world)
+        """Looks at the broker in seeds with faults."""
 
     def cast_group(self, members: list[Holdings], last: Holdings, overlap_s: float, chance: Random) -> None:
         """Take a sender, the group's members and its last one; judge twins, which overlap for so long."""
@@ -140,18 +224,59 @@ class Scene:
         if self.kind == "twins":
             self.checks.append(lambda *_: check_twins(self.world, members, overlap_s))
 
+    def disturb(self, kept: Collection[int] | None = None) -> None:
+        """Draw the faults of a seed, none for half of them. `kept`: numbers of those to play; None: all."""
+        if not has_faults(self.world.seed):
+            return
+        chance = self.world.chance("client faults")
+        loses_power = chance.random() < 0.5
+        clients, count = [each.name for each in self.first if each.name != "until"], chance.randint(1, 6)
+        drawn = draw_faults(
+            chance, count, FAULTS_UNTIL_MS, clients, loses_power=loses_power, kinds=FAULT_KINDS
+        )
+        drawn = [_with_near_clock(fault) for fault in drawn]
+        settings: dict[str, object] = {
+            "log.segment.bytes": chance.choice((700, 3_000, 1 << 30)),
+            "log.flush.interval.messages": 1 if loses_power else chance.choice((1, 3, 1 << 40)),
+            "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 60_000)),
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
+        }
+        self.broker.settings = BROKER.parse({"listeners": SERVERS, **self.settings, **settings})
+        self.faults = tuple(fault for number, fault in enumerate(drawn) if kept is None or number in kept)
+        self.world.excuses = Excuses(
+            [(fault.at_ms * 1_000, (fault.at_ms + fault.span_ms) * 1_000) for fault in drawn],
+            paused_s=sum(fault.span_ms for fault in drawn if fault.kind == "pause") / 1_000,
+            sets_clock=any(fault.kind == "clock" for fault in drawn),
+            is_lasting=chance.random() < 0.5,
+        )
+        if self.members and self.world.excuses.is_lasting:
+            self.first.append(LateSender(self.world, "sender-1", TOPIC, self.partition_count, 2))
+        self.limit_s += self.world.excuses.end_us / 1e6 + LIVENESS_SECONDS
+        self.monitor.writes_failed = any(fault.kind in REFUSED_WRITES for fault in drawn)
+        self.broker.before_end = self._broker_ends
+        self.broker.on_recovered = self.monitor.recovered
+
+    def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
+        if self.broker.node is not None:
+            self.monitor.ending(self.broker.node, is_in_write=is_in_write, lose_power=lose_power)
+
     @property
     def node(self) -> Node:
-        """The broker's, which never ends here."""
+        """The broker's, which is up when no fault lasts."""
         assert self.broker.node is not None
         return self.broker.node
 
     async def play(self) -> None:
         self.broker.start()
+        disturbing = asyncio.ensure_future(self._bring_faults()) if self.faults else None
         for applications in (self.first, self.following):
             for application in applications:
                 application.start()
             await self._until_done(applications)
+            if disturbing is not None:
+                await disturbing
+            if applications is self.first and self.world.excuses.is_lasting:
+                self._check_read_on()
         logs = self._logs()
         self.last = LastReader(self.world, "last", sorted(logs))
         self.last.start()
@@ -159,6 +284,34 @@ class Scene:
         for tp, log in logs.items():
             check_log(self.world, tp, log)
         self._check()
+        if self.faults:
+            self.monitor.look(self.node)
+            self.broker.kill()
+            self.broker.start_again()
+            await self._until_up()
+
+    async def _bring_faults(self) -> None:
+        """Bring all faults about, and wait until their direct effects are over."""
+        world = self.world
+        looking = asyncio.ensure_future(self._look())
+        await asyncio.gather(*(happen(self, fault) for fault in self.faults))
+        world.note("fault", "no more faults")
+        world.excuses.end_us = max(world.excuses.end_us, world.now_us)
+        for host in world.hosts.values():
+            host.set_clock(-host.wall_offset_ns // 1_000_000)
+        await asyncio.sleep(SETTLE_SECONDS)
+        await self._until_up()
+        looking.cancel()
+
+    async def _until_up(self) -> None:
+        while self.broker.node is None or self.broker.running is None:
+            await asyncio.sleep(0.1)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if self.broker.node is not None:
+                self.monitor.look(self.broker.node)
 
     def _logs(self) -> dict[TopicPartition, Partition]:
         partitions = self.node.log_manager.partitions
@@ -181,6 +334,23 @@ class Scene:
         if self.members:
             self._check_given()
 
+    def _check_read_on(self) -> None:
+        """The members that lived through all faults have read everything, before the last one begins."""
+        if self.kind != "consumer":
+            return
+        for tp, log in self._logs().items():
+            stored = {
+                n for header, _ in batches_of(log) for n in range(header.base_offset, header.last_offset + 1)
+            }
+            seen = {
+                offset
+                for each in self.members
+                for topic, n, offset in each.seen
+                if TopicPartition(topic, n) == tp
+            }
+            if stored - seen:
+                self.world.violate("members do not read on after the faults", f"{tp} {sorted(stored - seen)}")
+
     def _check_given(self) -> None:
         assert self.last is not None
         stored = {
@@ -193,10 +363,21 @@ class Scene:
 def check_twins(world: World, twins: list[Holdings], overlap_s: float) -> None:
     """Of two consumers with one group.instance.id one is told, and neither takes from the other for long."""
     count = sum(each.assigned_count for each in twins)
-    if count > MOST_ASSIGNMENTS:
+    if count > MOST_ASSIGNMENTS + 2 * world.excuses.fault_count:
         world.violate("twins take from each other", f"{count} assignments")
-    if overlap_s > 5.0 and not any(each.is_fenced for each in twins):
+    if (overlap_s > 5.0 or world.excuses) and not any(each.is_fenced for each in twins):
         world.violate("no twin is told", f"in {overlap_s:g} s")
+
+
+def has_faults(seed: int) -> bool:
+    """Return True for a seed of interrupted clients in which broker or network fail."""
+    return Random(f"{seed}/has client faults").random() < FAULT_CHANCE
+
+
+def _with_near_clock(fault: Fault) -> Fault:
+    if fault.kind != "clock":
+        return fault
+    return fault._replace(amount=max(min(fault.amount, MAX_CLOCK_MS), -MAX_CLOCK_MS))
 
 
 def play_scene(seed: int, scene: Scene, within: AbstractContextManager[object]) -> Run:
@@ -220,7 +401,16 @@ def play_scene(seed: int, scene: Scene, within: AbstractContextManager[object]) 
         scene.broker.release()
         records = sum(len(call.items) for each in scene.first for call in each.calls)
         seconds = world.now_us / 1e6
-        return Run(seed, scene.kind, world.violations, world.digest, world.timeline, seconds, records)
+        return Run(
+            seed,
+            scene.kind,
+            world.violations,
+            world.digest,
+            world.timeline,
+            seconds,
+            records,
+            scene.faults,
+        )
     finally:
         if gc_was_enabled:
             gc.enable()

@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from oncelog.sim.disk import SimulatedCrash
-from oncelog.sim.loop import Livelock, SimLoop
+from oncelog.sim.loop import PROCESS, Livelock, SimLoop
 
 MAX_SWITCHES_AT_ONCE = 50_000
 TRACED = ("oncelog/edge/", "oncelog/client/", "oncelog/sim/mutants/")
@@ -56,6 +56,7 @@ class SimThread(threading.Thread):
         self.turn = _new_lock()
         self.turn.acquire()
         self._context = copy_context()
+        self.process = self._context.get(PROCESS)
 
     def start(self) -> None:
         self.scheduler.threads.append(self)
@@ -81,6 +82,12 @@ class SimThread(threading.Thread):
 
     def is_alive(self) -> bool:
         return not self.is_over
+
+    def can_run(self) -> bool:
+        """Return True when it waits for nothing, and its process does not stand still."""
+        if self.process is not None and self.process.paused_until_us > self.scheduler.loop.now_us:
+            return False
+        return self.until is None or self.until()
 
     def join(self, timeout: float | None = None) -> None:
         self.scheduler.wait(lambda: self.is_over, timeout)
@@ -269,7 +276,7 @@ class Scheduler:
 
     def _choose(self) -> SimThread | None:
         """A thread that can run; None: the world."""
-        able = [each for each in self.threads if each.until is None or each.until()]
+        able = [each for each in self.threads if each.can_run()]
         if not able or self._is_restless():
             return None
         return able[0] if len(able) == 1 else self.rng.choice(able)

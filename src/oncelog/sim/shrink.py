@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from oncelog.sim.scene import Run
 from oncelog.sim.simulation import Result, Scenario
 
 
@@ -33,3 +34,14 @@ def shrink(failed: Result, play: Callable[[Scenario], Result], *, max_plays: int
                 start += size
         size //= 2
     return best
+
+
+def shrink_run(failed: Run, play: Callable[[int, Collection[int]], Run]) -> tuple[Run, list[int]]:
+    """Return a run of interrupted clients without needless faults, and the numbers of those it needs."""
+    wanted, best, kept = rule_of(failed.violations[0]), failed, list(range(len(failed.faults)))
+    for number in tuple(kept):
+        others = [each for each in kept if each != number]
+        tried = play(failed.seed, others)
+        if any(rule_of(each) == wanted for each in tried.violations):
+            best, kept = tried, others
+    return best, kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -25,7 +24,7 @@ from oncelog.sim.jobs import WHOLE, JobSettings, draw_jobs
 from oncelog.sim.lanes import SHORT_RETENTION, Lanes, is_idle_query
 from oncelog.sim.limits import Start, crowd_count, draw_limits, draw_settings, draw_start, gather
 from oncelog.sim.loading import Loading
-from oncelog.sim.loop import PROCESS, Livelock, Process
+from oncelog.sim.loop import Livelock
 from oncelog.sim.offset_deletion import OffsetDeletion
 from oncelog.sim.pipelining import Pipelining
 from oncelog.sim.record_deletion import KEPT_SECONDS, RecordDeletion
@@ -46,7 +45,7 @@ from oncelog.sim.topic_recreation import TopicRecreation
 from oncelog.sim.topic_times import TopicTimes
 from oncelog.sim.txn_clients import ConsumeTransformProduce, Writer
 from oncelog.sim.workloads import Workload
-from oncelog.sim.world import BROKER_HOST, BROKER_PORT, BrokerHost, Event, Listening, World
+from oncelog.sim.world import BrokerHost, Event, Listening, World
 from oncelog.types import TopicPartition
 
 LOOK_SECONDS = 1.0
@@ -524,22 +523,6 @@ class Simulation:
         check_history(self.world, operations, self.last.name)
         if self.copiers:
             check_copies(self.world, operations, self.last.name, INWARD, OUTWARD)
-
-    async def repeat(self, data: bytes) -> None:
-        """A network that delivers a client's bytes again; nobody hears the answers."""
-        process = Process("echo")
-        context = copy_context()
-        context.run(PROCESS.set, process)
-
-        async def send() -> None:
-            loop: Any = asyncio.get_running_loop()
-            try:
-                transport, _ = await loop.create_connection(asyncio.Protocol, BROKER_HOST, BROKER_PORT)
-            except OSError:
-                return
-            transport.write(data)
-
-        self.world.loop.create_task(send(), context=context)
 
 
 class LivenessTimeout(Exception):

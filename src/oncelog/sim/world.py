@@ -26,6 +26,7 @@ from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.rules.history import Operation
 from oncelog.sim.disk import MemoryDisk
+from oncelog.sim.excuses import Excuses
 from oncelog.sim.jobs import Jobs
 from oncelog.sim.loop import PROCESS, Process, SimLoop
 from oncelog.sim.machine import SimMachine
@@ -65,6 +66,8 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.byte_count = 0
         self.is_over = False
+        self.excuses = Excuses()
+        """What faults explain, for clients that are interrupted."""
         self._digest = hashlib.blake2b(digest_size=16)
 
     def chance(self, name: str) -> Random:

@@ -11,7 +11,7 @@ from oncelog.sim import blocking, cancelling
 from oncelog.sim.backup import play_restored
 from oncelog.sim.blocking import play_threads
 from oncelog.sim.cancelling import play_cancelled
-from oncelog.sim.scene import Run
+from oncelog.sim.scene import Run, has_faults
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.simulation import APART, WORKLOADS, play, scenario_for
 
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
 class ClientMutant(NamedTuple):
     """`kinds`: of the seeds that can notice; empty: all. `clients`: blocking, asyncio or backup.
 
-    `findings`, `guards`: as in Mutant.
+    `findings`, `guards`: as in Mutant. `needs_faults`: only seeds with faults are played.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ClientMutant(NamedTuple):
     patches: tuple[Patch, ...]
     findings: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
+    needs_faults: bool = False
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -73,7 +74,9 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
     """Return the first seed of interrupted clients that notices, and the violated rule; None without."""
     kind_of, play_one = _SCENES[mutant.clients]
     for seed in seeds:
-        if mutant.kinds and kind_of(seed) not in mutant.kinds:
+        if (mutant.kinds and kind_of(seed) not in mutant.kinds) or (
+            mutant.needs_faults and not has_faults(seed)
+        ):
             continue
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:
