@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncelog.rules import sticky
 from oncelog.rules.assignors import Shares, Subscriber
 from oncelog.rules.sticky import assign_cooperative, assign_sticky, is_cooperative
 from oncelog.types import TopicPartition
@@ -217,3 +218,29 @@ def test_cooperation_ends_after_two_rebalances(group: tuple[list[Subscriber], Co
         rounds.append(shares)
     assert all(set(few[name]) <= set(many[name]) for few, many in pairwise(rounds) for name in few)
     assert rounds[1] == rounds[2] == assign_sticky(members, counts)
+
+
+@pytest.mark.parametrize("topic_count", [1, 100])
+def test_a_second_member_takes_over_many_partitions_in_little_work(
+    topic_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker decides this within one heartbeat, in which nobody else is served."""
+    looked = 0
+
+    class Looked(TopicPartition):
+        def __new__(cls, topic: str, partition: int) -> Looked:
+            nonlocal looked
+            looked += 1
+            return super().__new__(cls, topic, partition)
+
+    monkeypatch.setattr(sticky, "TopicPartition", Looked)
+    partition_count = 2_000
+    counts = {f"t{index}": partition_count // topic_count for index in range(topic_count)}
+    owned = tuple(TopicPartition(topic, index) for topic, count in counts.items() for index in range(count))
+    members = [
+        Subscriber("a", None, frozenset(counts), owned, 1),
+        Subscriber("b", None, frozenset(counts), (), None),
+    ]
+    shares = assign_sticky(members, counts)
+    assert [len(share) for share in shares.values()] == [partition_count // 2] * 2
+    assert looked < 10 * partition_count

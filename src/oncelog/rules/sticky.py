@@ -66,6 +66,12 @@ class _Loads:
         for index, member in enumerate(self._members):
             for topic in member.topics & partition_counts.keys():
                 self._readers[topic].append(index)
+        self._topics: list[list[str]] = [[] for _ in self._members]
+        """The topics of `_held`, sorted."""
+        self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
+        """(member, topic) -> heaps of what it may hand over: what it has not read before, and what it has."""
+        self._missed: dict[int, dict[str, set[int]]] = {}
+        """Member -> topic -> what it has read before and does not hold."""
 
     def shares(self) -> Shares:
         """Member -> its partitions, by topic and number."""
@@ -131,7 +137,10 @@ class _Loads:
         while ring:
             following: list[int] = []
             for source in ring:
-                for topic in sorted(self._held[source]):
+                for topic in self._topics_of(source):
+                    # Everybody is reached mostly by the first topic, however many there are.
+                    if len(reached) + len(done) >= len(self._members):
+                        break
                     if topic in topics_seen or not self._held[source][topic]:
                         continue
                     topics_seen.add(topic)
@@ -155,17 +164,58 @@ class _Loads:
             target = source
         return list(chain)
 
+    def _topics_of(self, index: int) -> list[str]:
+        held = self._held[index]
+        if len(self._topics[index]) != len(held):  # no topic is ever taken out
+            self._topics[index] = sorted(held)
+        return self._topics[index]
+
     def _hand_over(self, source: int, topic: str, target: int) -> None:
         """Rather what the target has read before, or what the source has not."""
-
-        def dearness(partition: int) -> tuple[bool, bool, int]:
-            at = TopicPartition(topic, partition)
-            return at not in self._owned[target], at in self._owned[source], -partition
-
-        partition = min(self._held[source][topic], key=dearness)
+        partition = self._cheapest(source, topic, target)
         self._held[source][topic].remove(partition)
         self._load[source] -= 1
         self._give(topic, partition, target)
+        if TopicPartition(topic, partition) in self._owned[source]:
+            self._missed_by(source, topic).add(partition)
+        self._missed_by(target, topic).discard(partition)
+        if (target, topic) in self._candidates:
+            self._push(self._candidates[target, topic], target, topic, partition)
+
+    def _cheapest(self, source: int, topic: str, target: int) -> int:
+        """Return the partition of a topic that `source` hands over to `target`.
+
+        Do not look at all that it holds: a second member of a group takes over thousands.
+        See test_a_second_member_takes_over_many_partitions_in_little_work.
+        """
+        held, owned = self._held[source][topic], self._owned[source]
+        both = self._missed_by(target, topic) & held
+        if both:
+            return min(both, key=lambda partition: (TopicPartition(topic, partition) in owned, -partition))
+        heaps = self._candidates.get((source, topic))
+        if heaps is None:
+            heaps = self._candidates[source, topic] = [], []
+            for partition in held:
+                self._push(heaps, source, topic, partition)
+        for heap in heaps:
+            while heap and -heap[0] not in held:
+                heapq.heappop(heap)
+            if heap:
+                return -heap[0]
+        raise AssertionError(f"{topic} is not held")
+
+    def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:
+        is_owned = TopicPartition(topic, partition) in self._owned[index]
+        heapq.heappush(heaps[is_owned], -partition)
+
+    def _missed_by(self, index: int, topic: str) -> set[int]:
+        if index not in self._missed:
+            by_topic: dict[str, set[int]] = {}
+            self._missed[index] = by_topic
+            for tp in self._owned[index]:
+                if tp.partition not in self._held[index].get(tp.topic, ()):
+                    by_topic.setdefault(tp.topic, set()).add(tp.partition)
+        return self._missed[index].setdefault(topic, set())
 
 
 ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], Shares]] = {
