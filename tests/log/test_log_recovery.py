@@ -437,6 +437,36 @@ def test_leftovers_are_swept() -> None:
     }
 
 
+@pytest.mark.parametrize("torn_bytes", [0, 10], ids=["whole-batches", "torn"])
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_bytes: int) -> None:
+    """A disk that lies about a sync, or a file copied in part: the offsets of what is lost come again."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, pid=1, is_transactional=True))
+    kept_bytes = partition.size_bytes
+    for number in range(4):
+        put(partition, batch(timestamp_ms=NOW_MS + number))
+    put_marker(partition, marker(1, commit=False))
+    partition.flush()
+    recovery_point = partition.recovery_point
+    if clean:
+        partition.close(NOW_MS)
+    disk = disk.after_kill()
+    disk.open(f"{TP}/{0:020d}.log").truncate(kept_bytes + torn_bytes)
+    again = open_partition(disk, clean_shutdown=clean, recovery_point=recovery_point)
+    assert again.log_end_offset == 1
+    assert "ends at offset 1, though 6 were synced" in str(again.recovery_reports)
+    put_marker(again, marker(1, commit=True))
+    put(again, batch(1, pid=1, is_transactional=True, timestamp_ms=NOW_MS + 9))
+    put_marker(again, marker(1, commit=True))
+    assert again.aborted_transactions(0, 9) == []
+    found = again.offset_for_timestamp(NOW_MS + 3)
+    assert found is not None and found.offset == 2
+    again.close(NOW_MS)
+    assert open_partition(disk, clean_shutdown=True).aborted_transactions(0, 9) == []
+
+
 def test_a_log_start_beyond_the_log_begins_anew_there() -> None:
     disk = MemoryDisk()
     _filled(disk, 3).close(NOW_MS)

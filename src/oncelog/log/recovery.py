@@ -74,6 +74,8 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     reports: list[str] = []
     segments, replay_from = _open_segments(disk, directory, bases, how, reports)
     end_offset = segments[-1].end_offset if segments else 0
+    if segments:
+        segments[-1].forget_lost_markers()
     if how.log_start_offset > end_offset:
         # Everything was deleted on purpose (DeleteRecords), only the files were not gone yet.
         for segment in segments:

@@ -196,6 +196,10 @@ class Segment:
         self.transactions = self._read_transaction_index()
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
+        if (last := self.times.last()) is not None and self.base_offset + last[1] >= self.end_offset:
+            raise StorageError(
+                f"{self._disk.describe(self.times.path)} tells of offsets behind the log's end"
+            )
         self.file.rest()
 
     def rebuild(
@@ -230,6 +234,16 @@ class Segment:
             for index in (self.index, self.times):
                 if not self._disk.exists(index.path):
                     self._disk.open(index.path, create=True).close()
+
+    def forget_lost_markers(self) -> None:
+        """Drop index entries of aborted transactions whose markers are behind the log's end.
+
+        A log may have lost what was synced, and its offsets are given again. Such an entry would hide them:
+        test_a_log_that_lost_its_synced_end_hides_no_new_records.
+        """
+        entries = self.transactions.entries
+        if entries and entries[-1].last_offset >= self.end_offset:
+            self.transactions.cut_below(self.end_offset)
 
     def _hold_indexes_back(self) -> None:
         """The next start takes the files of a synced segment as they are: none may be there in part."""

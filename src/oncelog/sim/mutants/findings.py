@@ -36,6 +36,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
     "nothing checks that a full disk gets room": "R353",
+    "no disk loses what was synced": "R364",
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
