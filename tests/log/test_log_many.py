@@ -13,6 +13,7 @@ from helpers_log import NOW_MS, TOPIC_ID, batch, config, open_partition, put, re
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
+from oncelog.limits import Limits
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk
@@ -165,3 +166,20 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 def test_serving_takes_all_the_files_it_may() -> None:
     done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+def test_producers_are_described_in_bounded_parts() -> None:
+    partition = open_partition(
+        log_config=config(limits=Limits(max_producers_at_work=5, producer_shard_entries=10))
+    )
+    for pid in range(300):
+        put(partition, batch(0, pid=pid))
+    parts = partition.producers_in_parts()
+    found = next(parts)
+    put(partition, batch(0, pid=300))  # others are served between two parts
+    put(partition, batch(1, pid=7))
+    for part in parts:
+        assert len(part) <= 20
+        found += part
+    assert sorted(state.producer_id for state in found) == list(range(300))
+    assert {len(state.entry.batches) for state in found} == {1}

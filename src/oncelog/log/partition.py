@@ -34,6 +34,7 @@ from oncelog.log.reading import (
 from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
 from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
 from oncelog.rules.marker import StoreMarker, decide_marker
+from oncelog.rules.producers import unpack_entry
 from oncelog.types import Origin, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header
 
@@ -271,6 +272,14 @@ class Partition(CompactedStore):
         return sorted(
             ProducerState(producer_id, entry) for producer_id, entry in self._producers.table.items()
         )
+
+    def producers_in_parts(self) -> Iterator[list[ProducerState]]:
+        """What is remembered now of every producer id, at most a few thousand at a time, by id within a part.
+
+        A million at once would hold others up for seconds: test_producers_are_described_in_bounded_parts.
+        """
+        for part in self._producers.table.image().parts():
+            yield [ProducerState(pid, unpack_entry(packed)) for pid, packed in sorted(part.items())]
 
     def expire_producers(self, now_ms: int) -> Iterator[int]:
         """Forget the idle producers, a slice of the table a step; yields how many each."""

@@ -53,10 +53,12 @@ def _describe(node: Node, request: Request, topic: str, index: int, pace: Pace) 
         request.check(ResourceType.TOPIC, topic)
         check_topic_name(topic)
         _, partition = node.topics.partition(TopicPartition(topic, index))
-        for state in partition.describe_producers():
-            result.active_producers.append(_producer(state))
-            if pace.next():
-                yield None
+        for part in partition.producers_in_parts():
+            for state in part:
+                result.active_producers.append(_producer(state))
+                if pace.next():
+                    yield None
+            yield None
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
     return result
