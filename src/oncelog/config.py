@@ -179,7 +179,7 @@ BROKER = SettingsTable(
         ("max.connections.per.ip", "int", INT32_MAX, "More connections than this from one address are refused.", 0),
         ("max.connections.per.ip.overrides", "str", "", "Other limits for some addresses: 10.0.0.1:50,[::1]:200. (Kafka takes names of hosts, too.)"),
         ("queued.max.request.bytes", "int", 268_435_456, "Bytes of requests that are not carried out yet (incomplete, or behind others), of all connections together; above it the slowest ones are closed. (Kafka's default is no limit, -1, and above it it reads no further.)", -1),
-        ("oncelog.takeover.accept", "list", [], "What may be lost when a directory of Apache Kafka is taken over: acls, broker-settings, metadata, partitions, quotas, settings, strays, users. (Ours.)"),
+        ("oncelog.takeover.accept", "list", [], "What may be lost when a directory of Apache Kafka is taken over: acls, broker-settings, formats, metadata, partitions, quotas, settings, strays, users. (Ours.)"),
         ("oncelog.queued.max.response.bytes", "int", 268_435_456, "Bytes of answers that clients have not taken yet, of all connections together; the nearer it comes the smaller fetch responses are, above it the slowest connections are closed; -1: no limit. (Ours.)", -1),
         ("oncelog.request.read.timeout.ms", "int", 60_000, "How long after its first byte a request's last byte may come; -1: any time. (Ours.)", -1),
         ("oncelog.connection.max.pending.bytes", "int", 1_048_576, "Bytes, of answers not taken or of requests behind them, at which a connection is no longer read. (Ours.)", 1),

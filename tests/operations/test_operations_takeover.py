@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +371,28 @@ def test_a_snapshot_of_kafkas_stands_for_the_records_before_it(plain: Path) -> N
     log.unlink()
     (directory / f"{end:020}.log").write_bytes(b"")
     assert read_metadata(disk) == before
+
+
+@pytest.mark.behaviour("I27")
+@pytest.mark.parametrize("has_metadata", [True, False], ids=["kraft", "zookeeper"])
+def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metadata: bool) -> None:
+    """Apache Kafka still reads them. Ours would cut them off as what is no batch."""
+    body = struct.pack(">bbqii", 1, 0, 1_500_000_000_000, -1, 3) + b"old"
+    message = struct.pack(">I", zlib.crc32(body)) + body
+    log = max((plain / "forever-0").glob("*.log"))
+    content = b"".join(struct.pack(">qi", offset, len(message)) + message for offset in range(5, 8))
+    log.write_bytes(content)
+    accepted = []
+    if not has_metadata:
+        shutil.rmtree(plain / DIRECTORY)
+        accepted = ["settings"]
+    assert "[formats] topic forever has records in message format 1" in refusal(
+        plain, **{"oncelog.takeover.accept": accepted}
+    )
+    assert log.read_bytes() == content
+    log.write_bytes(bytes(100))  # what a power loss leaves
+    with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": accepted}):
+        pass
 
 
 def test_a_torn_end_of_kafkas_metadata_is_not_damage(plain: Path) -> None:

@@ -50,6 +50,7 @@ from oncelog.rules.quotas import QuotaEntity, altered, checked, entity_of
 from oncelog.rules.scram import Credential, Mechanism
 from oncelog.settings import Settings
 from oncelog.types import TopicPartition
+from oncelog.wire.header import MAGIC
 
 FILE_NAME = "oncelog-takeover.json"
 ACCEPT = "oncelog.takeover.accept"
@@ -67,6 +68,9 @@ _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
 _UNASSIGNED = bytes(16)
 """The id of no directory yet. 1 is one that was lost, 2 one not known. Source: Kafka's DirectoryId."""
 _FIRST_SEGMENT = f"{0:020}.log"
+_LOG = re.compile(r"\d{20}\.log")
+_MAGIC_POSITION = 16
+"""Of the byte that tells the message format, in each of them."""
 
 
 @dataclass(slots=True)
@@ -103,6 +107,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         _plan_gone(plan, metadata, logs, before, set() if state is None else set(state["topic_ids"]))
         _plan_broker_settings(plan, metadata, settings)
     _plan_unnamed(plan, logs)
+    _plan_formats(plan, logs, set(before) if metadata is None else set())
     security = None
     if metadata is not None:
         security = _Security(plan, metadata, logs, settings, {} if state is None else state["taken"])
@@ -317,6 +322,26 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
         topic_id = logs.stored_topic_id(TopicPartition(name, min(indexes))) or logs.new_uuid()
         own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOR_EVER)
         plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)
+
+
+def _plan_formats(plan: Plan, logs: LogManager, known: set[str]) -> None:
+    """Old message formats, in topics that are not `known` as ours: what cannot be read would be cut off."""
+    old: dict[str, int] = {}
+    for tp in logs.partition_directories():
+        if tp.topic in plan.topics and tp.topic not in known:
+            for name in filter(_LOG.fullmatch, logs.disk.list(str(tp))):
+                file = logs.disk.open(f"{tp}/{name}")
+                head = file.pread(_MAGIC_POSITION + 1, 0)
+                file.close()
+                # Zeros are what a power loss leaves, and no message: the length is in them.
+                if len(head) > _MAGIC_POSITION and head[_MAGIC_POSITION] < MAGIC and any(head[8:12]):
+                    old.setdefault(tp.topic, head[_MAGIC_POSITION])
+    for topic, version in sorted(old.items()):
+        plan.refuse(
+            "formats",
+            f"topic {topic} has records in message format {version}, of before Kafka 0.11, which are not read"
+            " here: copy them to a new topic while Apache Kafka runs, and delete this one",
+        )
 
 
 def _is_without_records(logs: LogManager, tp: TopicPartition) -> bool:
