@@ -55,6 +55,18 @@ def row(outcome: Outcome) -> dict[str, object]:
     return {key: found[key] for key in ("records", "records_before", "transactions")}
 
 
+def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    path.write_bytes(b"a\nb\n" + b"x" * 2_000_000 + b"\nc\n")
+    outcome = load(broker, topic, topic, path, "--batch-records", "2")
+    assert outcome.code == 1
+    assert f"{path}, record 3: a record of 2000" in outcome.err
+    assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
+    larger = "-X", "max.request.size=3000000"
+    outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
+    assert "MESSAGE_TOO_LARGE" in outcome.err  # of the broker, whose topic takes a megabyte
+
+
 @pytest.mark.behaviour("P4")
 def test_once_however_often(broker: Broker, topic: str, tmp_path: Path) -> None:
     servers = broker.bootstrap_servers

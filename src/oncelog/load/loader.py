@@ -10,8 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from oncelog.edge.producer import Producer
-from oncelog.errors import InvalidProducerEpoch, LoadRefused, MisuseError, OncelogError, ProducerFenced
+from oncelog.errors import (
+    InvalidProducerEpoch,
+    LoadRefused,
+    MessageTooLarge,
+    MisuseError,
+    OncelogError,
+    ProducerFenced,
+)
 from oncelog.load.files import Piece, open_reader, source_of
 from oncelog.load.marks import encode_mark, marks_partition, read_marks
 from oncelog.load.parsing import Options
@@ -224,9 +234,22 @@ def commit_steps(load: Load, producer: Producer, steps: Iterable[Step]) -> Itera
         with producer.transaction():
             for step in group:
                 if step.records:
-                    producer.send_table(load.topic, step.piece.table)
+                    _send(producer, load.topic, step)
             send_marks(load, producer, {step.index: step.mark for step in group})
         yield group
+
+
+def _send(producer: Producer, topic: str, step: Step) -> None:
+    """Hand a piece to the producer. Raises MessageTooLarge naming the file and its largest record there."""
+    try:
+        producer.send_table(topic, step.piece.table)
+    except MessageTooLarge as error:
+        sizes = pc.binary_length(step.piece.table["value"].cast(pa.binary()))
+        number = step.mark.records - step.records + pc.index(sizes, pc.max(sizes)).as_py() + 1
+        raise MessageTooLarge(
+            f"{step.piece.source.name}, record {number}: {error.detail}. Give -X max.request.size=BYTES, and "
+            "the topic a larger max.message.bytes"
+        ) from error
 
 
 def send_marks(load: Load, producer: Producer, marks: Mapping[int, Mark]) -> None:
