@@ -26,8 +26,8 @@ test: setup  ## style, types, and the quick tests (docs/internals/testing.md); P
 	$(BIN)/mypy
 	$(BIN)/pytest -m quick -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-test-full: setup  ## the tests that need Apache Kafka, other languages, clusters, kills, a browser or more time
-	$(BIN)/pytest -m full -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+test-full: setup  ## tests that need Apache Kafka, other languages, clusters, kills or a browser; all examples
+	$(BIN)/pytest -m "full or property" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-all: test test-full test-optimized  ## all but the long runs
 

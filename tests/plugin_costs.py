@@ -62,8 +62,9 @@ class Measure:
 class Costs:
     """Gathers the costs of all processes, writes them to a file, and prints the sums."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path) -> None:
+        # A line as each test ends: a run that is stopped leaves what it has measured.
+        self._lines = path.open("w", buffering=1)
         self._tests: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -71,11 +72,10 @@ class Costs:
             if name == "cost" and report.when == "teardown":
                 assert isinstance(cost, dict)
                 self._tests.append({"test": report.nodeid, **cost})
+                self._lines.write(json.dumps(self._tests[-1]) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._path:
-            lines = (json.dumps(test) + "\n" for test in self._tests)
-            self._path.write_text("".join(lines))
+        self._lines.close()
         terminalreporter.section("costs")
         for line in summary(self._tests):
             terminalreporter.write_line(line)

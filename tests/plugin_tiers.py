@@ -5,6 +5,9 @@
             stands in a directory about such, or is marked `full` because it takes long
     soak    `make soak`: marked `soak`
 
+A quick property of Hypothesis also gets the marker `property`: the quick tier runs it with a quarter of its
+examples, and `make test-full` with all of them.
+
 Each collected test gets the marker `quick` or `full`, so `pytest -m quick` selects a tier. A test states what
 it needs by the fixtures it requests and by the words of its parameters. `Tiers` fails a quick
 test that requests or starts something else while it runs.
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 FULL_FIXTURES = {
     "apache_kafka": "Apache Kafka",
@@ -36,6 +40,7 @@ FULL_FIXTURES = {
 FULL_PARAMETERS = {"apache": "Apache Kafka"}
 """Words of a parameter's id that stand for such a fixture, where a test requests it by name while it runs."""
 
+MIN_EXAMPLES = 10
 FULL_PROGRAMS = {"java", "javac", "mvn", "go", "node", "npm", "chromium", "spin", "gcc"}
 """Programs that a quick test must not start. Its one JVM is that of the fixture `spark`."""
 
@@ -79,6 +84,31 @@ def set_tiers(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full(reason))
         elif not is_marked_full:
             item.add_marker("quick")
+            if is_property(item):
+                item.add_marker("property")
+
+
+def is_property(item: pytest.Item) -> bool:
+    """Return True for a test of Hypothesis: a function with @given, or a state machine."""
+    return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+
+
+def reduce_examples(items: list[pytest.Item]) -> None:
+    """Leave each property a quarter of its examples, but at least MIN_EXAMPLES."""
+    functions, machines = set(), set()
+    for item in items:
+        if isinstance(item, pytest.Function) and is_property(item):
+            is_machine = isinstance(getattr(item.cls, "settings", None), settings)
+            machines.add(item.cls) if is_machine else functions.add(item.function)
+    for machine in machines:
+        machine.settings = _fewer(machine.settings)
+    for function in functions:
+        # What @given and @settings leave at the function; there is no public name for it.
+        function._hypothesis_internal_use_settings = _fewer(function._hypothesis_internal_use_settings)
+
+
+def _fewer(full: settings) -> settings:
+    return settings(full, max_examples=min(full.max_examples, max(MIN_EXAMPLES, full.max_examples // 4)))
 
 
 def shuffle(items: list[pytest.Item], seed: int) -> None:
@@ -121,6 +151,8 @@ class Tiers:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         set_tiers(items)
         config.stash[COLLECTED] = list(items)
+        if config.option.markexpr == "quick":
+            reduce_examples(items)
         seed = config.getoption("--order-seed")
         if seed is not None:
             shuffle(items, seed)

@@ -19,6 +19,8 @@ SAMPLE = """
 import subprocess
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +60,19 @@ def test_soak(apache_kafka):
     pass
 
 
+EXAMPLES = []
+
+
+@settings(max_examples=80)
+@given(integers(0, 10**9))
+def test_property(number):
+    EXAMPLES.append(number)
+
+
+def test_examples():
+    print("examples:", len(EXAMPLES))
+
+
 def test_requests_by_name(request):
     request.getfixturevalue("apache_kafka")
 
@@ -73,7 +88,7 @@ def run_sample(tmp_path: Path, *options: str) -> str:
         "import plugin_tiers\n"
         "def pytest_addoption(parser): parser.addoption('--order-seed', type=int)\n"
         "def pytest_configure(config):\n"
-        "    for name in ('quick', 'full', 'soak'):\n"
+        "    for name in ('quick', 'full', 'soak', 'property'):\n"
         "        config.addinivalue_line('markers', name)\n"
         "    config.pluginmanager.register(plugin_tiers.Tiers())\n"
     )
@@ -94,6 +109,8 @@ def test_fixtures_parameters_and_markers_decide_the_tier(tmp_path: Path) -> None
     assert collected(tmp_path, "quick") == [
         "test_plain",
         "test_parameter[ours]",
+        "test_property",
+        "test_examples",
         "test_requests_by_name",
         "test_starts_a_jvm",
     ]
@@ -104,11 +121,17 @@ def test_fixtures_parameters_and_markers_decide_the_tier(tmp_path: Path) -> None
         "test_marked",
     ]
     assert collected(tmp_path, "soak") == ["test_soak"]
+    assert collected(tmp_path, "property") == ["test_property"]
+
+
+def test_the_quick_tier_runs_a_quarter_of_the_examples_of_a_property(tmp_path: Path) -> None:
+    assert "examples: 20" in run_sample(tmp_path, "-s", "-m", "quick")
+    assert "examples: 80" in run_sample(tmp_path, "-s", "-m", "quick or property")
 
 
 def test_a_quick_test_that_starts_or_requests_what_is_not_for_its_tier_fails(tmp_path: Path) -> None:
     output = run_sample(tmp_path, "-m", "quick")
-    assert "2 failed, 2 passed" in output
+    assert "2 failed, 4 passed" in output
     assert "Failed: a quick test requests the fixture apache_kafka" in output
     assert "Failed: a quick test starts java" in output
 
