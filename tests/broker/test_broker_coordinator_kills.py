@@ -9,6 +9,7 @@ import pytest
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.broker.node import Node, Request
+from oncelog.broker.waiting import Deferred
 from oncelog.log.partition import Partition
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -22,6 +23,7 @@ from oncelog.wire.messages import (
     EndTxnRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
+    LeaveGroupRequest,
     OffsetDeleteRequest,
     SyncGroupRequest,
 )
@@ -184,3 +186,36 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1
+
+
+def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays_deleted() -> None:
+    disk = MemoryDisk()
+    node = open_node(disk)
+    node.groups.topic.ensure(NOW_MS).flush_messages = 1
+
+    def join_and_leave() -> None:
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+        request = JoinGroupRequest(
+            group_id="j",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=60_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[protocol],
+        )
+        answers: list[Any] = []
+        ask(node, request, 3).listen(answers.append)
+        node.groups.tick(NOW_MS + 3_000)
+        assert ask(node, LeaveGroupRequest(group_id="j", member_id=answers[0].member_id), 1).error_code == 0
+
+    join_and_leave()  # stored, not synced yet
+    disk.capacity_bytes = disk.used_bytes()
+    join_and_leave()  # not stored: to be tried again
+    disk.capacity_bytes = None
+    assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), Deferred)
+    while node.flushes.is_any_waiting:
+        for partition in node.flushes.take():
+            partition.flush()
+            node.flushes.finished(partition, None)
+    node.log_manager.release()
+    assert not open_node(disk).groups.has("j")

@@ -18,10 +18,12 @@ from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.errors import ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotCoordinator
 from oncelog.limits import Limits
+from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
-from oncelog.sim.coordinator_state import differences, live_state, replayed_state
+from oncelog.rules.transaction_entry import TransactionState
+from oncelog.sim.coordinator_state import after_resume, differences, live_state, replayed_state
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -62,17 +64,21 @@ TRY_AGAIN = {NotCoordinator.code, ConcurrentTransactions.code, CoordinatorNotAva
 """Errors that every client retries."""
 
 
+def open_node(disk: Disk, first_uuid: int) -> Node:
+    numbers = count(first_uuid)
+
+    def new_uuid() -> bytes:
+        return next(numbers).to_bytes(16, "big")
+
+    manager = LogManager.open(disk, node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
+    return Node(manager, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+
+
 class Client:
     """A node, and who asks it: a transactional producer of ids `x` and a consumer of group g."""
 
     def __init__(self, *, syncs: bool) -> None:
-        numbers = count(1)
-
-        def new_uuid() -> bytes:
-            return next(numbers).to_bytes(16, "big")
-
-        manager = LogManager.open(MemoryDisk(), node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
-        self.node = node = Node(manager, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+        self.node = node = open_node(MemoryDisk(), 1)
         node.topics.create("t", COUNT, {}, NOW_MS)
         node.topics.create("u", 1, {}, NOW_MS)
         self.topic_id = node.topics.get("t").topic_id  # type: ignore[union-attr]
@@ -410,3 +416,26 @@ def test_requests_in_steps_are_answered_and_memory_is_the_log_when_a_sync_fails(
     for second in ACTIONS[ACTIONS.index(first) + 1 :]:
         for failing_sync in (1, 2):
             outcome(first, second, 1, failing_sync)
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+def test_the_next_start_finishes_what_a_kill_between_two_steps_left(action: Action) -> None:
+    for cut in count():
+        client = Client(syncs=False)
+        Asked(client, action)
+        steps = 0
+        while steps < cut and client.step():
+            steps += 1
+        was_over, before = not client.has_work, live_state(client.node)
+        client.node.log_manager.release()
+        node = open_node(client.node.log_manager.disk, 1000)
+        after = live_state(node)
+        if action is not delete_topic:  # the start deletes the rest of its offsets
+            assert differences(after_resume(before, after), after) == []
+        assert differences(after, replayed_state(node, NOW_MS)) == []
+        entry = node.transactions.get("x")
+        assert entry is not None and not entry.state.is_prepared
+        is_open = any(partition.open_transaction_count for _, partition in node.topics.all_partitions())
+        assert not is_open or entry.state is TransactionState.ONGOING
+        if was_over:
+            break

@@ -146,6 +146,8 @@ class GroupCoordinator:
 
     def settle(self, group: ClassicGroup, now_ms: int) -> None:
         """After every call that may have changed the group: store it, and be there at its next deadline."""
+        if group.state is GroupState.DEAD:
+            return  # deleted while an earlier state of it waited for its sync
         if group.is_unused:
             # Made for a join that was refused. Only what is stored may stay, or refused joins would pile up.
             if self._groups.get(group.group_id) is group:
