@@ -225,7 +225,9 @@ class LogMachine(RuleBasedStateMachine):
             self.check_views()
             self.recreate()
             return
-        self.durable_end = max(self.durable_end, partition.recovery_point)
+        if partition.recovery_point > start:
+            # Else it is the log start: what was deleted before it was synced is not known to be durable.
+            self.durable_end = max(self.durable_end, partition.recovery_point)
         self.seen_end = min(self.seen_end, end)
         self.may_be_compacted = min(self.may_be_compacted, end)
         self.tombstones = {at: ms for at, ms in self.tombstones.items() if at < end}
@@ -235,10 +237,12 @@ class LogMachine(RuleBasedStateMachine):
     def has_holes(self) -> bool:
         """Take a segment's lost end for a gap, as recovery and Apache Kafka do on a compacted topic."""
         stored = {batch.header.base_offset for batch in read_stored(self.partition)}
-        sure = max(self.durable_end, self.may_be_compacted, self.partition.log_start_offset)
+        sure, start = max(self.durable_end, self.may_be_compacted), self.partition.log_start_offset
         before = self.model.batches
         self.model.batches = [
-            batch for batch in before if batch.base_offset < sure or batch.base_offset in stored
+            batch
+            for batch in before
+            if batch.base_offset < sure or batch.end_offset <= start or batch.base_offset in stored
         ]
         return self.model.batches != before
 
