@@ -113,3 +113,37 @@ def test_a_member_is_told_of_a_topic_that_it_may_not_read(tmp_path: Path) -> Non
             assert isinstance(error, TopicAuthorizationFailed)
             assert "secret" in str(error)
             assert before or take(consumer, 1) == [0], "the other topic is read"
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_the_leader_of_members_with_other_topics_does_not_rebalance_by_age(
+    careful: str, group: str, strategy: str
+) -> None:
+    settings = {"partition_assignment_strategy": strategy, "enable_auto_commit": False}
+    one, two = new_topic(careful), new_topic(careful)
+    with (
+        member(careful, group, metadata_max_age_ms=50, **settings) as first,
+        member(careful, group, metadata_max_age_ms=50, **settings) as second,
+    ):
+        first.subscribe(one)
+        while not first.assignment():
+            first.poll(0.05)
+        second.subscribe(two)
+        while not (first.assignment() and second.assignment()):
+            first.poll(0.05)
+            second.poll(0.05)
+
+        def generation() -> int:
+            return first.group_metadata().generation_id
+
+        def refreshes() -> int:
+            cluster = first._async._cluster
+            assert cluster is not None
+            return cluster.metadata.version
+
+        settled, before = generation(), refreshes()
+        while refreshes() < before + 10:
+            first.poll(0.05)
+            second.poll(0.05)
+        assert generation() == settled
+        assert first.assignment()

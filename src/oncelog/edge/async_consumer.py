@@ -106,8 +106,11 @@ class AsyncConsumer(AsyncSubscribing):
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     def _topics_in_use(self) -> set[str]:
-        """Return the topics whose metadata are to be kept: those assigned or subscribed to, as in Java."""
-        subscribed = self._group.topics if self._group is not None else ()
+        """Return the topics whose metadata are to be kept: those assigned or subscribed to, as in Java.
+
+        The leader of a classic group also keeps what the other members subscribe to.
+        """
+        subscribed = self._group.topics_in_use if self._group is not None else ()
         return {tp.topic for tp in self._core.assignment()}.union(subscribed)
 
     async def close(self) -> None:

@@ -96,6 +96,11 @@ class GroupSession(GroupRequests, ABC):
         """True when the consumer belongs to the group, or is about to."""
         return bool(self.topics) or self._pattern is not None
 
+    @property
+    def topics_in_use(self) -> Collection[str]:
+        """The topics whose metadata the member needs."""
+        return self.topics
+
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
         """Belong to the group and read these topics' partitions, or all that match, as it shares them out."""
         self.topics, self._pattern = frozenset(topics), pattern

@@ -99,6 +99,13 @@ class ClassicSession(GroupSession):
             return True  # what stays is read on meanwhile
         return await self._await_share(deadline_ms)
 
+    @property
+    def topics_in_use(self) -> frozenset[str]:
+        """The topics of this member; for the group's leader, of all members."""
+        # Else a refresh by age forgets the others' topics, which would look like deleted ones. See
+        # test_the_leader_of_members_with_other_topics_does_not_rebalance_by_age.
+        return self.topics.union(self._counts)
+
     def _has_new_partitions(self) -> bool:
         metadata = self._cluster.metadata
         return any(metadata.partition_count(topic) != count for topic, count in self._counts.items())
