@@ -192,6 +192,7 @@ def test_pictures_are_well_formed() -> None:
     assert "American &amp; Sons" in drawings[1] and "321" in drawings[2]
 
 
+@pytest.mark.full("a browser draws the pictures")
 def test_no_text_of_a_picture_is_cut_by_its_edge() -> None:
     marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
     rows = [{"carrier": "EV", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 24)]
