@@ -159,6 +159,30 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
     assert consumer.position(T0) == 5
 
 
+@pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
+def test_an_error_of_a_position_that_was_left_is_forgotten(how: str) -> None:
+    """Both partitions are out of range, and the application goes on elsewhere when it meets the first."""
+    consumer = core(**{"auto.offset.reset": "none"})
+    consumer.assign([T0, T1])
+    consumer.seek(T0, 5)
+    consumer.seek(T1, 6)
+    consumer.on_response(
+        only_call(consumer), answer((T0, b""), (T1, b""), error=OffsetOutOfRange.code), 1.0, 0
+    )
+    with pytest.raises(OffsetOutOfRange, match="t-0 at offset 5"):
+        consumer.raise_error()
+    assert consumer.has_error
+    match how:
+        case "seek":
+            consumer.seek(T1, 0)
+        case "give up":
+            consumer.assign([T0])
+        case _:
+            consumer.seek_to([], "earliest")
+    assert not consumer.has_error
+    consumer.raise_error()
+
+
 def test_no_position_and_no_policy_is_misuse() -> None:
     consumer = core(**{"auto.offset.reset": "none"})
     consumer.assign([T0])

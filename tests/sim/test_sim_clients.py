@@ -25,6 +25,7 @@ from oncelog.sim.mutants.mutant import search
 from oncelog.sim.scene import Run
 from oncelog.sim.scheduler import Scheduler
 from oncelog.sim.shrink import shrink_run
+from oncelog.sim.unsynced import play_unsynced
 from oncelog.sim.world import World
 
 Play = Callable[[int], Run]
@@ -110,7 +111,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored])
+@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored, play_unsynced])
 def test_a_seed_gives_the_same_run_again(play: Play) -> None:
     for seed in range(3):
         one, other = play(seed), play(seed)
@@ -175,6 +176,12 @@ def test_a_restored_backup_keeps_what_was_acknowledged_before_it(seeds: range) -
     assert violations_of(play_restored, seeds) == {}
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", in_tiers(4, 30), ids=str)
+def test_a_power_loss_takes_only_what_was_not_synced(seeds: range) -> None:
+    assert violations_of(play_unsynced, seeds) == {}
+
+
 def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionCoordinator, "fence_all", lambda self, now_ms: None)
     (violation, *_) = play_restored(16).violations
@@ -183,7 +190,7 @@ def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.Mon
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored])
+@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored, play_unsynced])
 def test_interrupted_clients_lose_nothing_for_long(play: Play) -> None:
     assert violations_of(play, range(2_000)) == {}
 

@@ -40,9 +40,9 @@ def parse_seeds(text: str) -> range:
 @click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
 @click.option(
     "--clients",
-    type=click.Choice(["blocking", "asyncio", "backup"]),
+    type=click.Choice(["blocking", "asyncio", "backup", "unsynced"]),
     help="Instead: clients in threads with signals or with calls that are cancelled, in half of the seeds "
-    "with faults, or the restore of a backup.",
+    "with faults, the restore of a backup, or power losses with the default flush.",
 )
 def command(
     seeds: str,
@@ -98,9 +98,13 @@ def _play_clients(seed: int, clients: str, kept: str | None, *, is_told: bool, i
     from oncelog.sim.blocking import play_threads
     from oncelog.sim.cancelling import play_cancelled
     from oncelog.sim.shrink import shrink_run
+    from oncelog.sim.unsynced import play_unsynced
 
     play = {"blocking": play_threads, "asyncio": play_cancelled}.get(clients)
-    run = told = play_restored(seed) if play is None else play(seed, _numbers(kept))
+    if play is not None:
+        run = told = play(seed, _numbers(kept))
+    else:
+        run = told = play_restored(seed) if clients == "backup" else play_unsynced(seed)
     again = f"--clients {clients} --seed {seed}"
     if run.violations:
         click.echo(f"seed {seed} FAILED ({run.kind})")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
 from oncelog.client.consumer_metrics import ConsumerMetrics
@@ -65,6 +65,14 @@ LANES = 2
 """Most fetches in flight at one broker."""
 
 
+class _PendingError(NamedTuple):
+    """An error for the next poll. `tp` and `generation`: the position that it is of; None: of none."""
+
+    error: Exception
+    tp: TopicPartition | None
+    generation: object
+
+
 class ConsumerCore:
     """Positions and buffers of the assigned partitions. Times are milliseconds of any one clock."""
 
@@ -75,7 +83,7 @@ class ConsumerCore:
         self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
         self._states: dict[TopicPartition, PartitionState] = {}
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
-        self._errors: deque[Exception] = deque()
+        self._errors: deque[_PendingError] = deque()
         self._turn = 0
 
     # Assignment and positions
@@ -191,7 +199,7 @@ class ConsumerCore:
         if state := self._current(call.tp, call.generation):
             state.is_resetting = False
             if error:
-                self._errors.append(error)
+                self._errors.append(_PendingError(error, call.tp, call.generation))
 
     def is_awaited(self, call: ResetCall) -> bool:
         """True while nobody has sought the partition elsewhere, or given it up, since the look-up began."""
@@ -267,7 +275,7 @@ class ConsumerCore:
         """Take an answer; gives the partitions whose leader must be asked for again."""
         self._in_flight.pop((call.node_id, call.lane), None)
         if response.error_code:
-            self._errors.append(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
+            self.note_error(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
             return []
         stale, size_bytes = [], 0
         for fetched in fetched_partitions(response):
@@ -303,7 +311,7 @@ class ConsumerCore:
         try:
             placed = place_batches(fetched, fetch_offset, self.options.isolation)
         except OncelogError as error:
-            self._errors.append(error)
+            self._errors.append(_PendingError(error, fetched.tp, state.generation))
             return False
         if placed:
             state.fetch_offset = end = end_offset(placed, fetch_offset)
@@ -314,7 +322,8 @@ class ConsumerCore:
         if fetched.error_code == OffsetOutOfRange.code and self._has_waiting(fetched.tp, state):
             state.is_out_of_range = True
         elif fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
-            self._errors.append(self._error_of(fetched, fetch_offset))
+            error = self._error_of(fetched, fetch_offset)
+            self._errors.append(_PendingError(error, fetched.tp, state.generation))
         else:
             self._look_up(state, self._reset_policy)
 
@@ -328,17 +337,26 @@ class ConsumerCore:
 
     def note_error(self, error: Exception) -> None:
         """An error for the application to meet at its next poll."""
-        self._errors.append(error)
+        self._errors.append(_PendingError(error, None, None))
 
     @property
     def has_error(self) -> bool:
-        """Whether an error waits for the application."""
+        """Whether an error waits for the application.
+
+        One of a position that the application has left since is forgotten:
+        test_an_error_of_a_position_that_was_left_is_forgotten. Source: kafka FetchCollector.
+        """
+        while self._errors and self._is_stale(self._errors[0]):
+            self._errors.popleft()
         return bool(self._errors)
+
+    def _is_stale(self, pending: _PendingError) -> bool:
+        return pending.tp is not None and self._current(pending.tp, pending.generation) is None
 
     def raise_error(self) -> None:
         """Raise the oldest error that waits; also when a partition has no position and may not choose one."""
-        if self._errors:
-            raise self._errors.popleft()
+        if self.has_error:
+            raise self._errors.popleft().error
         for tp, state in self._states.items():
             if state.position is None and state.reset is None:
                 raise self._no_position(tp)
@@ -362,7 +380,7 @@ class ConsumerCore:
             except OncelogError as error:
                 if not runs and not run:
                     raise
-                self._errors.append(error)
+                self._errors.append(_PendingError(error, tp, state.generation))
             if run:
                 runs[tp] = run
                 count += len(run)

@@ -14,6 +14,7 @@ from oncelog.sim.cancelling import play_cancelled
 from oncelog.sim.scene import Run, has_faults
 from oncelog.sim.shrink import rule_of
 from oncelog.sim.simulation import APART, WORKLOADS, play, scenario_for
+from oncelog.sim.unsynced import play_unsynced
 
 Patch = tuple[Any, str, Any]
 """(owner, attribute, what stands there instead)"""
@@ -36,7 +37,7 @@ class Mutant(NamedTuple):
 
 
 class ClientMutant(NamedTuple):
-    """`kinds`: of the seeds that can notice; empty: all. `clients`: blocking, asyncio or backup.
+    """`kinds`: of the seeds that can notice; empty: all. `clients`: blocking, asyncio, backup or unsynced.
 
     `findings`, `guards`: as in Mutant. `needs_faults`: only seeds with faults are played.
     """
@@ -66,6 +67,7 @@ _SCENES: dict[str, tuple[Callable[[int], str], Callable[[int], Run]]] = {
     "blocking": (blocking.kind_of, play_threads),
     "asyncio": (cancelling.kind_of, play_cancelled),
     "backup": (lambda seed: "backup", play_restored),
+    "unsynced": (lambda seed: "unsynced", play_unsynced),
 }
 """How a seed's clients are drawn, and played."""
 

@@ -11,6 +11,7 @@ from oncelog.broker import groups, transactions
 from oncelog.broker.apis import list_groups, list_transactions, offset_commit
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.client import arguments
+from oncelog.client.consumer import ConsumerCore
 from oncelog.client.producer_batch import Outcome
 from oncelog.edge import cluster
 from oncelog.edge import producer as edge_producer
@@ -25,7 +26,7 @@ from oncelog.errors import (
 )
 from oncelog.rules.authorization import ResourceType
 from oncelog.rules.group_member import GroupState
-from oncelog.sim.mutants.mutant import ClientMutant, Mutant, nothing, true
+from oncelog.sim.mutants.mutant import ClientMutant, Mutant, false, nothing, true
 
 
 class _NoPace:
@@ -196,6 +197,16 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ((arguments, "_whole", _any_number),),
         findings=("R272",),
         guards=("client/test_client_arguments.py::test_what_is_no_offset_is_refused_before_it_is_sent",),
+    ),
+    ClientMutant(
+        "an error of a position that was left is raised",
+        "unsynced",
+        (),
+        ((ConsumerCore, "_is_stale", false),),
+        findings=("R341",),
+        guards=(
+            "client/test_client_consumer_core.py::test_an_error_of_a_position_that_was_left_is_forgotten",
+        ),
     ),
     Mutant(
         "groups and transactions are listed in one step",
