@@ -339,6 +339,10 @@ class LogMachine(RuleBasedStateMachine):
         self.do(self.partition.flush)
         assert self.partition.recovery_point == end
         self.durable_end = end
+        if self.manager._is_compacting:
+            # The round under way looks at the recovery point when the partition comes next.
+            self.note_tombstones()
+            self.may_be_compacted = max(self.may_be_compacted, end)
 
     def roll(self) -> None:
         if self.partition._segments.active.size_bytes:
