@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from oncelog.config import PRODUCER
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.errors import NotConnectedError, TimedOut
 from oncelog.rules.history import Outcome
-from oncelog.sim.clients import Sender
-from oncelog.sim.world import BrokerHost, World
+from oncelog.sim.clients import QUICK, Sender
+from oncelog.sim.world import BrokerHost, Host, World
 
 
 def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms() -> None:
@@ -28,3 +33,46 @@ def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms
     broker.release()
     assert sender.calls and {call.outcome for call in sender.calls} == {Outcome.OK}
     assert world.violations == []
+
+
+def test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The producer knows the topic, and then it cannot reach the cluster for a while (R331)."""
+    world = World(1)
+    broker = BrokerHost(world, {})
+    sender = Sender(world, "sender", "t", 1, bursts=1)
+    real, errors = ClusterConnection.start, [TimedOut("no answer"), NotConnectedError("refused")]
+
+    async def start(self: ClusterConnection) -> None:
+        if errors and self.metadata.brokers:
+            raise errors.pop()
+        await real(self)
+
+    monkeypatch.setattr(ClusterConnection, "start", start)
+    broker.start()
+    sender.start()
+    world.loop.run_until(world.loop.create_future(), 30_000_000)
+    world.is_over = True
+    world.loop.close()
+    broker.release()
+    assert errors == [] and sender.calls and {call.outcome for call in sender.calls} == {Outcome.OK}
+
+
+def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() -> None:
+    """Close ends what asks for metadata by its age, also when two calls began it at once (R332)."""
+    world = World(1)
+    BrokerHost(world, {}).start()
+    left: list[str] = []
+
+    async def main() -> None:
+        cluster = ClusterConnection(PRODUCER.parse(QUICK))
+        await asyncio.gather(cluster.start(), cluster.start())
+        await cluster.close()
+        left.extend(str(task.get_coro()) for task in asyncio.all_tasks() if not task.done())
+
+    done = Host(world, "client").run(main)
+    assert world.loop.run_until(done, 30_000_000) and done.exception() is None
+    world.is_over = True
+    world.loop.close()
+    assert not [each for each in left if "_refresh_by_age" in each]

@@ -107,7 +107,8 @@ class ClusterConnection:
         """
         if self._refresher is None:
             await self._find_cluster()
-            self._refresher = asyncio.create_task(self._refresh_by_age())
+            if self._refresher is None:  # else another call has begun it meanwhile, and `close` ends only one
+                self._refresher = asyncio.create_task(self._refresh_by_age())
 
     async def _find_cluster(self) -> None:
         deadline_ms = self.now_ms() + self._settings["oncelog.bootstrap.timeout.ms"]

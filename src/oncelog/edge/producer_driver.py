@@ -17,6 +17,7 @@ from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.producer_state import FlushMark, ProducerState
 from oncelog.errors import (
+    AuthenticationError,
     BrokerError,
     ConfigError,
     DisconnectedError,
@@ -299,8 +300,25 @@ class ProducerDriver:
     async def _find_topic(self, topic: str) -> int:
         # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
-        await self.cluster.start()  # from here on metadata is asked for again by its age
+        await self._start_cluster()  # from here on metadata is asked for again by its age
         count = self.cluster.metadata.partition_count(topic)
         if count is None:
             raise TimedOut(f"topic {topic!r} went away while it was looked up")
         return count
+
+    async def _start_cluster(self) -> None:
+        """Start the cluster's connection, again and again while no broker can be reached.
+
+        Only max.block.ms bounds a first send. See
+        test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic.
+        """
+        attempt = 0
+        while True:
+            try:
+                await self.cluster.start()
+                return
+            except AuthenticationError:
+                raise
+            except (DisconnectedError, TimedOut):
+                await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
+                attempt += 1

@@ -20,6 +20,7 @@ from oncelog.edge import (
     producer_driver,
     producer_state,
 )
+from oncelog.edge import group as edge_group
 from oncelog.edge import producer as edge_producer
 from oncelog.edge import transactions as edge_transactions
 from oncelog.errors import FencedInstanceId
@@ -46,6 +47,8 @@ class _NoLock:
         """As `release`."""
 
 
+_ORIGINAL_ASK = edge_transactions.Transactions._ask
+_ORIGINAL_ADVANCE = edge_group.GroupSession.advance
 _ORIGINAL_STATE = producer_state.ProducerState.__init__
 _ORIGINAL_STEP = async_consumer.AsyncConsumer.poll_step
 _ORIGINAL_ACTION = next_after
@@ -157,6 +160,42 @@ async def _learn_alone(self: Any, topic: str) -> None:
 
 def _result_as_it_is(self: Any, call: Any) -> Any:
     return call.result()
+
+
+async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
+    """Wait for automatic commits within the poll, as long as they take."""
+    following = await _ORIGINAL_ADVANCE(self, deadline_ms)
+    commits = [each for each in (self._interval_commit, self._final_commit) if each is not None]
+    if commits:
+        await asyncio.wait(commits)
+    return following
+
+
+def _cancel_final_commit(self: Any) -> None:
+    """Cancel the commit before a revocation, and let an older one be repeated."""
+    if self._final_commit is not None:
+        self._final_commit.cancel()
+        self._final_commit = None
+
+
+def _make_condition_first(self: Any) -> None:
+    mine = self.__dict__
+    for name, part in mine.setdefault("_made", vars(Future())).items():
+        mine.setdefault(name, part)
+
+
+async def _forget_on_cancellation(self: Any, *how: Any) -> Any:
+    """Send a request; one that is cancelled was not heard of."""
+    before = self._may_be_committed
+    try:
+        return await _ORIGINAL_ASK(self, *how)
+    except asyncio.CancelledError:
+        self._may_be_committed = before
+        raise
+
+
+async def _start_once(self: Any) -> None:
+    await self.cluster.start()
 
 
 async def _poll_on(self: Any) -> None:
@@ -296,7 +335,66 @@ CLIENT_MUTANTS = [
         ((producer_driver.ProducerDriver, "learn", _learn_alone),),
         findings=("R265",),
     ),
+    ClientMutant(
+        "a first send starts the cluster's connection once",
+        "blocking",
+        ("producer",),
+        ((producer_driver.ProducerDriver, "_start_cluster", _start_once),),
+        findings=("R331",),
+        guards=(
+            "client/test_client_producer_unreachable.py::"
+            "test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic",
+        ),
+        needs_faults=True,
+    ),
+    ClientMutant(
+        "a poll waits for automatic commits",
+        "asyncio",
+        ("consumer",),
+        ((edge_group.GroupSession, "advance", _advance_behind_commits),),
+        findings=("L10", "L10a"),
+        needs_faults=True,
+    ),
+    ClientMutant(
+        "an older commit is repeated after a revocation's",
+        "asyncio",
+        ("consumer",),
+        ((edge_group.GroupSession, "_cancel_commits", _cancel_final_commit),),
+        findings=("R59",),
+        guards=(
+            "client/test_client_leaving.py::"
+            "test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocation",
+        ),
+        needs_faults=True,
+    ),
+    ClientMutant(
+        "a commit that was cancelled was not sent",
+        "asyncio",
+        ("copier",),
+        ((edge_transactions.Transactions, "_ask", _forget_on_cancellation),),
+        findings=("L25a",),
+        guards=(
+            "client/test_client_transactions_close.py::"
+            "test_a_cancelled_commit_counts_as_one_that_may_be_decided",
+        ),
+        needs_faults=True,
+    ),
+    ClientMutant(
+        "a future's condition is there before its waiters",
+        "blocking",
+        ("producer",),
+        ((delivery.RecordFuture, "_make_state", _make_condition_first),),
+        findings=("R330",),
+        guards=(
+            "client/test_client_callbacks_end.py::test_a_future_whose_state_is_half_made_loses_no_waiter",
+        ),
+    ),
 ]
 """In the order of findings L1 to L23, and the setting that no transactional copier may have."""
-NOT_CAUGHT: dict[str, str] = {}
+NOT_CAUGHT: dict[str, str] = {
+    "an older commit is repeated after a revocation's": "needs a revocation while a commit is repeated: no"
+    " seed of the first 297",
+    "a commit that was cancelled was not sent": "a retry of a decided commit is answered as the first one",
+    "a future's condition is there before its waiters": "a thread is put off there in two of 635 seeds",
+}
 """And why not."""
