@@ -93,6 +93,7 @@ def test_python_examples_run_one_after_the_other(served: dict[str, str]) -> None
 
 
 @pytest.mark.spark
+@pytest.mark.full("a Spark driver in a process of its own")
 def test_spark_examples_run_after_them(served: dict[str, str]) -> None:
     printed = run_python(
         "\n".join(python_scripts()), served, PYSPARK_PYTHON=spark_python(), SPARK_LOCAL_IP="127.0.0.1"
