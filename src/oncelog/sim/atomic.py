@@ -125,8 +125,8 @@ class Session:
     def getLocalProperty(self, name: str) -> str | None:
         return self._properties.get(name)
 
-    def get(self, name: str) -> str:
-        return str(TASKS)
+    def get(self, name: str, default: str | None = "") -> str | None:
+        return str(TASKS) if name == "spark.sql.shuffle.partitions" else default
 
 
 Step = Callable[..., Iterator[pa.RecordBatch]]
