@@ -106,6 +106,27 @@ def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> 
     assert content(broker.bootstrap_servers, topic) == expected(ROWS)
 
 
+@pytest.mark.behaviour("P4")
+def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+    """A directory of logs with a link to the newest one stored all its records twice."""
+    first, second = tmp_path / "2026-01-01.log", tmp_path / "2026-01-02.log"
+    first.write_bytes(b"a\n")
+    second.write_bytes(b"b\n")
+    link, dotted = tmp_path / "current.log", tmp_path / ".." / tmp_path.name / first.name
+    link.symlink_to(second.name)
+    for given, other in ((link, second), (dotted, first)):
+        refused = load(broker, topic, topic, first, second, given)
+        assert refused.code == 1
+        assert f"{given} is given twice, also as {other}; all its records" in refused.err
+    assert values(broker.bootstrap_servers, topic) == []
+    assert load(broker, topic, topic, first).code == 0
+    added = load(broker, topic, topic, first, dotted)
+    assert (added.code, "is given twice, also as" in added.err) == (1, True)
+    assert values(broker.bootstrap_servers, topic) == [b"a"]
+    assert load(broker, topic, topic, dotted, link).code == 0
+    assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
+
+
 def write_at(path: Path, text: str | bytes) -> Path:
     """A file whose time of change is that of all others."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)

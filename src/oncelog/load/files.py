@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,19 @@ def source_of(path: Path) -> Source:
     if not stat.S_ISREG(found.st_mode):
         raise MisuseError(f"{path} is no regular file, so a load could not go on in its middle")
     return Source(str(path.absolute()), found.st_size, found.st_mtime_ns)
+
+
+def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
+    """Raise LoadRefused for a new file that is given by two paths, such as a link to the newest log.
+
+    The first `begun_count` files belong to the load already. Hard links are files of their own.
+    """
+    indexes: dict[Path, int] = {}
+    for index, path in enumerate(paths):
+        first = indexes.setdefault(path.resolve(), index)
+        if first < index >= begun_count:
+            also = "" if paths[first] == path else f", also as {paths[first]}"
+            raise LoadRefused(f"{path} is given twice{also}; all its records would be stored twice")
 
 
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:

@@ -22,7 +22,7 @@ from oncelog.errors import (
     OncelogError,
     ProducerFenced,
 )
-from oncelog.load.files import Piece, open_reader, source_of
+from oncelog.load.files import Piece, check_given_once, open_reader, source_of
 from oncelog.load.marks import encode_mark, marks_partition, read_marks
 from oncelog.load.parsing import Options
 from oncelog.rules.loading import (
@@ -108,6 +108,7 @@ def run_load(
     with taking_over(load, config) as producer:
         marks, topic_id = read_marks(config, load.load_id, load.topic)
         report.records_before = sum(mark.records for mark in marks)
+        check_given_once(load.files, len(marks))
         hows = [how_of(load, layout) for layout in layouts]
         match decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows):
             case Refused(why):

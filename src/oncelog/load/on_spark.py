@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from oncelog.errors import LoadRefused, OncelogError
-from oncelog.load.files import open_reader, source_of
+from oncelog.load.files import check_given_once, open_reader, source_of
 from oncelog.load.loader import (
     Load,
     Report,
@@ -106,6 +106,7 @@ def _begin(
     with taking_over(load, config) as producer:
         marks, topic_id = read_marks(config, load.load_id, load.topic)
         report.records_before = sum(mark.records for mark in marks)
+        check_given_once(load.files, len(marks))
         sources = [source_of(path) for path in load.files]
         hows = [_how(load, layout) for layout in layouts]
         spread = decide_spread(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)

@@ -101,7 +101,6 @@ def typed_to_json(column: Any) -> Any:
     if pa.types.is_map(kind):
         pairs = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
         return _lists_to_json(pairs, _pairs(*map(typed_to_json, pairs.flatten().flatten())))
-        return _lists_to_json(column, _pairs(typed_to_json(column.keys), typed_to_json(column.items)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists_to_json(column, typed_to_json(column.flatten()).to_pylist())
     text = _plain_text(column)
