@@ -15,11 +15,13 @@ from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.errors import (
     ConfigError,
+    CorruptMessage,
     DisconnectedError,
     MisuseError,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
+from oncelog.faults import Direction, Proxy
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.records import NewRecord
@@ -339,6 +341,27 @@ def test_a_range_beyond_the_end_ends_with_a_timeout(broker: Broker) -> None:
         assert next(reader).num_rows == 1
         with pytest.raises(TimeoutError, match="t-0: nothing to read at offset 1 of a range that ends at 5"):
             next(reader)
+
+
+def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
+    """Each reader of a range, and so each task of an audit, waited there for request.timeout.ms."""
+    with Broker(tmp_path) as broker:
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic("t", 1)])
+        append(broker.bootstrap_servers, T0, *(batch_of(*numbered(s, s + 10)) for s in (0, 10, 20)))
+        (segment,) = (tmp_path / "t-0").glob("*.log")
+        data = bytearray(segment.read_bytes())
+        data[[at for at, _ in iter_batches(data)][1] + 16] = 9  # the magic byte
+        with segment.open("r+b") as file:
+            file.write(data)
+        with Proxy(broker.bootstrap_servers) as proxy:
+            with Consumer({"bootstrap.servers": proxy.bootstrap_servers}) as consumer:
+                reader = consumer.fetch_range(T0, 0, 30)
+                assert next(reader).num_rows == 10
+                with pytest.raises(CorruptMessage, match="fetching t-0 at offset 10"):
+                    next(reader)
+            requests = [event.api for event in proxy.events if event.direction is Direction.REQUEST]
+            assert requests.count("Fetch") == 2
 
 
 def test_a_range_left_early_leaves_nothing_behind(broker: Broker) -> None:

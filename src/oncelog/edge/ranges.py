@@ -24,6 +24,7 @@ from oncelog.client.fetching import (
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import (
     BrokerError,
+    CorruptMessage,
     DisconnectedError,
     MisuseError,
     OffsetOutOfRange,
@@ -107,7 +108,11 @@ class RangeFetcher:
             try:
                 fetched = await self._fetch_once(offset)
             except (DisconnectedError, TimedOut, BrokerError) as error:
-                final = isinstance(error, BrokerError) and not error.retriable
+                # CORRUPT_MESSAGE is retriable for a produced batch, but what is stored stays damaged: Kafka's
+                # consumer raises it at once, too. Retries made each reader wait for request.timeout.ms.
+                # Guard: test_a_damaged_partition_is_asked_once.
+                is_damaged = isinstance(error, CorruptMessage)
+                final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
                 pause_ms = cluster.retry_pause_ms(attempt)
                 if final or cluster.now_ms() + pause_ms > deadline_ms:
                     raise
