@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers_group_session import ALL, PROTOCOLS, Coordinator, Member
+from helpers_group_session import ALL, PROTOCOLS, TOPIC, Coordinator, Member
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.group import Change
 from oncelog.errors import BrokerError, FencedInstanceId, GroupAuthorizationFailed, RebalanceInProgress
+from oncelog.types import TopicPartition
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
 
 A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
@@ -339,3 +340,33 @@ def test_idle_time_counts_from_the_end_of_the_last_wait() -> None:
     assert activity.idle_ms(10_000) == 0, "another poll waits"
     activity.leave(10_000)
     assert activity.idle_ms(10_500) == 500
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compared with each took 3.5 seconds a step with 10,000 partitions, on the application's loop."""
+    comparisons = 0
+
+    class Counting(TopicPartition):
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return tuple(self) == other
+
+        __hash__ = TopicPartition.__hash__
+
+    for module in ("client.subscription", "client.heartbeats"):
+        monkeypatch.setattr(f"oncelog.{module}.TopicPartition", Counting)
+    many = [TopicPartition(TOPIC, number) for number in range(500)]
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        coordinator.share = many[:400]
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000})
+        await member.until(lambda: len(member.core.assignment()) == 400)
+        coordinator.rebalance(many[200:])
+        await member.until(lambda: member.core.assignment() == many[200:])
+        await member.session.close()
+
+    asyncio.run(work())
+    assert comparisons < 40 * len(many)

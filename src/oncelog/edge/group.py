@@ -194,7 +194,8 @@ class GroupSession(GroupRequests, ABC):
         change, self._leaving = Change.REVOKED, []
         if self._is_lost:  # perhaps by what the commit was answered: then all is lost
             change, partitions = Change.LOST, self._owned
-        self._owned = [tp for tp in self._owned if tp not in partitions]
+        given = frozenset(partitions)
+        self._owned = [tp for tp in self._owned if tp not in given]
         return Rebalance(change, partitions)
 
     def _take(
@@ -203,7 +204,8 @@ class GroupSession(GroupRequests, ABC):
         committed: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> Rebalance:
         """These are read from now on, `committed` of those that are new. To tell: what is new."""
-        added = [at for at in partitions if at not in self._owned]
+        held = frozenset(self._owned)
+        added = [at for at in partitions if at not in held]
         self._owned = list(partitions)
         self._core.assign(self._owned)
         for at, found in committed.items():

@@ -147,7 +147,9 @@ class ClassicSession(GroupSession):
     async def _exchange(self, share: _Share, deadline_ms: float) -> Rebalance | bool:
         """Give back what the new share lacks, then take the rest of it."""
         self.member = share.member
-        if leaving := [tp for tp in self._owned if tp not in share.partitions]:
+        # Members may hold ten thousand partitions. See test_a_rebalance_compares_few_of_many_partitions.
+        kept = frozenset(share.partitions)
+        if leaving := [tp for tp in self._owned if tp not in kept]:
             self._given_back = share
             return await self._give_back(leaving, deadline_ms)
         return self._take_share(share)
@@ -188,7 +190,8 @@ class ClassicSession(GroupSession):
         answer = await self._ask(sync_request(joined, counts))
         raise_for_code(answer.error_code)
         partitions = decode_share(answer.assignment)
-        added = [tp for tp in partitions if tp not in self._owned]
+        held = frozenset(self._owned)
+        added = [tp for tp in partitions if tp not in held]
         share = _Share(joined.member, partitions, await self.committed(added))
         self._beating = asyncio.create_task(self._beat(joined.member))
         return share
