@@ -33,7 +33,7 @@ test-all: test test-full test-optimized  ## all but the long runs
 
 test-optimized: setup  ## the tests of rules, wire, log, broker and clients under python -OO, without docstrings and asserts
 	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
-		tests/faults/test_faults_stories.py tests/test_errors.py
+		tests/faults/test_faults_stories.py tests/test_errors.py $(PYTEST_OPTIONS)
 
 soak: setup  ## the long runs that `make test-all` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
