@@ -180,6 +180,35 @@ def test_commits_beside_members_are_refused_and_logged(
         assert take(consumer, 1) == [2], "it goes on reading"
 
 
+def test_a_subscription_to_no_topic_is_refused(ours: str, group: str) -> None:
+    """It would stay in the group without taking part in it, and read partitions that others got."""
+    topic = new_topic(ours)
+    with member(ours, group) as consumer:
+        consumer.subscribe(topic)
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        with pytest.raises(MisuseError, match="unsubscribe"):
+            consumer.subscribe([])
+        assert consumer.assignment(), "it stays subscribed"
+        consumer.unsubscribe()
+        with pytest.raises(MisuseError, match="unsubscribe"):
+            consumer.subscribe(())
+
+
+def test_a_subscription_beside_assigned_partitions_is_refused(servers: str, group: str, topic: str) -> None:
+    tp = TopicPartition(topic, 0)
+    with member(servers, group, max_poll_records=4) as consumer:
+        consumer.assign(tp)
+        assert take(consumer, 1) == [0, 2, 4, 6]
+        with pytest.raises(MisuseError, match="by hand"):
+            consumer.subscribe(topic)
+        assert committed(servers, group, tp) is None
+        consumer.unsubscribe()
+        assert committed(servers, group, tp) == 4
+        consumer.subscribe(topic)
+        assert 8 in take(consumer, 16)
+
+
 def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str) -> None:
     tp = TopicPartition(topic, 0)
     settings = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}

@@ -11,7 +11,7 @@ from helpers_groups import fill, member, take
 from helpers_producer import new_topic
 from helpers_security import AUTHORIZER, PASSWORD, secured_broker
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.errors import InvalidTopicException, OncelogError, TopicAlreadyExists, TopicAuthorizationFailed
 from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
 
@@ -83,6 +83,33 @@ def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: 
         assert isinstance(error, InvalidTopicException)
         assert "bad name" in str(error)
         assert [*before, *take(consumer, 3 - len(before))] == [0, 1, 2], "the other topic is read"
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_is_told_again_of_a_name_that_no_topic_can_have(
+    careful: str, group: str, protocol: str
+) -> None:
+    """An application that passed over the error once hears of it each metadata.max.age.ms."""
+    with member(careful, group, group_protocol=protocol, metadata_max_age_ms=50) as consumer:
+        consumer.subscribe(["bad name", new_topic(careful)])
+        for _ in range(3):
+            assert isinstance(poll_until_error(consumer)[0], InvalidTopicException)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_that_subscribes_to_more_topics_has_them_created(
+    ours: str, group: str, protocol: str
+) -> None:
+    first, late = new_topic(ours), f"late-{group}-{protocol}"
+    with member(ours, group, group_protocol=protocol, metadata_max_age_ms=HOUR_MS) as consumer:
+        consumer.subscribe(first)
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        consumer.subscribe([first, late])
+        while TopicPartition(late, 0) not in consumer.assignment():
+            consumer.poll(0.1)
+        consumer.subscribe([first, late, "bad name"])
+        assert isinstance(poll_until_error(consumer)[0], InvalidTopicException)
 
 
 def test_a_member_is_told_of_a_topic_that_it_may_not_read(tmp_path: Path) -> None:

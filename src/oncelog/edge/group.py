@@ -84,8 +84,9 @@ class GroupSession(GroupRequests, ABC):
         self._committed_ms = cluster.now_ms()
         # What `give_up` has committed or tried to, so that a close asks once.
         self._given_up: Offsets = {}
-        # Codes of the errors that were noted, of topics that are subscribed to.
+        # Codes of the errors that were noted, of topics that are subscribed to, and since when.
         self._noted_errors: dict[str, int] = {}
+        self._noted_ms = cluster.now_ms()
         # An error for the next poll; the member stays.
         self._failure: OncelogError | None = None
         # The error that ended the membership, for every poll.
@@ -149,6 +150,9 @@ class GroupSession(GroupRequests, ABC):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        if self._cluster.now_ms() - self._noted_ms >= self._settings["metadata.max.age.ms"]:
+            self._noted_errors = {}
+            self._note_topic_errors()
         if self._leaving:
             return await self._give_back(self._leaving, deadline_ms)
         return await self._advance(deadline_ms)
@@ -268,10 +272,12 @@ class GroupSession(GroupRequests, ABC):
     # Topics
 
     def _note_topic_errors(self) -> None:
-        """Let a poll raise, once, why a topic cannot be read: it may not be described, or has a wrong name.
+        """Let a poll raise why a topic cannot be read: it may not be described, or has a wrong name.
 
-        The others are read on. See test_a_member_is_told_of_a_topic_that_it_may_not_read.
+        The others are read on. Each metadata.max.age.ms it is raised again, as Java does with each refresh.
+        See test_a_member_is_told_again_of_a_name_that_no_topic_can_have.
         """
+        self._noted_ms = self._cluster.now_ms()
         errors = {topic: self._cluster.metadata.topic_error(topic) for topic in sorted(self.topics)}
         final = {topic: error for topic, error in errors.items() if error is not None and not error.retriable}
         for topic, error in final.items():

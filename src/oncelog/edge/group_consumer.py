@@ -52,6 +52,8 @@ class ConsumerProtocolSession(GroupSession):
         self._acknowledged: frozenset[Place] = frozenset()
         self._is_untold = False
         """Whether what is owned has changed since the coordinator was told."""
+        # The topics whose metadata were asked for when the member subscribed to them.
+        self._described: frozenset[str] = frozenset()
         self._finding: asyncio.Task[_Found] | None = None
         self._news, self._hurry = asyncio.Event(), asyncio.Event()
 
@@ -172,11 +174,15 @@ class ConsumerProtocolSession(GroupSession):
     async def _beat_once(self) -> None:
         if self._pattern is not None and self._looking is None:
             await self._match(self._pattern)
-        if self._heartbeats.epoch == JOINING:  # a topic may come into being by being asked for
+        topics = self.topics
+        # A topic may come into being by being asked for, also one that is subscribed to later. See
+        # test_a_member_that_subscribes_to_more_topics_has_them_created.
+        if self._heartbeats.epoch == JOINING or not topics <= self._described:
             await self._cluster.refresh_metadata(
-                sorted(self.topics), allow_auto_topic_creation=self._pattern is None
+                sorted(topics), allow_auto_topic_creation=self._pattern is None
             )
             self._note_topic_errors()
+        self._described = topics
         answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
         wanted = self._heartbeats.answered(answer)
         self.member = ConsumerGroupMetadata(

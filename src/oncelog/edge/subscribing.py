@@ -106,11 +106,22 @@ class AsyncSubscribing:
         again every metadata.max.age.ms.
 
         The callbacks get lists of partitions during `poll`; positions can still be committed in
-        `on_revoked`. Takes the place of an earlier subscription. Raises MisuseError without a group.
+        `on_revoked`. Takes the place of an earlier subscription. Raises MisuseError without a group, without
+        a topic, and while partitions are assigned by hand.
         """
         if self._settings["group.id"] is None:
             raise MisuseError("group.id is not set: give the consumer's group to subscribe")
-        self._subscription = subscription_of(topics, pattern)
+        subscription = subscription_of(topics, pattern)
+        # The member would stay in the group without taking part in its rebalances: it would read partitions
+        # that others have by then. See test_a_subscription_to_no_topic_is_refused.
+        if not subscription:
+            raise MisuseError("no topics are given: call unsubscribe() to leave the group")
+        # The positions of those partitions would never be committed. As in Java.
+        if not self._subscription and self._core.assignment():
+            raise MisuseError(
+                "partitions are assigned to this consumer by hand: call unsubscribe() before subscribing"
+            )
+        self._subscription = subscription
         self.listeners = Listeners(on_assigned, on_revoked, on_lost)
         if self._group is not None:
             self._group.subscribe(*self._subscription)
