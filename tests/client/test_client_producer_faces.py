@@ -208,6 +208,37 @@ def test_new_partitions_are_learned(servers: str) -> None:
     assert {record.partition for record in read(servers, topic)} > {0}
 
 
+def test_a_partition_that_was_added_takes_records_at_once(servers: str) -> None:
+    """It was refused until metadata.max.age.ms, five minutes; the Java client looks the topic up again."""
+    topic = new_topic(servers)
+    batch = pa.table({"value": [b"table"]})
+
+    def add_partition(count: int) -> None:
+        with Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_partitions({topic: count})
+
+    async def send_later() -> None:
+        async with AsyncProducer({"bootstrap.servers": servers}) as producer:
+            await (await producer.send(topic, b"0", partition=0))
+            add_partition(5)
+            await (await producer.send(topic, b"4", partition=4))
+            with pytest.raises(MisuseError, match="there is no partition 5"):
+                await producer.send(topic, b"5", partition=5)
+
+    with producer_of(servers) as producer:
+        producer.send(topic, b"0", partition=0).result(60)
+        add_partition(2)
+        producer.send(topic, b"1", partition=1).result(60)
+        add_partition(3)
+        producer.send_table(topic, batch, partition=2).result(60)
+        add_partition(4)
+        producer.send_many(topic, [b"3"], partition=3).result(60)
+        with pytest.raises(MisuseError, match="there is no partition 4"):
+            producer.send(topic, b"4", partition=4)
+    asyncio.run(send_later())
+    assert values(servers, topic) == [b"0", b"0", b"1", b"table", b"3", b"4"]
+
+
 def test_close_flushes_and_after_it_nothing_goes(servers: str) -> None:
     topic = new_topic(servers)
     producer = producer_of(servers, linger_ms=60_000)

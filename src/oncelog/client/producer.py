@@ -104,6 +104,12 @@ class ProducerCore:
         """Return a topic's queues; None when its number of partitions must be looked up (again)."""
         return self.topics.get(name)
 
+    def may_know_too_few(self, name: str, partition: int | None) -> bool:
+        """Return True for a partition above those known of a known topic: it may have been added since."""
+        if partition is None or not hasattr(partition, "__index__"):
+            return False
+        return partition >= self.current_topic(name).count
+
     def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
         """Note a topic's number of partitions."""
         topic = self.topics.get(name)

@@ -103,15 +103,19 @@ class AsyncProducer(AsyncTransactionalCalls):
         joined = driver.state.join(topic, partition, row, size_bytes, on_delivery)
         if joined is not None:
             return _as_asyncio(RecordFuture(*joined))
+        was_asked_again = False
         while True:
             await self._wait_for_room(driver, size_bytes)
             with driver.state as core:
-                if core.topic(topic) is not None or core.fatal is not None:
+                is_known = core.topic(topic) is not None
+                ask_again = is_known and not was_asked_again and core.may_know_too_few(topic, partition)
+                if (is_known and not ask_again) or core.fatal is not None:
                     outcome, index, wake = core.append(
                         topic, partition, row, size_bytes, driver.now_ms(), on_delivery
                     )
                     break
-            await driver.learn(topic)
+            await (driver.look_up_again(topic) if ask_again else driver.learn(topic))
+            was_asked_again |= ask_again
         if wake:
             driver.wake()
         return _as_asyncio(RecordFuture(outcome, index))
@@ -272,20 +276,32 @@ class Producer(TransactionalCalls):
             topic,
             size_bytes,
             lambda core: core.append(topic, partition, row, size_bytes, self._driver.now_ms(), callback),
+            partition,
         )
         if wake:
             self._wake()
         return outcome, index
 
-    def _with_room(self, topic: str, size_bytes: int, act: Callable[[ProducerCore], T]) -> T:
-        """Act on a core that knows the topic and has room (or raises its fatal error), holding its lock."""
+    def _with_room(
+        self, topic: str, size_bytes: int, act: Callable[[ProducerCore], T], partition: int | None = None
+    ) -> T:
+        """Act on a core that knows the topic and has room (or raises its fatal error), holding its lock.
+
+        The topic is looked up once more for a `partition` that it does not have, as the Java client does:
+        one that was added was refused until metadata.max.age.ms. Guard:
+        test_a_partition_that_was_added_takes_records_at_once.
+        """
+        was_asked_again = self._driver.is_own_thread()
         while True:
             self._check()
             with self._state as core:
                 self._wait_for_room(core, size_bytes)
-                if core.topic(topic) is not None or core.fatal is not None:
+                is_known = core.topic(topic) is not None
+                ask_again = is_known and not was_asked_again and core.may_know_too_few(topic, partition)
+                if (is_known and not ask_again) or core.fatal is not None:
                     return act(core)
-            self._thread.run(self._driver.learn(topic))
+            self._thread.run(self._driver.look_up_again(topic) if ask_again else self._driver.learn(topic))
+            was_asked_again |= ask_again
 
     def _check(self) -> None:
         if self._closed or not self._thread.is_running:
@@ -370,7 +386,7 @@ class Producer(TransactionalCalls):
         """
         from oncelog.edge.tables import encode_table
 
-        queues = self._with_room(topic, 0, lambda core: core.current_topic(topic))
+        queues = self._with_room(topic, 0, lambda core: core.current_topic(topic), partition)
         if partition is not None:
             queues.queue(partition, None, 0, 0)
 

@@ -284,6 +284,14 @@ class ProducerDriver:
                 if self.state.peek.topic(topic) is None:
                     self.cluster.forget_topics([topic])
 
+    async def look_up_again(self, topic: str) -> None:
+        """Ask once how many partitions a known topic has now. Raises after max.block.ms."""
+        try:
+            async with asyncio.timeout(self.options.max_block_ms / 1000):
+                await self.cluster.refresh_metadata([topic], allow_auto_topic_creation=False)
+        except TimeoutError:
+            raise self._no_metadata(topic) from None
+
     async def _partition_count(self, topic: str) -> int:
         timeout_s = self.options.max_block_ms / 1000
         try:
@@ -293,9 +301,10 @@ class ProducerDriver:
             error = self.cluster.why_no_leader(TopicPartition(topic, 0))
             if isinstance(error, UnknownTopicOrPartition):  # says more than that the time is over
                 raise error from None
-            raise TimedOut(
-                f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}"
-            ) from None
+            raise self._no_metadata(topic) from None
+
+    def _no_metadata(self, topic: str) -> TimedOut:
+        return TimedOut(f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}")
 
     async def _find_topic(self, topic: str) -> int:
         # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
