@@ -486,6 +486,31 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
     assert node.topics.offsets_to_delete == {}
 
 
+@pytest.mark.parametrize("is_log_full", [False, True])
+def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
+) -> None:
+    """Else readers of the next topic of this name begin at them, and pass over its records."""
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        if is_log_full:
+            patch.setattr(StateTopic, "append", full)
+        assert delete_topic(node) == 0
+    node.topics.create("t", 1, {}, 0)
+    node.groups.offsets.commit("i", {AT: offset(1)}, 0)
+    node.log_manager.release()
+    node = opened(directory)
+    assert offsets_of(node) == {"i": [1]}
+    flush(node)
+    assert node.topics.offsets_to_delete == {}
+    assert delete_topic(node) == 0
+    node.topics.create("t", 1, {}, 0)
+    assert offsets_of(node) == {}
+    flush(node)
+    node.log_manager.release()
+    assert offsets_of(opened(directory)) == {}
+
+
 def test_topics_without_offsets_leave_nothing_to_delete(directory: Path) -> None:
     node = opened(directory)
     node.topics.create("other", 1, {}, 0)
