@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from helpers_browser import chromium
+from playwright.sync_api import Browser
 
 from oncelog.cli.demo import command
 from oncelog.demo.flights import (
@@ -192,8 +194,13 @@ def test_pictures_are_well_formed() -> None:
     assert "American &amp; Sons" in drawings[1] and "321" in drawings[2]
 
 
-@pytest.mark.full("a browser draws the pictures")
-def test_no_text_of_a_picture_is_cut_by_its_edge() -> None:
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+def test_no_text_of_a_picture_is_cut_by_its_edge(browser: Browser) -> None:
     marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
     rows = [{"carrier": "EV", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 24)]
     names = ["exactly once, from Spark", "at least once, from Spark", "mmmm WWWW 中文中文中文中文中文"]
@@ -207,11 +214,10 @@ def test_no_text_of_a_picture_is_cut_by_its_edge() -> None:
         const box = text.getBBox(), whole = svg.viewBox.baseVal
         return box.x < 0 || box.y < 0 || box.x + box.width > whole.width || box.y + box.height > whole.height
     }).map(text => text.textContent)"""
-    with chromium() as browser:
-        page = browser.new_page()
-        for drawing in drawings:
-            page.set_content(drawing)
-            assert page.locator("svg").evaluate(cut) == []
+    page = browser.new_page()
+    for drawing in drawings:
+        page.set_content(drawing)
+        assert page.locator("svg").evaluate(cut) == []
 
 
 @pytest.mark.parametrize(("top", "last"), [(0, 0), (0.3, 0.2), (7, 6), (99, 75), (56_000, 40_000)])

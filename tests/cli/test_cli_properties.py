@@ -86,6 +86,7 @@ public class Print { public static void main(String[] args) throws Exception {
 """
 
 
+@pytest.mark.full("starts Java")
 def test_java_reads_the_same(tmp_path: Path) -> None:
     chosen = random.Random(14)
     parts = ["a", "b", "=", ":", " ", "\\", "\t", "\f", "\n", "\r\n", "\r", "#", "!", "\\u0041", "\\n"]

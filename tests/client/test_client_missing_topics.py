@@ -12,6 +12,7 @@ from helpers_producer import new_topic
 from helpers_security import AUTHORIZER, PASSWORD, secured_broker
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import InvalidTopicException, OncelogError, TopicAlreadyExists, TopicAuthorizationFailed
 from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
 
@@ -59,10 +60,10 @@ def test_a_topic_that_is_created_after_subscribing_is_read_soon(
 
 
 def test_a_topic_that_apache_kafka_creates_for_a_member_is_read_soon(
-    request: pytest.FixtureRequest, group: str
+    apache_kafka: ApacheKafka, group: str
 ) -> None:
     """Its first answer about such a topic is that it does not exist."""
-    servers = request.getfixturevalue("apache_kafka").bootstrap_servers
+    servers = apache_kafka.bootstrap_servers
     late = f"late-{group}"
     with member(servers, group, metadata_max_age_ms=HOUR_MS) as consumer:
         consumer.subscribe(late)
