@@ -74,6 +74,40 @@ def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
     assert isinstance(polling.ended(), MisuseError)
 
 
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str, kind: str) -> None:
+    """Its poll called the callback again; or it took the first thread's place, whose poll was refused."""
+    topic = f"two-threads-callback-{kind}"
+    entered, release, calls = threading.Event(), threading.Event(), list[object]()
+
+    def on_assigned(share: object) -> None:
+        calls.append(share)
+        entered.set()
+        if threading.current_thread() is not threading.main_thread():
+            assert release.wait(60)
+
+    settings: dict[str, object] = {
+        "bootstrap.servers": ours,
+        "group.protocol": kind,
+        "auto.offset.reset": "earliest",
+    }
+    with Consumer(settings, group_id=f"callback-{kind}") as consumer:
+        consumer.subscribe(topic, on_assigned=on_assigned)
+        polling = threading.Thread(target=consumer.poll, args=(60,))
+        polling.start()
+        assert entered.wait(60)
+        try:
+            with pytest.raises(MisuseError, match="another thread or task"):
+                consumer.poll(0.1)
+        finally:
+            release.set()
+        assert len(calls) == 1
+        with Producer(bootstrap_servers=ours) as producer:
+            producer.send(topic, b"v").result(60)
+        polling.join(60)
+        assert not polling.is_alive()
+
+
 def test_a_task_that_polls_is_told_that_another_closed_the_consumer(ours: str) -> None:
     async def story() -> None:
         consumer = AsyncConsumer(bootstrap_servers=ours)

@@ -26,6 +26,8 @@ from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
 _POLL_FOREVER_SECONDS = 3600.0
 
+SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
+
 Prepare = Callable[[float], bool]
 """Has records ready in the core's `delivery`; false when none wait. It is given the time in milliseconds."""
 
@@ -272,7 +274,7 @@ class AsyncConsumer(AsyncSubscribing):
         while self._stepping is not None and self._stepping.cancelling():
             await asyncio.sleep(0)  # a poll that was interrupted twice is about to end
         if self._stepping is not None:
-            raise MisuseError("another thread or task is polling this consumer; give each one of its own")
+            raise MisuseError(SECOND_POLL)
         self._stepping = task = asyncio.current_task()
         assert task is not None
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import threading
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,11 +12,12 @@ from typing import Any, Self, TypeVar
 from oncelog.client.fetching import FetchOptions
 from oncelog.client.offsets import OffsetAt
 from oncelog.edge import machine
-from oncelog.edge.async_consumer import AsyncConsumer, Prepare
+from oncelog.edge.async_consumer import SECOND_POLL, AsyncConsumer, Prepare
 from oncelog.edge.group import Rebalance
 from oncelog.edge.loop import result_of
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
+from oncelog.errors import MisuseError
 from oncelog.settings import Settings
 from oncelog.types import (
     ConsumerGroupMetadata,
@@ -48,6 +50,8 @@ class Consumer:
         self._thread = machine.current().loop_thread("oncelog-consumer")
         self._core = self._async.core
         self._listeners = Listeners()
+        # The thread whose poll lasts; steps refuse each other as well, so this need not be exact.
+        self._polled_by: int | None = None
 
     @property
     def settings(self) -> Settings:
@@ -211,15 +215,25 @@ class Consumer:
         This thread tells the application of rebalances. A callback that an interrupt ends is called again
         by the next poll; one that raises an Exception is not, and poll raises that.
         """
+        # A poll is refused for as long as another thread's lasts, its callbacks included, as by Java's
+        # `acquire`. Between two steps it could get in, and ended the other thread's poll instead.
+        # Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
+        thread = threading.get_ident()
+        if self._polled_by not in (None, thread):
+            raise MisuseError(SECOND_POLL)
         deadline_ms = self._async.begin_poll(timeout)
-        while isinstance(step := self._run(self._async.poll_step(deadline_ms, prepare)), Rebalance):
-            try:
-                self._listeners.tell(step)
-            except Exception:
+        self._polled_by = thread
+        try:
+            while isinstance(step := self._run(self._async.poll_step(deadline_ms, prepare)), Rebalance):
+                try:
+                    self._listeners.tell(step)
+                except Exception:
+                    self._async.note_told()
+                    raise
                 self._async.note_told()
-                raise
-            self._async.note_told()
-        return step
+            return step
+        finally:
+            self._polled_by = None
 
     def __iter__(self) -> Iterator[Record]:
         """Record after record; ends after consumer.timeout.ms without one, if that is set.
