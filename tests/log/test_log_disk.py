@@ -290,6 +290,29 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
         assert again.log_end_offset == 3
 
 
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("room", [0, 31, 33, 34, 100, 4096, 8704, 8710])
+def test_a_clean_stop_leaves_no_zeros(room: int, is_rolled: bool) -> None:
+    """A full disk takes a part of the room for aborted transactions, or refuses the marker after it.
+
+    Apache Kafka would take zeros in the first segment for an aborted transaction of producer 0.
+    """
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0, is_transactional=True))
+    partition.close(NOW_MS)
+    partition = open_partition(disk, clean_shutdown=True)
+    disk.capacity_bytes = disk.used_bytes() + room
+    with pytest.raises(KafkaStorageError):
+        put_marker(partition, marker(7, commit=False))
+    disk.capacity_bytes = None
+    if is_rolled:
+        put_marker(partition, marker(7, commit=True))
+        partition._roll(NOW_MS)
+    partition.close(NOW_MS)
+    assert disk.read(f"{TP}/{0:020d}.txnindex") == b""
+
+
 @pytest.mark.parametrize("how", ["retention", "DeleteRecords"])
 def test_deleting_makes_room_on_a_full_disk(how: str) -> None:
     disk = MemoryDisk()

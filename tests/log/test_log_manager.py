@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker
+from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker, read_all
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
@@ -73,6 +74,38 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
     partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 0)
     assert read_offsets(disk, RECOVERY_POINTS) == {kept: 7}
+
+
+def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
+    """A disk that lied about a sync, a kill, then a power loss: what a flush vouched for stays.
+
+    The start after the kill took new records below the old recovery point for synced, and synced them never.
+    """
+    disk, log_config = MemoryDisk(), config(segment_bytes=300, index_interval_bytes=50)
+    manager = _open(disk)
+    partition = manager.open_partition(TP, log_config, TOPIC_ID, NOW_MS)
+    for number in range(12):
+        put(partition, batch(number))
+    manager.close(NOW_MS)
+    for name in disk.list(str(TP)):
+        if name[:20].isdecimal() and int(name[:20]):
+            disk.remove(f"{TP}/{name}")
+    disk.sync_directory(str(TP))
+    manager = _open(disk)
+    partition = manager.open_partition(TP, log_config, TOPIC_ID, NOW_MS)
+    manager.forget_missing_partitions()
+    assert 0 < partition.log_end_offset < 6
+    while partition.log_end_offset < 9:
+        put(partition, batch(partition.log_end_offset))
+    disk = disk.after_kill()
+    manager.release()
+    manager = _open(disk)
+    partition = manager.open_partition(TP, log_config, TOPIC_ID, NOW_MS)
+    partition.flush()
+    expected = read_all(partition)
+    for seed in range(20):
+        again = _open(disk.after_power_loss(Random(seed)))
+        assert read_all(again.open_partition(TP, log_config, TOPIC_ID, NOW_MS)) == expected
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["deleted", "deletion-at-start"])

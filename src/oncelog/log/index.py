@@ -295,6 +295,7 @@ class TransactionIndex(_IndexFile):
         super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
         self._placed = 0  # entries that the file has bytes for, written or not
+        self._extent = 0  # entries that the file may have some bytes for
         self.is_unsynced = False
 
     @classmethod
@@ -332,20 +333,22 @@ class TransactionIndex(_IndexFile):
         if count < self._placed:
             return
         file = self._disk.open(self._path, create=True)
+        # Before the write, of which a full disk takes a part: test_a_clean_stop_leaves_no_zeros.
+        self._extent = count + self._run_entries
         try:
             file.pwrite(bytes(self._run_entries * self.entry_bytes), count * self.entry_bytes)
         finally:
             file.close()
-        self._placed = count + self._run_entries
+        self._placed = self._extent
 
     def give_room_back(self) -> None:
         """Make the file of a closed segment end with its last entry."""
-        if self._placed > len(self):
+        if self._extent > len(self):
             self.cut_file()
 
     def cut_file(self) -> None:
         super().cut_file()
-        self._placed = self._written
+        self._placed = self._extent = self._written
 
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
@@ -364,7 +367,7 @@ class TransactionIndex(_IndexFile):
         self._written = 0
         self._disk.replace(self._path, self._pack(0, len(self)))
         self._written, self.is_unsynced = len(self), False
-        self._placed = len(self)
+        self._placed = self._extent = len(self)
 
     def store(self) -> None:
         """Make the file hold these entries; a crash leaves those that were there or all. Raises OSError.

@@ -90,6 +90,7 @@ class LogManager:
         self._new_uuid = new_uuid
         self._deletion_count = 0
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
+        self._has_lost_end = False
         self._is_closing = self._is_compacting = False
 
     @classmethod
@@ -176,6 +177,8 @@ class LogManager:
         if self._index_starts.get(topic_partition) != partition.indexed_from:
             self._index_starts[topic_partition] = partition.indexed_from
             self._is_index_starts_dirty = True
+        if self._recovery_points.get(topic_partition, 0) > partition.log_end_offset:
+            self._has_lost_end = True
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
@@ -194,6 +197,9 @@ class LogManager:
 
         Call it when every known partition is open. A new topic of that name must begin at offset 0:
         test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one. Raises OSError.
+
+        A recovery point above a log's end is lowered at once. After a kill the next start would take the
+        records that are appended below it for synced: test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
         noted = {tp for table in tables for tp in table}
@@ -203,7 +209,9 @@ class LogManager:
                 del table[tp]
         if missing:
             self._is_index_starts_dirty = True
+        if missing or self._has_lost_end:
             self._write_offsets()
+            self._written_points = dict(self._recovery_points)
 
     def forget_index_starts(self) -> None:
         """Expect no segment to have an index of aborted transactions: Apache Kafka has written some.

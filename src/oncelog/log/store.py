@@ -521,6 +521,9 @@ class PartitionStore:
         one that nothing happened to.
         """
         if self.is_offline or self._as_opened == (self._log_end_offset, self._log_start_offset):
+            if not self.is_offline:
+                with suppress(OSError):  # of a marker that a full disk refused
+                    self._segments.active.transactions.give_room_back()
             self.abandon()
             return
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 OUT_OF_REACH: dict[str, str] = {
     "no directory of a running Apache Kafka, of an older version or of a backup is played": (
-        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365"
+        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
@@ -35,7 +35,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
     "nothing checks that a full disk gets room": "R353",
-    "no disk loses what was synced": "R364",
+    "no disk loses what was synced": "R364 R450",
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
