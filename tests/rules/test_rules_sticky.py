@@ -221,10 +221,14 @@ def test_cooperation_ends_after_two_rebalances(group: tuple[list[Subscriber], Co
 
 
 @pytest.mark.parametrize("topic_count", [1, 100])
+@pytest.mark.parametrize("is_returning", [False, True])
 def test_a_second_member_takes_over_many_partitions_in_little_work(
-    topic_count: int, monkeypatch: pytest.MonkeyPatch
+    topic_count: int, is_returning: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker decides this within one heartbeat, in which nobody else is served."""
+    """A broker decides this within one heartbeat, in which nobody else is served.
+
+    A member that returns after its session ended names what it had read, as Java's StickyAssignor does.
+    """
     looked = 0
 
     class Looked(TopicPartition):
@@ -239,8 +243,10 @@ def test_a_second_member_takes_over_many_partitions_in_little_work(
     owned = tuple(TopicPartition(topic, index) for topic, count in counts.items() for index in range(count))
     members = [
         Subscriber("a", None, frozenset(counts), owned, 1),
-        Subscriber("b", None, frozenset(counts), (), None),
+        Subscriber("b", None, frozenset(counts), owned[1::2] if is_returning else (), 0),
     ]
     shares = assign_sticky(members, counts)
+    if is_returning and topic_count == 1:
+        assert set(shares["b"]) == set(owned[1::2])
     assert [len(share) for share in shares.values()] == [partition_count // 2] * 2
     assert looked < 10 * partition_count

@@ -70,6 +70,8 @@ class _Loads:
         """The topics of `_held`, sorted."""
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
         """(member, topic) -> heaps of what it may hand over: what it has not read before, and what it has."""
+        self._returnable: dict[tuple[int, str], dict[int, list[tuple[bool, int]]]] = {}
+        """(member, topic) -> other member -> heap of what it may give back to that one."""
         self._missed: dict[int, dict[str, set[int]]] = {}
         """Member -> topic -> what it has read before and does not hold."""
 
@@ -181,6 +183,9 @@ class _Loads:
         self._missed_by(target, topic).discard(partition)
         if (target, topic) in self._candidates:
             self._push(self._candidates[target, topic], target, topic, partition)
+        for reader, heap in self._returnable.get((target, topic), {}).items():
+            if partition in self._missed_by(reader, topic):
+                heapq.heappush(heap, self._cost(target, topic, partition))
 
     def _cheapest(self, source: int, topic: str, target: int) -> int:
         """Return the partition of a topic that `source` hands over to `target`.
@@ -188,10 +193,19 @@ class _Loads:
         Do not look at all that it holds: a second member of a group takes over thousands.
         See test_a_second_member_takes_over_many_partitions_in_little_work.
         """
-        held, owned = self._held[source][topic], self._owned[source]
-        both = self._missed_by(target, topic) & held
-        if both:
-            return min(both, key=lambda partition: (TopicPartition(topic, partition) in owned, -partition))
+        held, missed = self._held[source][topic], self._missed_by(target, topic)
+        by_target = self._returnable.setdefault((source, topic), {})
+        returnable = by_target.get(target)
+        if returnable is None:
+            returnable = by_target[target] = [
+                self._cost(source, topic, partition) for partition in missed & held
+            ]
+            heapq.heapify(returnable)
+        while returnable:
+            partition = -returnable[0][1]
+            if partition in held and partition in missed:
+                return partition
+            heapq.heappop(returnable)
         heaps = self._candidates.get((source, topic))
         if heaps is None:
             heaps = self._candidates[source, topic] = [], []
@@ -203,6 +217,10 @@ class _Loads:
             if heap:
                 return -heap[0]
         raise AssertionError(f"{topic} is not held")
+
+    def _cost(self, source: int, topic: str, partition: int) -> tuple[bool, int]:
+        """Return the order in which `source` hands its partitions over."""
+        return TopicPartition(topic, partition) in self._owned[source], -partition
 
     def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:
         is_owned = TopicPartition(topic, partition) in self._owned[index]
