@@ -195,6 +195,17 @@ def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
     assert [json.loads(value)["n"] for value in values_of(pieces)] == list(range(6_000))
 
 
+def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None:
+    """Arrow refuses such a batch: "Nested data conversions not implemented for chunked array outputs"."""
+    path = tmp_path / "a.parquet"
+    texts = pa.array([f"text {number % 9}" for number in range(40)]).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), texts)
+    pyarrow.parquet.write_table(pa.table({"texts": lists}), path, row_group_size=7)
+    wanted = [b'{"texts":["text %d"]}' % (number % 9) for number in range(40)]
+    assert values_of(pieces_of(path)[1]) == wanted
+    assert values_of(pieces_of(path, 17)[1]) == wanted[17:]
+
+
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
     """Its digest would be that of the new file, which the next run would go on in the middle of."""
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"

@@ -265,7 +265,12 @@ class ParquetRows:
                 row -= rows
             else:
                 groups.append(index)
-        for batch in self._file.iter_batches(batch_size=max_records, row_groups=groups):
+        # Arrow cannot put dictionaries within lists or structs of two row groups into one batch.
+        for batch in (
+            batch
+            for index in groups
+            for batch in self._file.iter_batches(batch_size=max_records, row_groups=[index])
+        ):
             skipped = min(row, batch.num_rows)
             row -= skipped
             if skipped < batch.num_rows:
