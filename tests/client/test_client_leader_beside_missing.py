@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from helpers_client import metadata, scripted_broker
 from helpers_producer import new_topic, requests
 
-from oncelog import Broker
+from oncelog import Broker, Consumer, Producer, TopicPartition
 from oncelog.edge.producer import AsyncProducer
-from oncelog.errors import LeaderNotAvailable
+from oncelog.errors import LeaderNotAvailable, UnknownTopicOrPartition
 from oncelog.faults import Proxy, Rule
 from oncelog.wire.messages import ProduceResponse
 
@@ -91,3 +92,34 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
 
     with Broker() as broker:
         asyncio.run(run(broker.bootstrap_servers, new_topic(broker.bootstrap_servers)))
+
+
+def test_a_missing_topic_keeps_no_other_from_being_read() -> None:
+    """Positions were looked up together, after each partition of the missing topic had been waited for."""
+    with Broker(config={"auto.create.topics.enable": False}) as broker:
+        good = TopicPartition(new_topic(broker.bootstrap_servers), 0)
+        with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+            producer.send(good.topic, b"x").result()
+        settings = {"auto.offset.reset": "earliest", "retry.backoff.ms": 100, "retry.backoff.max.ms": 100}
+        with (
+            Proxy(broker.bootstrap_servers) as proxy,
+            Consumer({"bootstrap.servers": proxy.bootstrap_servers, **settings}) as consumer,
+        ):
+            consumer.assign([*(TopicPartition("missing", number) for number in range(4)), good])
+            while not consumer.poll(60):
+                pass
+            names = [event.api for event in proxy.events if event.direction == "request"]
+            before = names[: names.index("ListOffsets")]
+            assert before.count("Metadata") <= 4
+
+
+def test_missing_partitions_are_looked_for_together() -> None:
+    with Broker(config={"auto.create.topics.enable": False}) as broker:
+        pauses = {"retry.backoff.ms": 1000, "retry.backoff.max.ms": 1000}
+        with (
+            Proxy(broker.bootstrap_servers) as proxy,
+            Consumer({"bootstrap.servers": proxy.bootstrap_servers, **pauses}) as consumer,
+        ):
+            with pytest.raises(UnknownTopicOrPartition):
+                consumer.end_offsets([TopicPartition("missing", number) for number in range(20)])
+            assert len(requests(proxy, "Metadata")) < 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -589,6 +590,24 @@ class AsyncConsumer(AsyncSubscribing):
         self._wake_up()
 
     async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
+        """Look positions up, at once where the leader is known, or found with the first question."""
+        # What is missing must not keep the others from being read. See
+        # test_a_missing_topic_keeps_no_other_from_being_read.
+        if unknown := self._without_leader(cluster, calls):
+            with suppress(OncelogError):
+                topics = sorted({call.tp.topic for call in unknown})
+                await cluster.refresh_metadata(topics, allow_auto_topic_creation=False)
+            unknown = self._without_leader(cluster, calls)
+        if unknown and len(unknown) < len(calls):
+            self._spawn(self._reset_together(cluster, unknown))
+            missing = frozenset(unknown)
+            calls = [call for call in calls if call not in missing]
+        await self._reset_together(cluster, calls)
+
+    def _without_leader(self, cluster: ClusterConnection, calls: list[ResetCall]) -> list[ResetCall]:
+        return [call for call in calls if cluster.metadata.leader_of(call.tp) is None]
+
+    async def _reset_together(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
         try:
             specs: dict[TopicPartition, OffsetSpec] = {
                 call.tp: call.to for call in calls if call.to != "committed"

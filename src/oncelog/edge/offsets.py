@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from oncelog.client.offsets import OffsetAt, OffsetSpec, list_offsets_request, min_version_for, offsets_of
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.errors import BrokerError, DisconnectedError, OncelogError, TimedOut, UnknownTopicOrPartition
+from oncelog.errors import (
+    BrokerError,
+    DisconnectedError,
+    LeaderNotAvailable,
+    OncelogError,
+    TimedOut,
+    UnknownTopicOrPartition,
+)
 from oncelog.types import Isolation, TopicPartition
 
 Specs = dict[TopicPartition, OffsetSpec]
@@ -52,19 +59,37 @@ def _may_pass(outcome: OffsetAt | OncelogError) -> bool:
 
 
 async def _ask_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
-    outcome: Outcome = {}
+    outcome: Outcome = await _find_leaders(cluster, specs)
     by_node: dict[int, Specs] = {}
     for tp, spec in specs.items():
-        try:
-            node_id = await cluster.leader(tp, allow_auto_topic_creation=False)
+        if tp in outcome:
+            continue
+        if (node_id := cluster.metadata.leader_of(tp)) is not None:
             by_node.setdefault(node_id, {})[tp] = spec
-        except OncelogError as error:
-            outcome[tp] = error
+        else:  # it was found, and refused or unreachable since
+            outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
     answers = await asyncio.gather(
         *(_ask(cluster, node_id, mine, isolation) for node_id, mine in by_node.items())
     )
     for answer in answers:
         outcome |= answer
+    return outcome
+
+
+async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPartition]) -> Outcome:
+    """Find the leaders that are not known; return why some were not found."""
+    unknown = [tp for tp in partitions if cluster.metadata.leader_of(tp) is None]
+    # Together: each missing one is waited for, so one after the other they took minutes. See
+    # test_missing_partitions_are_looked_for_together.
+    found = await asyncio.gather(
+        *(cluster.leader(tp, allow_auto_topic_creation=False) for tp in unknown), return_exceptions=True
+    )
+    outcome: Outcome = {}
+    for tp, result in zip(unknown, found, strict=True):
+        if isinstance(result, OncelogError):
+            outcome[tp] = result
+        elif isinstance(result, BaseException):
+            raise result
     return outcome
 
 

@@ -30,7 +30,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated application unsubscribes, or commits when it is told of a loss": "R58 L10b R441",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "no topic is missing, and none has fewer partitions when it is made again": (
-        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443"
+        "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
