@@ -12,11 +12,13 @@ from oncelog import Broker
 from oncelog.dev.apache_kafka import ApacheKafka
 
 _numbers = itertools.count()
+SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
+"""So that members of the consumer protocol learn of changes soon, as those of Apache Kafka in these tests."""
 
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[str]:
-    with Broker() as broker:
+    with Broker(config=SOON) as broker:
         yield broker.bootstrap_servers
 
 

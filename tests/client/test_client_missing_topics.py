@@ -22,7 +22,8 @@ HOUR_MS = 3_600_000
 @pytest.fixture(scope="module")
 def careful() -> Iterator[str]:
     """A broker that creates no topic by itself."""
-    with Broker(config={"auto.create.topics.enable": False}) as broker:
+    quick = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
+    with Broker(config={"auto.create.topics.enable": False, **quick}) as broker:
         yield broker.bootstrap_servers
 
 
