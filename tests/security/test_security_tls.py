@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -15,9 +17,17 @@ from helpers_broker import wait_until
 from helpers_security import Certificates, client_config, make_certificates, secured_broker
 
 import oncelog
+from oncelog.client.connection import ConnectionCore
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
-from oncelog.errors import AuthenticationError, ConfigError, DisconnectedError, NotConnectedError
+from oncelog.edge.link_protocol import LinkProtocol
+from oncelog.errors import (
+    AuthenticationError,
+    ConfigError,
+    DisconnectedError,
+    NotConnectedError,
+    OncelogError,
+)
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import MetadataRequest
 
@@ -235,3 +245,30 @@ def test_plaintext_at_a_tls_listener_names_the_protocol(broker: Broker) -> None:
     config = {"bootstrap.servers": broker.bootstrap_servers, "oncelog.bootstrap.timeout.ms": 1}
     with pytest.raises(NotConnectedError, match=r"security\.protocol"), Admin(config) as admin:
         admin.list_topics()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_damaged_tls_record_leaves_the_outcome_unknown(is_ready: bool) -> None:
+    """Requests in flight may have been carried out: only a failed handshake means that none was sent."""
+    errors: list[OncelogError] = []
+
+    class Link:
+        loop: Any = None
+
+        def on_lost(self, _: LinkProtocol, error: OncelogError) -> None:
+            errors.append(error)
+
+    async def lose() -> None:
+        link: Any = Link()
+        link.loop = asyncio.get_running_loop()
+        protocol = LinkProtocol(link, ConnectionCore("client", "127.0.0.1:9"))
+        if is_ready:
+            protocol.ready.set_result(None)
+        damaged = ssl.SSLError(1, "damaged")
+        damaged.reason = "DECRYPTION_FAILED_OR_BAD_RECORD_MAC"
+        protocol.connection_lost(damaged)
+
+    asyncio.run(lose())
+    assert isinstance(errors[0], DisconnectedError)
+    assert isinstance(errors[0], AuthenticationError) is not is_ready
+    assert isinstance(errors[0], NotConnectedError) is not is_ready
