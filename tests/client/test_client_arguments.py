@@ -39,7 +39,8 @@ def consumer(broker: Broker) -> Iterator[Consumer]:
 def test_deleting_a_topic_by_a_bare_name_deletes_that_topic(admin: Admin) -> None:
     admin.create_topics([NewTopic(name) for name in ("x", "1", "x1")])
     assert list(admin.delete_topics("x1")) == ["x1"]
-    assert [topic.name for topic in admin.list_topics()] == ["1", "x"]
+    names = {topic.name for topic in admin.list_topics()}
+    assert {"1", "x"} <= names and "x1" not in names
     admin.delete_topics(["x", "1"])
 
 
