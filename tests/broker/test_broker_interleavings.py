@@ -283,6 +283,13 @@ ACTIONS: list[Action] = [
 ]  # fmt: skip
 
 
+WRITERS: list[Action] = [
+    commit_offsets, commit_offsets_by_id, commit_in_transaction, delete_offsets, delete_groups, commit,
+    commit_and_raise_epoch, abort, fence, write_markers, join_consumer_group,
+]  # fmt: skip
+"""Requests that are answered when what they write is synced."""
+
+
 class Asked:
     """An action that was begun, and its answer once it is there."""
 
@@ -298,6 +305,17 @@ class Asked:
     def codes(self) -> tuple[int, ...]:
         (answer,) = self._answers
         return tuple(error_codes(answer))
+
+    @property
+    def offsets(self) -> dict[TopicPartition, int]:
+        """Return the offsets that OffsetFetch told."""
+        (answer,) = self._answers
+        return {
+            TopicPartition(topic.name, row.partition_index): row.committed_offset
+            for group in getattr(answer, "groups", ())
+            for topic in group.topics
+            for row in topic.partitions
+        }
 
 
 def error_codes(message: Any) -> Iterator[int]:
@@ -315,9 +333,10 @@ def error_codes(message: Any) -> Iterator[int]:
 
 
 class Outcome(NamedTuple):
-    """The error codes of both answers, and the state afterwards."""
+    """The error codes of both answers, the offsets that were told, and the state afterwards."""
 
     codes: dict[str, set[int]]
+    offsets: dict[TopicPartition, int]
     state: dict[str, Any]
 
 
@@ -346,7 +365,8 @@ def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 
     live = live_state(client.node)
     assert differences(live, replayed_state(client.node, NOW_MS)) == []
     codes = {action.__name__: set(request.codes) for action, request in asked.items()}
-    return Outcome(codes, comparable(client.node, live)), was_over
+    told = {tp: offset for request in asked.values() for tp, offset in request.offsets.items()}
+    return Outcome(codes, told, comparable(client.node, live)), was_over
 
 
 def comparable(node: Node, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
@@ -366,12 +386,16 @@ def serial(first: Action, second: Action) -> Outcome:
 
 
 def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: bool) -> bool:
-    """Return True if the state is that of one order, and no row has an error that it has in neither.
+    """Return True if the state is that of one order.
 
+    No row has an error or a committed offset that it has in neither order.
     `by_offset`: each offset by itself may be as in one of the orders.
     """
     for name, codes in found.codes.items():
         if not codes <= orders[0].codes[name] | orders[1].codes[name]:
+            return False
+    for tp in found.offsets.keys() | orders[0].offsets.keys() | orders[1].offsets.keys():
+        if found.offsets.get(tp) not in [order.offsets.get(tp) for order in orders]:
             return False
     if not by_offset:
         return found.state in [order.state for order in orders]
@@ -416,6 +440,17 @@ def test_requests_in_steps_are_answered_and_memory_is_the_log_when_a_sync_fails(
     for second in ACTIONS[ACTIONS.index(first) + 1 :]:
         for failing_sync in (1, 2):
             outcome(first, second, 1, failing_sync)
+
+
+@pytest.mark.parametrize("action", WRITERS, ids=lambda action: action.__name__)
+def test_no_request_is_acknowledged_whose_sync_failed(action: Action) -> None:
+    client = Client(syncs=True)
+    client.is_failing = lambda: True
+    request = Asked(client, action)
+    for _ in range(1_000):  # who tries again does so without end
+        if not client.step():
+            break
+    assert request.codes and 0 not in request.codes
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)

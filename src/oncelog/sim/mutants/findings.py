@@ -40,7 +40,7 @@ OUT_OF_REACH: dict[str, str] = {
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "the workloads do not draw what it takes": (
-        "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394"
+        "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "found after the last round of mutants, not tried yet": "R350 R351 R360 R370 R377 R378 R380 R445 R420",
