@@ -23,7 +23,14 @@ from oncelog.edge.consumer import Consumer
 from oncelog.edge.loop import LoopThread
 from oncelog.edge.machine import become
 from oncelog.edge.producer import Producer
-from oncelog.errors import DisconnectedError, MisuseError, OncelogError, OutcomeUnknown, TimedOut
+from oncelog.errors import (
+    DisconnectedError,
+    LeaderNotAvailable,
+    MisuseError,
+    OncelogError,
+    OutcomeUnknown,
+    TimedOut,
+)
 from oncelog.rules.history import Item, Kind, Outcome
 from oncelog.sim.clients import QUICK, Application, Call
 from oncelog.sim.loop import SimLoop
@@ -50,6 +57,8 @@ EARLY_SECONDS = 1.0
 """So much earlier than by its time-out a call may time out: less than the longest pause between retries."""
 BOOTSTRAP_SECONDS = 5.0
 """oncelog.bootstrap.timeout.ms."""
+ITERATION_SECONDS = 2.0
+"""consumer.timeout.ms."""
 SLOW_PACE = 100.0
 """How much longer the pauses of applications are that live through faults."""
 
@@ -67,6 +76,9 @@ class ThreadMachine(SimMachine):
 
 class Threaded(Application):
     """An application of threads. Whatever one of them raises is a violation."""
+
+    patience_s = 40.0
+    """Each line before which a thread gives way takes virtual time, so flushes last 10 s (seed 2028)."""
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
         super().__init__(world, name)
@@ -142,10 +154,11 @@ class SendLimits:
 
 
 def check_time(application: Application, what: str, error: Exception, call: Call, seconds: float) -> None:
-    """A call that timed out did not give up long before its time."""
+    """A call that found no broker or leader did not give up long before its time."""
     world = application.world
     taken_s = (world.now_us - call.begin) / 1e6
-    if isinstance(error, TimedOut | DisconnectedError) and taken_s < seconds - EARLY_SECONDS:
+    gave_up = isinstance(error, TimedOut | DisconnectedError | LeaderNotAvailable)
+    if gave_up and taken_s < seconds - EARLY_SECONDS:
         world.violate("a call gives up early", f"{what} of {application.name} after {taken_s:g} s: {error!r}")
 
 
@@ -399,10 +412,13 @@ class Member(Threaded):
 
     def iterate(self, consumer: Consumer, limit: int) -> None:
         """Ends without records, or is broken off."""
-        for count, record in enumerate(consumer, 1):
+        records = iter(consumer)
+        for _ in range(limit):
+            with bounded(self, "iteration", ITERATION_SECONDS):
+                record = next(records, None)
+            if record is None:
+                return
             self.holdings.take([record])
-            if count >= limit:
-                break
 
 
 class LastMember(Member):
@@ -470,7 +486,7 @@ def member_settings(chance: Random, kind: str) -> dict[str, object]:
         "group.protocol": chance.choice(("classic", "classic", "consumer")),
         "max.poll.records": chance.choice((2, 500)),
         "fetch.max.wait.ms": 500,
-        "consumer.timeout.ms": 2_000,
+        "consumer.timeout.ms": round(ITERATION_SECONDS * 1_000),
         "metadata.max.age.ms": 3_000,
     }
     if settings["group.protocol"] == "classic":

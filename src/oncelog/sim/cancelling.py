@@ -25,7 +25,15 @@ from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import MisuseError, OncelogError, OutcomeUnknown, TimedOut
 from oncelog.rules.history import Item, Kind, Outcome
-from oncelog.sim.blocking import SLOW_PACE, GroupLimits, SendLimits, check_time, member_settings, twins_end_us
+from oncelog.sim.blocking import (
+    ITERATION_SECONDS,
+    SLOW_PACE,
+    GroupLimits,
+    SendLimits,
+    check_time,
+    member_settings,
+    twins_end_us,
+)
 from oncelog.sim.checks import check_copies
 from oncelog.sim.clients import QUICK, Application, Call, LastReader
 from oncelog.sim.scene import (
@@ -359,7 +367,9 @@ class AsyncMember(Application):
         records = Cutting(consumer.client.__aiter__(), self, consumer.share)
         for _ in range(limit):
             try:
-                self.holdings.take([await records.__anext__()])
+                with bounded(self, "iteration", ITERATION_SECONDS):
+                    record = await records.__anext__()
+                self.holdings.take([record])
             except StopAsyncIteration:
                 return
 

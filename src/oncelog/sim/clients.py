@@ -61,6 +61,8 @@ class Application(Host, ABC):
 
     keeps_producers = True
     """Whether the topic it sends to remembers its producers, as all do but those that are deleted."""
+    patience_s = 10.0
+    """So much longer than its time-out no call may take without faults; a flush counts as one of 0 s."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)

@@ -1,8 +1,9 @@
 """Which errors of clients the faults of a seed explain. Without faults no call may fail.
 
 A call that ends while faults last, or soon after the last one, may raise an error that a careful application
-handles: a time-out, a lost connection, an unknown outcome, a retriable error of the broker, the end of a
-membership or of a transaction. Anything else is a violation, as is any error after that time.
+handles: a time-out, a lost connection, an unknown outcome, a partition without a leader, or the end of a
+membership. Anything else is a violation: clients try again themselves after any other retriable error of the
+broker. So is any error before the first fault or after that time.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oncelog.errors import (
-    BrokerError,
     DisconnectedError,
     FencedMemberEpoch,
     IllegalGeneration,
     InvalidTimestamp,
+    LeaderNotAvailable,
     OncelogError,
     OutcomeUnknown,
     RebalanceInProgress,
     StaleMemberEpoch,
     TimedOut,
-    TransactionAborted,
     UnknownMemberId,
 )
 
@@ -67,11 +67,11 @@ class Excuses:
 
     def explains(self, error: OncelogError, now_us: int) -> bool:
         """Return True for an error that a call may raise now."""
-        if not self or now_us > self.end_us + AFTERMATH_SECONDS * 1e6:
+        begin_us = min((begin for begin, _ in self._spans_us), default=0)
+        if not self or not begin_us <= now_us <= self.end_us + AFTERMATH_SECONDS * 1e6:
             return False
         if isinstance(error, InvalidTimestamp):
             return self._sets_clock
-        if isinstance(error, BrokerError):
-            is_passing = error.retriable or error.reaction in ("retriable", "abortable")
-            return is_passing or isinstance(error, MEMBERSHIP)
-        return isinstance(error, TimedOut | DisconnectedError | OutcomeUnknown | TransactionAborted)
+        return isinstance(
+            error, (TimedOut, DisconnectedError, OutcomeUnknown, LeaderNotAvailable, *MEMBERSHIP)
+        )

@@ -30,10 +30,8 @@ from oncelog.types import Record, TopicPartition
 
 LIMIT_SECONDS = 120.0
 """So long after the beginning everything must be over."""
-PATIENCE_SECONDS = 40.0
-"""So much longer than its time-out no call may take."""
 FAULTS_PATIENCE_SECONDS = 5.0
-"""The same in seeds with faults, of which a call's time-out is the documented one."""
+"""So much longer than its documented time-out no call may take in a seed with faults."""
 TOPIC = "read"
 MOST_ASSIGNMENTS = 4
 """Of two consumers with one group.instance.id; more, and they take the partitions from each other. Each fault
@@ -89,7 +87,7 @@ class LivenessTimeout(Exception):
 def bounded(application: Application, what: str, seconds: float, faults_s: float = 0.0) -> Iterator[None]:
     """Time a call, which must return soon after so many seconds. `faults_s`: in a seed with faults."""
     world, began_us = application.world, application.world.now_us
-    limit_s = seconds + PATIENCE_SECONDS
+    limit_s = seconds + application.patience_s
     if world.excuses:
         limit_s = max(seconds, faults_s) + world.excuses.paused_s + FAULTS_PATIENCE_SECONDS
     timer = world.loop.call_later(limit_s, world.violate, HANG, f"{what} of {application.name}")

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from oncelog.broker.node import Node
-from oncelog.errors import BrokerError, DuplicateSequenceNumber, error_for_code
+from oncelog.errors import BrokerError, DuplicateSequenceNumber, InvalidTimestamp, error_for_code
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.history import Item, Kind, Operation, Outcome
 from oncelog.sim.checks import batches_of, check_history, remembered
@@ -158,7 +158,8 @@ class Continuer(Application):
                 return int(answer.base_offset)
             if isinstance(error, DuplicateSequenceNumber):
                 return None
-            if not error.retriable:
+            # Two clock faults may set the broker's clock back by more than message.timestamp.after.max.ms.
+            if not error.retriable and not isinstance(error, InvalidTimestamp):
                 text = f"{last.tp} id {last.producer_id} sequence {sequence}: {error!r}"
                 self.world.violate("Kafka's producer cannot continue", text)
                 return None

@@ -6,8 +6,8 @@ time. By these notes, without a rule of the product:
 
 - a stored timestamp lies within message.timestamp.before.max.ms and after.max.ms, and with LogAppendTime it
   is the broker's time;
-- a log start moves only as DeleteRecords asked, over records older than retention.ms, or where there is a
-  limit of size. Without cleanup.policy=delete it does not move by itself;
+- a log start moves only as DeleteRecords asked, over records older than retention.ms, or over records
+  above which there are retention.bytes. Without cleanup.policy=delete it does not move by itself;
 - in the end nothing is left that is too old, and no log is much larger than retention.bytes;
 - a pass reads each newest record of a key, and all records younger than min.compaction.lag.ms. A tombstone
   younger than delete.retention.ms is read;
@@ -64,6 +64,8 @@ RETENTION_BYTES = (NO_LIMIT, NO_LIMIT, NO_LIMIT, 500)
 MAX_LAGS_MS = (FOREVER_MS, FOREVER_MS, 40 * SECOND_MS)
 AGES_MS = (0, 0, 0, 3 * SECOND_MS, 15 * SECOND_MS, HOUR_MS, -3 * SECOND_MS, -HOUR_MS // 2)
 """How far a record's timestamp lies in the past; negative: in the future."""
+SLOW_SYNCS_MS = 4 * SECOND_MS
+"""A batch is told of when it is synced: on a slow disk after two syncs of 1.5 s (seed 1048)."""
 SETTLE_MS = 45 * SECOND_MS
 """Retention and compaction have looked again so long after a change."""
 LAST_SECONDS = 110.0
@@ -80,14 +82,19 @@ class Timed(NamedTuple):
 class TimedWitness(Witness):
     """A witness of timestamps."""
 
-    def __init__(self, world: World, topic: str, bounds: tuple[int, int], *, is_append_time: bool) -> None:
+    def __init__(
+        self, world: World, topic: str, bounds: tuple[int, int], *, is_append_time: bool, slack_ms: int
+    ) -> None:
         super().__init__(world, topic)
+        self.slack_ms = slack_ms
         self.before_max_ms, self.after_max_ms = bounds
         self.is_append_time = is_append_time
         self.times: dict[tuple[bytes, int], dict[int, Timed]] = {}
         self.is_made = False
         self.latest_ms = 0
         """The latest time that the broker ever had."""
+        self.sizes: dict[tuple[bytes, int], dict[int, int]] = {}
+        """Bytes of each batch by its base offset, of those that are gone as well."""
         self.starts: dict[tuple[bytes, int], int] = {}
         """The highest log starts so far, and up to where deletion was asked for."""
 
@@ -113,9 +120,10 @@ class TimedWitness(Witness):
         ):
             where = f"{event.topic}-{event.partition} {offset}: {stamp}, by a clock of {now_ms}"
             is_largest = stamp == header.max_timestamp_ms
-            if self.is_append_time and is_largest and abs(stamp - now_ms) > SECOND_MS:
+            if self.is_append_time and is_largest and abs(stamp - now_ms) > self.slack_ms:
                 self.world.violate("a log append time is not the broker's", where)
-            early, late = now_ms - self.before_max_ms - SECOND_MS, now_ms + self.after_max_ms + SECOND_MS
+            early = now_ms - self.before_max_ms - self.slack_ms
+            late = now_ms + self.after_max_ms + self.slack_ms
             if not self.is_append_time and not early <= stamp <= late:
                 self.world.violate("a timestamp beyond its bounds is stored", where)
 
@@ -309,7 +317,14 @@ class TopicTimes(TopicChanges):
             "message.timestamp.before.max.ms": bounds[0],
             "message.timestamp.after.max.ms": bounds[1],
         }
-        self.timed = TimedWitness(world, self.topic, bounds, is_append_time=self.is_append_time)
+        has_slow_disk = any(fault.kind == "slow-disk" for fault in scenario.faults)
+        self.timed = TimedWitness(
+            world,
+            self.topic,
+            bounds,
+            is_append_time=self.is_append_time,
+            slack_ms=SLOW_SYNCS_MS if has_slow_disk else SECOND_MS,
+        )
         self.witness = self.timed
         topic = NewTopic(self.topic, configs=configs)
         self.changer = self.times = TimeChanger(world, changer, topic, self.partitions, self.timed)
@@ -331,12 +346,15 @@ class TopicTimes(TopicChanges):
 
     def recovered(self, node: Node) -> None:
         super().recovered(node)
-        self._check_starts(node)
+        self._check_starts(node, may_be_cut=True)
 
     # What must stay
 
-    def _check_starts(self, node: Node) -> None:
-        """Hold each move of a log start against what was asked for and the settings of the last minute."""
+    def _check_starts(self, node: Node, *, may_be_cut: bool = False) -> None:
+        """Hold each move of a log start against what was asked for and the settings of the last minute.
+
+        `may_be_cut`: a power loss may have taken the end of the log since the last look.
+        """
         topic, most = node.topics.get(self.topic), self.times.most_that_goes()
         latest_ms = max(self.timed.now_ms, self.timed.latest_ms)
         for number, partition in enumerate(topic.partitions if topic else ()):
@@ -344,21 +362,27 @@ class TopicTimes(TopicChanges):
             key, start = (topic.topic_id, number), partition.log_start_offset
             before = max(self.timed.starts.get(key, 0), self.changer.asked.get(self.partitions[number], 0))
             self.timed.starts[key] = max(start, before)
-            if start <= before or most.retention_bytes != NO_LIMIT:
+            sizes = self.timed.sizes.setdefault(key, {})
+            sizes |= {header.base_offset: header.size_bytes for header, _ in batches_of(partition)}
+            if start <= before:
                 continue
-            if not most.is_deleted or most.retention_ms == NO_LIMIT:
+            limit_bytes, limit_ms = most.retention_bytes, most.retention_ms
+            # Compaction and power losses make a log smaller after retention looked at its size.
+            is_smaller = may_be_cut or topic.topic_id in self.timed.compacted_ids
+            if limit_bytes != NO_LIMIT and is_smaller:
+                continue
+            if not most.is_deleted or limit_bytes == limit_ms == NO_LIMIT:
                 self.world.violate(
                     "deleted unasked", f"{self.topic}-{number} starts at {start}, not {before}"
                 )
                 continue
             for offset, (stamp, _) in sorted(self.timed.times.get(key, {}).items()):
-                if (
-                    before <= offset < start
-                    and stamp > latest_ms - most.retention_ms
-                    and self._stays(key, offset)
-                ):
+                above_bytes = sum(size for base, size in sizes.items() if base > offset)
+                is_young = limit_ms == NO_LIMIT or stamp > latest_ms - limit_ms
+                is_excess = limit_bytes != NO_LIMIT and above_bytes >= limit_bytes
+                if before <= offset < start and is_young and not is_excess and self._stays(key, offset):
                     text = f"{self.topic}-{number} {offset} of {stamp}, by a clock of {latest_ms}, {most}"
-                    self.world.violate("retention by time deleted what is young", text)
+                    self.world.violate("retention deleted what is young or not too much", text)
 
     def _stays(self, key: tuple[bytes, int], offset: int) -> bool:
         """Return False for what compaction may have removed before."""

@@ -4,7 +4,8 @@ The broker leaves records, offsets and decisions to the operating system, as Apa
 (no flush.messages), and loses its power again and again. Each time every partition is noted before the loss
 and held against what the next start finds. What must hold:
 
-- the broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it;
+- the broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it.
+  No start deletes records, and a mere kill takes none;
 - a log is a prefix of what it was. So in one partition a transaction of which the commit is there is whole;
 - coordinators have in memory what their logs say;
 - an acknowledged record is there at its offset, or its offset was lost in a power loss after that. Nothing is
@@ -47,6 +48,7 @@ class Before(NamedTuple):
     """A partition as the power went: its synced end, and the bytes of each batch by base offset."""
 
     recovery_point: int
+    start_offset: int
     end_offset: int
     is_compacted: bool
     batches: dict[int, bytes]
@@ -179,6 +181,8 @@ class UnsyncedScene(Scene):
         self.first = [*self.senders, *self.followers]
         self.before: dict[TopicPartition, Before] = {}
         self.metadata: object = None
+        self.is_whole = False
+        """True after a mere kill, between two writes."""
         self.lost: list[Lost] = []
 
     # The losses
@@ -188,11 +192,13 @@ class UnsyncedScene(Scene):
         node = self.broker.node
         if node is None:
             return
+        self.is_whole = not is_in_write and not lose_power
         self.metadata = None if is_in_write else metadata(node)
         for tp, partition in node.log_manager.partitions.items():
             batches = {header.base_offset: bytes(data) for header, data in batches_of(partition)}
             point, end = partition.recovery_point, partition.log_end_offset
-            self.before[tp] = Before(point, end, partition.config.is_compacted, batches)
+            start, is_compacted = partition.log_start_offset, partition.config.is_compacted
+            self.before[tp] = Before(point, start, end, is_compacted, batches)
 
     def _recovered(self, node: Node) -> None:
         self.monitor.replay(node)
@@ -211,6 +217,12 @@ class UnsyncedScene(Scene):
             if end < before.recovery_point:
                 text = f"{tp} ends at {end}, {before.recovery_point} were synced"
                 self.world.violate("what was synced is lost", text)
+            if partition.log_start_offset > before.start_offset and (self.keeps_all or self.is_whole):
+                text = f"{tp} starts at {partition.log_start_offset}, before it was {before.start_offset}"
+                self.world.violate("a start deleted records", text)
+            if end < before.end_offset and self.is_whole:
+                text = f"{tp} ends at {end}, before it ended at {before.end_offset}"
+                self.world.violate("a kill lost records", text)
             if end < before.end_offset:
                 self.lost.append(Lost(self.world.now_us, tp, end))
 

@@ -249,7 +249,7 @@ MUTANTS = [
 """In the order of a segment's life."""
 NOT_CAUGHT: dict[str, str] = {
     "a segment that compaction emptied ends retention": "needs retention of a topic in which compaction"
-    " emptied a segment: no seed of `timed` so far",
+    " emptied a segment: no seed of the first 100 of `timed`",
     "a damage below the recovery point stops a start that replays": "needs a flip in a length or format, in a"
     " log that is replayed: no seed so far",
     "what recovery removed comes back with a power loss": "needs a power loss that cuts a segment with later"

@@ -38,6 +38,17 @@ def _retained_of_less(self: Any, now_ms: int) -> int:
         self.config = config
 
 
+def _less_bytes(self: Any, now_ms: int) -> int:
+    """Return where the log starts with a quarter of retention.bytes."""
+    config = self.config
+    if config.retention_bytes is not None:
+        self.config = replace(config, retention_bytes=config.retention_bytes // 4)
+    try:
+        return int(_RETAINED_FROM(self, now_ms))
+    finally:
+        self.config = config
+
+
 def _retained_always(self: Any, now_ms: int) -> int:
     return int(self._log_start_offset)
 
@@ -81,6 +92,7 @@ MUTANTS = [
     Mutant("min.compaction.lag.ms has no effect", ((compacted, "find_dirty", _without_min_lag),), "timed"),
     Mutant("timestamps have no bounds", ((validation, "_check_times", nothing),), "timed"),
     Mutant("a third of retention.ms counts", ((Partition, "_retained_from", _retained_of_less),), "timed"),
+    Mutant("a quarter of retention.bytes counts", ((Partition, "_retained_from", _less_bytes),), "timed"),
     Mutant("retention deletes nothing", ((Partition, "_retained_from", _retained_always),), "timed"),
 ]
 """In the order of a record's life."""
