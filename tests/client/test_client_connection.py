@@ -137,6 +137,19 @@ def test_an_answer_to_nothing_is_a_peer_error() -> None:
         core.receive(encode_response(MetadataResponse(), 13, 1), 1)
 
 
+def test_answers_before_one_that_cannot_be_read_are_abandoned() -> None:
+    """They came in one read: no future of the first may wait without end."""
+    core = negotiated()
+    tokens = [object(), object(), object()]
+    for token in tokens:
+        core.send(MetadataRequest(topics=[]), 0, token=token, timeout_ms=100)
+    good, wrong = (encode_response(MetadataResponse(), 13, number) for number in (1, 77))
+    with pytest.raises(PeerError, match="correlation id 77 where 2"):
+        core.receive(good + wrong, 1)
+    assert core.abandon() == tokens
+    assert core.abandon() == []
+
+
 def test_a_cut_body_is_a_peer_error_that_names_the_request() -> None:
     core = negotiated()
     header, _ = decode_request(

@@ -76,6 +76,8 @@ class ConnectionCore:
         self._reader = FrameReader(max_frame_bytes)
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
+        self._undelivered: list[Any] = []
+        """Tokens of answers that were read together with one that ended the connection."""
         self._served: dict[int, tuple[int, int]] | None = None
         self.features: dict[str, int] = {}
         """The levels of the cluster's features, as the broker told them when the connection was made."""
@@ -108,7 +110,8 @@ class ConnectionCore:
 
     def abandon(self) -> list[Any]:
         """Forget all requests in flight and give their tokens; their outcome is unknown."""
-        tokens = [request.token for request in self._in_flight if request.token is not None]
+        in_flight = [request.token for request in self._in_flight if request.token is not None]
+        tokens, self._undelivered = self._undelivered + in_flight, []
         self._in_flight.clear()
         return tokens
 
@@ -189,13 +192,18 @@ class ConnectionCore:
     def _take(self, frames: list[memoryview], now_ms: float) -> tuple[list[Completed], bytes]:
         completed: list[Completed] = []
         to_write = b""
-        for frame in frames:
-            if self._served is None:
-                to_write += self._take_versions(frame, now_ms)
-            elif self._exchange is not None and self._in_flight and self._in_flight[0].token is None:
-                to_write += self._take_login(self._exchange, frame, now_ms)
-            else:
-                completed.append(self._take_answer(frame, now_ms))
+        try:
+            for frame in frames:
+                if self._served is None:
+                    to_write += self._take_versions(frame, now_ms)
+                elif self._exchange is not None and self._in_flight and self._in_flight[0].token is None:
+                    to_write += self._take_login(self._exchange, frame, now_ms)
+                else:
+                    completed.append(self._take_answer(frame, now_ms))
+        except Exception:
+            # Else nobody would complete them. See test_answers_before_one_that_cannot_be_read_are_abandoned.
+            self._undelivered += [answer.token for answer in completed]
+            raise
         return completed, to_write
 
     def _frames(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
