@@ -20,7 +20,7 @@ example-bank: setup  ## a bank whose teller is killed again and again; every tra
 	$(BIN)/python examples/bank.py
 
 PYTEST_OPTIONS ?=
-test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed 7"
+test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed=7"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""`pytest --costs FILE`: note for each test its wall time and processor time, and print the sums.
+"""`pytest --costs=FILE`: note for each test its wall time and processor time, and print the sums.
 
 Processor time counts this process and everything it started: children that have ended, and those that still
 run, such as Spark's JVM or Apache Kafka's. A fixture is charged to the first test that requests it. On a busy
