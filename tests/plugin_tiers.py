@@ -32,6 +32,7 @@ FULL_FIXTURES = {
     "franz_go": "Go",
     "kafkajs": "Node",
     "browser": "a browser",
+    "spin": "the model checker and a compiler",
     "spark_cluster": "a Spark cluster",
     "outcome_of": "a Spark driver in a process of its own",
 }

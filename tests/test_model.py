@@ -22,10 +22,16 @@ def _load_tool() -> ModuleType:
 model = _load_tool()
 FAST = [run for run in model.PROOFS if run.is_fast]
 FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}.values()  # one per property
-needs_spin = pytest.mark.skipif(model.missing() is not None, reason=str(model.missing()))
 
 
-@needs_spin
+@pytest.fixture(scope="module")
+def spin() -> None:
+    """The model checker and the compiler that it needs."""
+    if missing := model.missing():
+        pytest.skip(str(missing))
+
+
+@pytest.mark.usefixtures("spin")
 @pytest.mark.parametrize(
     "run", FAST, ids=lambda run: f"{run.model}-{run.flags}-{run.refutes}".replace(" ", ",")
 )

@@ -304,6 +304,7 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
         assert lost > 0 and doubled == 0
 
 
+@pytest.mark.full("the demonstration starts a Spark driver of its own")
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 @pytest.mark.behaviour("I25", "P1", "P2")
