@@ -45,5 +45,5 @@ def test_each_part_runs_once_and_pytest_has_the_last_line(tmp_path: Path, failin
     test_all = re.search(r"^test-all: ([\w -]+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert test_all is not None and sorted(parts) == sorted(test_all[1].split())
     assert done.stdout.splitlines()[-1] == f"{parts[-1]}: tests"
-    assert done.stdout.count("--durations 30") == len(parts)
+    assert done.stdout.count("--durations=30") == len(parts)
     assert (done.returncode != 0) == bool(failing)
