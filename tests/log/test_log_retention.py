@@ -13,6 +13,7 @@ from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, 
 
 from oncelog.errors import KafkaStorageError, OffsetOutOfRange
 from oncelog.log.chores import Chores, run
+from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 
@@ -138,8 +139,8 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
         disk = disk.after_kill()
 
 
-@pytest.mark.behaviour("I7")
-def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> None:
+def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition]:
+    """Return a disk, settings and a flushed partition of two segments on it."""
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(3):
@@ -149,6 +150,12 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
     disk.errors.clear()
     put(partition, batch())
     partition.flush()
+    return disk, small, partition
+
+
+@pytest.mark.behaviour("I7")
+def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> None:
+    disk, small, partition = _second_segment_without_snapshot()
     put(partition, batch())
     put(partition, batch())
     assert partition.delete_records(3, NOW_MS) == 3
@@ -167,15 +174,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
     checkpoint: int | None,
 ) -> None:
     """A snapshot within a segment tells of those that were deleted; the next roll takes one that is lost."""
-    disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
-    partition = open_partition(disk, small)
-    for number in range(3):
-        put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the second segment begins without a snapshot
-    put(partition, batch())
-    disk.errors.clear()
-    put(partition, batch())
-    partition.flush()
+    disk, small, partition = _second_segment_without_snapshot()
     partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
     assert partition.segment_count == 1
     put(partition, batch())

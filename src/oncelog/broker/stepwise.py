@@ -176,7 +176,7 @@ class _Answer:
         self._free_steps = FREE_STEPS
         self._job: Job | None = None
         self._on_cancelled: Callable[[], None] | None = None
-        """What the deferred was to call before it waited for its place."""
+        """The deferred's callback for a cancelled request from before it waited for its place."""
 
     def go_on(self, job: Job | None) -> None:
         """Do the job, which the last step asked for, and then the next steps."""

@@ -27,7 +27,7 @@ OUT_OF_REACH: dict[str, str] = {
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113"
     ),
     "a start is refused wherever the list of topics is lost": "R25 R109",
-    "no simulated application unsubscribes, or commits when it is told of a loss": "R58 L10b R441",
+    "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
