@@ -137,6 +137,8 @@ class Run(ConsumerGroupSteps):
         self.restarts = 0
         self.partitions: dict[bytes, int] = {}
         """How many each topic has, by topic id."""
+        self.known_to_groups: set[tuple[int, bytes]] = set()
+        """Partition of `__consumer_offsets` and topic id: that coordinator assigns the topic."""
         self.connection = "main"
         self.repeated: tuple[int, Any] | None = None
 
