@@ -23,7 +23,7 @@ from helpers_producer import new_topic, values
 
 from oncelog import Admin, Broker, Producer
 from oncelog.edge.admin import ConfigResource, NewTopic
-from oncelog.errors import PeerError
+from oncelog.errors import LoadRefused, PeerError
 from oncelog.load import marks
 from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.marks import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
@@ -268,6 +268,23 @@ def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
         admin.create_topics([NewTopic("anew", 1)])
     refused = load(broker, "anew", "anew", file)
     assert (refused.code, "was deleted and made anew" in refused.err) == (1, True)
+
+
+def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> None:
+    """The load ends, and nothing of it is in the new topic, which another load may fill."""
+    config = {"bootstrap.servers": broker.bootstrap_servers}
+    loaded = Load([write_csv(tmp_path / "a.csv", 0, ROWS)], "again", "again", max_records=100)
+    with Admin(config) as admin:
+        admin.create_topics([NewTopic("again", PARTITIONS)])
+
+        def make_again(report: Report) -> None:
+            if report.transactions == 2:
+                admin.delete_topics(["again"])
+                admin.create_topics([NewTopic("again", PARTITIONS)])
+
+        with pytest.raises(LoadRefused, match="was deleted and made anew"):
+            run_load(loaded, config, make_again)
+    assert values(broker.bootstrap_servers, "again") == []
 
 
 @pytest.mark.behaviour("P4")

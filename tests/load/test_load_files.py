@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -142,6 +143,21 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         pieces_of(tmp_path / "none.txt")
     with pytest.raises(MisuseError, match=r"no regular file"):
         files.source_of(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["Größe,n\n1,2\n", "n,m\nJürgen,2\n"])
+def test_text_of_another_encoding_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(StorageError, match=r"latin.csv: .*(?i:utf-?8)"):
+        pieces_of(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "a.parquet"])
+def test_a_name_of_any_bytes_is_opened(tmp_path: Path, name: str) -> None:
+    path, values = write(tmp_path, name)
+    path = path.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc" + os.fsencode(path.name)))
+    assert values_of(pieces_of(path)[1]) == values
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])

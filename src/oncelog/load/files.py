@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from oncelog.errors import LoadRefused, MisuseError, StorageError
 from oncelog.load.cutting import cuts
-from oncelog.load.parsing import Options, ParquetRows, TextRows, text_rows
+from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text_rows
 from oncelog.rules.loading import Layout, Source
 
 _HEAD_BYTES = 1 << 20
@@ -98,7 +98,7 @@ def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
         return _TextReader(source, layout, options)
     except MisuseError as error:
         raise MisuseError(f"{path}: {error}") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise StorageError(f"{path}: {error}") from error
 
 
@@ -112,7 +112,7 @@ class _TextReader:
 
     def __init__(self, source: Source, layout: Layout, options: Options) -> None:
         self._source = source
-        self._raw = pa.OSFile(source.name, "rb")
+        self._raw = open_file(source.name)
         self._stream = pa.CompressedInputStream(self._raw, layout.codec) if layout.codec else self._raw
         self._hash = hashlib.sha256()
         self._position = self._at = 0

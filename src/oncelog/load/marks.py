@@ -7,7 +7,8 @@ load repeated then would double everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from oncelog.client.admin_types import ConfigResource
@@ -59,11 +60,11 @@ def read_marks(config: Mapping[str, Any], load_id: str, topic: str) -> tuple[lis
     return _newest(config, load_id, at, end), topic_id
 
 
-def topic_id_of(config: Mapping[str, Any], topic: str) -> str | None:
-    """Return the id that a topic has now. Raises UnknownTopicOrPartition, TimedOut."""
+@contextmanager
+def topic_ids(config: Mapping[str, Any]) -> Iterator[Callable[[str], str | None]]:
+    """Return a function for the id that a topic has now. It raises UnknownTopicOrPartition, TimedOut."""
     with Admin(_settings_of(ADMIN, config)) as admin:
-        topic_id: str | None = admin.describe_topics([topic])[topic].topic_id
-        return topic_id
+        yield lambda topic: admin.describe_topics([topic])[topic].topic_id
 
 
 def _newest(config: Mapping[str, Any], load_id: str, at: TopicPartition, end: int) -> list[Mark]:

@@ -31,7 +31,7 @@ from oncelog.load.loader import (
     send_marks,
     taking_over,
 )
-from oncelog.load.marks import read_marks, topic_id_of
+from oncelog.load.marks import read_marks, topic_ids
 from oncelog.rules.loading import (
     Complete,
     GoOn,
@@ -154,7 +154,8 @@ def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
     with taking_over(load, config, index) as producer:
         is_new = producer.idempotence().producer_epoch == 0 and not mark.position
         if is_new and _is_first_attempt():
-            topic_id = topic_id_of(config, load.topic)
+            with topic_ids(config) as topic_id_of:
+                topic_id = topic_id_of(load.topic)
         else:
             marks, topic_id = read_marks(config, load.load_id, load.topic)
             mark = marks[index]
@@ -167,7 +168,7 @@ def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
             case GoOn():
                 begun = mark if mark.position else None
                 steps = file_steps(load, index, layout, how, topic_id, begun)
-                return sum(1 for _ in commit_steps(load, producer, steps))
+                return sum(1 for _ in commit_steps(load, config, producer, steps))
             case verdict:
                 assert_never(verdict)
 

@@ -10,6 +10,7 @@ parquet  value: a JSON object per row
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -217,17 +218,24 @@ def _single(column: Any) -> Any:
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
+def open_file(path: str) -> Any:
+    """Open a file whose name may be any bytes; Arrow takes only text that is UTF-8."""
+    return pa.OSFile(os.fsencode(path), "rb")
+
+
 class ParquetRows:
     """`count`: rows in the file."""
 
     def __init__(self, path: str, options: Options) -> None:
-        self._file = pa.parquet.ParquetFile(path)
+        self._raw = open_file(path)
+        self._file = pa.parquet.ParquetFile(self._raw)
         self.count = int(self._file.metadata.num_rows)
         self._key = options.key
         _check_names(self._file.schema_arrow.names, options.key)
 
     def close(self) -> None:
         self._file.close()
+        self._raw.close()
 
     def records_within(self, max_bytes: int) -> int:
         """How many rows are about so many bytes."""

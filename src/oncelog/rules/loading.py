@@ -162,7 +162,7 @@ def _refused(
     marks: Sequence[Mark], sources: Sequence[Source], topic: str, topic_id: str | None, hows: Sequence[str]
 ) -> Refused | None:
     for mark, source, how in zip(marks, sources, hows, strict=False):
-        why = _goes_elsewhere(mark, topic, topic_id) or _differs(mark, source, how)
+        why = why_another_topic(mark, topic, topic_id) or _differs(mark, source, how)
         if why:
             return Refused(why)
     if len(sources) < len(marks):
@@ -192,19 +192,20 @@ def _touched(marks: Sequence[Mark], sources: Sequence[Source], *, in_part: bool 
     )
 
 
-def _goes_elsewhere(mark: Mark, topic: str, topic_id: str | None) -> str | None:
-    if mark.topic != topic:
-        return f"the load goes into topic {mark.topic!r}, not {topic!r}"
-    if None not in (mark.topic_id, topic_id) and mark.topic_id != topic_id:
-        return f"topic {topic!r} was deleted and made anew since; load into it under another id"
-    return None
-
-
 def _differs(mark: Mark, source: Source, how: str) -> str | None:
     if mark.how != how:
         return f"{source.name} was begun as {mark.how}; now it is {how}"
     if mark.size_bytes != source.size_bytes:
         return _changed(mark, source, f"it had {mark.size_bytes} bytes and has {source.size_bytes}")
+    return None
+
+
+def why_another_topic(mark: Mark, topic: str, topic_id: str | None) -> str | None:
+    """None if the load of `mark` goes into this topic: the one of that name, and not deleted since."""
+    if mark.topic != topic:
+        return f"the load goes into topic {mark.topic!r}, not {topic!r}"
+    if None not in (mark.topic_id, topic_id) and mark.topic_id != topic_id:
+        return f"topic {topic!r} was deleted and made anew since; load into it under another id"
     return None
 
 
