@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,11 +25,14 @@ from oncelog.errors import (
     KafkaStorageError,
     NotCoordinator,
     NotEnoughReplicas,
+    ProducerFenced,
     UnstableOffsetCommit,
 )
+from oncelog.log.manager import LogManager
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.sim.disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import decode_control
@@ -529,3 +533,27 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
     assert must_wait(other.written)
     again = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
     assert not must_wait(again.written)
+
+
+def start(disk: MemoryDisk, **fences: bool) -> Node:
+    """Open a node on a disk, with `flush.messages` at its default."""
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
+    settings = {"node.id": 1, "transaction.state.log.num.partitions": 2}
+    fencing = {f"oncelog.{key.replace('_', '.')}": value for key, value in fences.items()}
+    return Node(manager, BROKER.parse(settings | fencing), new_uuid=lambda: bytes(16), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_power_loss_after_a_fencing_start_brings_no_producer_back(seed: int) -> None:
+    node = start(disk := MemoryDisk())
+    old = {name: node.transactions.init(name, None, 60_000, NOW_MS).entry for name in "abcd"}
+    node.close(NOW_MS)
+    disk.release()
+    fenced = {
+        entry.transactional_id: entry for entry in start(disk, fence_transactions=True).transactions.all()
+    }
+    node = start(disk.after_power_loss(Random(seed)))
+    for name, entry in old.items():
+        assert node.transactions.get(name) == fenced[name]
+        with pytest.raises(ProducerFenced):
+            node.transactions.init(name, identity(entry), 60_000, NOW_MS)

@@ -33,12 +33,14 @@ from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionTimeout,
+    KafkaStorageError,
     NotCoordinator,
     PeerError,
     StorageError,
     UnknownTopicOrPartition,
 )
 from oncelog.log.chores import Chore
+from oncelog.log.partition import Partition
 from oncelog.rules.append import Refuse
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction import (
@@ -243,11 +245,19 @@ class TransactionCoordinator:
         have already. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
         Raises StorageError.
         """
+        fenced: dict[Partition, None] = {}
         for entry in list(self._entries.values()):
             try:
-                self._persist(retire(entry, now_ms), now_ms)
+                fenced[self._persist(retire(entry, now_ms), now_ms).partition] = None
             except NotCoordinator as error:
                 raise StorageError(f"{entry.transactional_id} cannot be fenced: {error}") from error
+        # Later starts do not fence, so a power loss must not undo it, whatever flush.messages says.
+        # See test_a_power_loss_after_a_fencing_start_brings_no_producer_back.
+        for partition in fenced:
+            try:
+                partition.flush()
+            except KafkaStorageError as error:
+                raise StorageError(f"fenced producers cannot be made durable: {error}") from error
 
     def resume(self, now_ms: int) -> None:
         """Finish what was decided before the last stop or crash, and may not be durable yet."""

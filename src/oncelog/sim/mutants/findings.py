@@ -35,6 +35,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
     "nothing checks that a full disk gets room": "R353",
+    "no power goes after a start that fences": "R475",
     "no disk loses what was synced": "R364 R450",
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
