@@ -10,12 +10,14 @@ it was told last, and goes with its next heartbeat.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from typing import Any
 
+from helpers_group_topics import wait_until_groups_know
 from helpers_scenario_group import GroupSteps
-from helpers_scenario_txn import PASSING, PATIENCE_S
+from helpers_scenario_txn import PASSING
 from helpers_scenario_values import ERROR_NAMES, Mismatch, resolve
 
 from oncelog.broker.state_topic import partition_for
@@ -52,7 +54,7 @@ class ConsumerGroupSteps(GroupSteps):
             "topic_partitions": None if owned is None else self._owned(owned),
         }
         for name in topics.split(",") if topics else ():
-            self._wait_until_groups_know(name, self._group(group))
+            self._wait_until_group_knows(name, self._group(group))
         answer = self._tell("ConsumerGroupHeartbeat", **body)
         while ERROR_NAMES[answer.error_code] in PASSING:  # as a broker just started answers
             time.sleep(0.05)
@@ -63,13 +65,8 @@ class ConsumerGroupSteps(GroupSteps):
         self.variables[f"{member}_epoch"] = answer.member_epoch
         self._expect_words(words, f"{answer.member_epoch} {self._told(answer.assignment)}")
 
-    def _wait_until_groups_know(self, name: str, group_id: str) -> None:
-        """Return when the group's coordinator assigns all partitions of the topic.
-
-        Apache Kafka tells its coordinators of a topic after the partitions have begun to serve. The
-        coordinator of each partition of `__consumer_offsets` learns it by itself, so the member that asks
-        belongs to a group of the same partition.
-        """
+    def _wait_until_group_knows(self, name: str, group_id: str) -> None:
+        """Return when the group's coordinator knows the topic. A group of the same coordinator tells."""
         topic_id = self.variables.get(f"{name}.id")
         partition = partition_for(group_id, OFFSETS_PARTITIONS)
         if topic_id is None or (partition, topic_id) in self.known_to_groups:
@@ -79,22 +76,8 @@ class ConsumerGroupSteps(GroupSteps):
             for probe in (f"{group_id}-probe-{number}" for number in itertools.count())
             if partition_for(probe, OFFSETS_PARTITIONS) == partition
         )
-        member = {"group_id": probe, "member_id": "probe"}
-        joining = {"rebalance_timeout_ms": 5_000, "subscribed_topic_names": [self.variables[name]]}
-        epoch = 0
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            first = joining | {"topic_partitions": []} if epoch == 0 else {"rebalance_timeout_ms": -1}
-            answer = self._tell("ConsumerGroupHeartbeat", member_epoch=epoch, **member, **first)
-            if not answer.error_code:
-                epoch = answer.member_epoch
-                told = answer.assignment.topic_partitions if answer.assignment else []
-                if sum(len(each.partitions) for each in told) == self.partitions[topic_id]:
-                    break
-            assert ERROR_NAMES[answer.error_code] in {"NONE", *PASSING}, answer
-            assert time.monotonic() < deadline, f"{name} is not assigned: {answer}"
-            time.sleep(0.01)
-        self._tell("ConsumerGroupHeartbeat", member_epoch=-1, rebalance_timeout_ms=-1, **member)
+        heartbeat = functools.partial(self._tell, "ConsumerGroupHeartbeat")
+        wait_until_groups_know(heartbeat, probe, {self.variables[name]: self.partitions[topic_id]})
         self.known_to_groups.add((partition, topic_id))
 
     def _owned(self, text: str) -> list[dict[str, Any]]:

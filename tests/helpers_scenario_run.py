@@ -320,6 +320,7 @@ class Run(ConsumerGroupSteps):
         self._disconnect()
         self.broker.restart(kill=kill)
         self.broker.topics = TopicPool()  # so that every scenario's topics begin at epoch 0
+        self.known_to_groups.clear()
         self.restarts += 1
         if self.broker.epochs_rise:
             # Before it is fenced and elected again the broker serves as it did: that does not last.

@@ -36,7 +36,9 @@ SECURITY = {
     "sasl.enabled.mechanisms": "SCRAM-SHA-256",
 }
 """Everybody on the plain listener may do everything."""
-COMMON = SETTINGS | SHORT | SMALL | SECURITY
+ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
+"""What one group knows of topics, all groups know (helpers_group_topics)."""
+COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
 """All settings that both brokers have."""
 SASL = "SASL_PLAINTEXT"
 SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"

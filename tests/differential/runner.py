@@ -7,6 +7,7 @@ import itertools
 import os
 import select
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from helpers_broker import RawClient
+from helpers_group_topics import wait_until_groups_know
 from helpers_scenario_run import wait_until_served
 from helpers_scenario_values import ERROR_NAMES, build
 from helpers_security_table import log_in
@@ -21,6 +23,7 @@ from helpers_security_table import log_in
 from differential.compare import CLOSED, DONE, NO_ANSWER, NO_RESPONSE, Difference, Explained, Symbols, compare
 from differential.references import Names, as_body, value_at
 from differential.sequence import PASSWORD, RESTARTS, SENTINEL, Rule, Sequence, Step, restarts_of
+from oncelog.broker.state_topic import java_hash
 from oncelog.errors import MemberIdRequired, OncelogError
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Part
@@ -54,6 +57,8 @@ PARKED = "no answer while others were asked"
 LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
 """Longest wait for an answer that may come later, and for one that the other broker has given."""
+JAVA_BUCKETS = 16
+"""Of a java.util.HashMap with at most 12 keys."""
 _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
@@ -305,6 +310,15 @@ class Run:
         self._unsettled.clear()
 
 
+def deals_to_a_first(prefix: str) -> bool:
+    """True where Apache Kafka gives a partition that either may have to member A, as we do, and not to B.
+
+    Its uniform assignor deals in the order of a java.util.HashMap of the member ids, last first.
+    """
+    a, b = (java_hash(f"{prefix}-{member}") & 0xFFFFFFFF for member in "AB")
+    return (a ^ a >> 16) % JAVA_BUCKETS > (b ^ b >> 16) % JAVA_BUCKETS
+
+
 def error_codes(answer: Any) -> Iterator[int]:
     """Every error code in an answer."""
     for field in answer._struct.fields if isinstance(answer, Part) else ():
@@ -364,7 +378,9 @@ class Pair:
 
     def __init__(self, ours: Bed, theirs: Bed, rules: tuple[Rule, ...] = ()) -> None:
         self._beds, self._rules = (ours, theirs), rules
-        self._token = f"{os.getpid():x}{time.time_ns() // 10**6 % 2**32:x}"
+        token = f"{os.getpid():x}{time.time_ns() // 10**6 % 2**32:x}"
+        candidates = (f"d{token}-{number}" for number in _numbers)
+        self._prefixes = (prefix for prefix in candidates if deals_to_a_first(prefix))
 
         for bed in self._beds:
             find_coordinators(bed)
@@ -405,7 +421,7 @@ class Pair:
     def _play_chunk(
         self, chunk: list[tuple[Sequence, tuple[Rule, ...]]], pool: ThreadPoolExecutor
     ) -> list[Outcome]:
-        prefixes = [f"d{self._token}-{next(_numbers)}" for _ in chunk]
+        prefixes = [next(self._prefixes) for _ in chunk]
         topics = {
             f"{prefix}-{text}": options
             for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)
@@ -451,9 +467,19 @@ def _restart(bed: Bed, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill
     bed.restart(kill=is_kill)
     find_coordinators(bed)
     _find_controller(bed)
-    counts = {ids[text]: options.get("partitions", 1) for text, options in topics.items()}
+    counts = {text: options.get("partitions", 1) for text, options in topics.items()}
     with RawClient(bed.bootstrap_servers) as client:
         wait_until_served(client, counts)
+        _wait_until_groups_know(
+            client, {text: options.get("partitions", 1) for text, options in topics.items()}
+        )
+
+
+def _wait_until_groups_know(client: RawClient, partition_counts: dict[str, int]) -> None:
+    api = API_BY_NAME["ConsumerGroupHeartbeat"]
+    wait_until_groups_know(
+        lambda **fields: client.ask(build(api.request, fields), 1), f"probe-{uuid.uuid4()}", partition_counts
+    )
 
 
 def _find_controller(bed: Bed) -> None:
@@ -509,7 +535,9 @@ def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
         created = client.ask(request, 7).topics
         if failed := [row for row in created if row.error_code]:
             raise OncelogError(f"topics were not created: {failed}")
-        wait_until_served(client, {row.topic_id: topics[row.name].get("partitions", 1) for row in created})
+        partition_counts = {text: options.get("partitions", 1) for text, options in topics.items()}
+        wait_until_served(client, {row.topic_id: partition_counts[row.name] for row in created})
+        _wait_until_groups_know(client, partition_counts)
     return {row.name: row.topic_id for row in created}
 
 

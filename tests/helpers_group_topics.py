@@ -1,0 +1,49 @@
+"""Topics that group coordinators know.
+
+Apache Kafka tells its group coordinators of a new topic after the partitions have begun to serve
+fetches. Each partition of `__consumer_offsets` has a coordinator, which learns it by itself. A test that
+asks a group for partitions at once therefore waits here first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from helpers_scenario_values import ERROR_NAMES
+
+from oncelog.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
+
+PATIENCE_S = 60.0
+NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator)}
+
+
+def wait_until_groups_know(
+    heartbeat: Callable[..., Any], group_id: str, partition_counts: Mapping[str, int]
+) -> None:
+    """Return when a member of the consumer protocol gets all partitions of these topics, name -> how many.
+
+    `heartbeat` sends ConsumerGroupHeartbeat with these fields and returns the response. `group_id` names a
+    group of nobody else, on the coordinator in question. The member leaves it at the end.
+    """
+    member = {"group_id": group_id, "member_id": "probe"}
+    joining = {
+        "rebalance_timeout_ms": 5_000,
+        "subscribed_topic_names": list(partition_counts),
+        "topic_partitions": [],
+    }
+    epoch = 0
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        fields = joining if epoch == 0 else {"rebalance_timeout_ms": -1}
+        answer = heartbeat(member_epoch=epoch, **member, **fields)
+        if not answer.error_code:
+            epoch = answer.member_epoch
+            told = answer.assignment.topic_partitions if answer.assignment else []
+            if sum(len(each.partitions) for each in told) >= sum(partition_counts.values()):
+                break
+        assert answer.error_code in {0, *NOT_READY}, f"{ERROR_NAMES[answer.error_code]}: {answer}"
+        assert time.monotonic() < deadline, f"the group {group_id} is not given all partitions: {answer}"
+        time.sleep(0.01)
+    heartbeat(member_epoch=-1, rebalance_timeout_ms=-1, **member)
