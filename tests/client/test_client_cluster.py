@@ -58,6 +58,14 @@ def test_an_older_leader_epoch_changes_nothing() -> None:
     assert cluster.leader_of(T0) is None
 
 
+def test_a_stale_leader_is_asked_again_after_an_older_epoch() -> None:
+    """As where a cluster was restored from a copy: its epochs are older from then on."""
+    cluster = known(leader_epoch=5)
+    cluster.mark_stale([T0])
+    cluster.update(metadata(9092, {"t": 3}, leader_epoch=4))
+    assert cluster.leader_of(T0) == 1
+
+
 def test_a_topic_made_again_starts_with_its_own_epochs() -> None:
     cluster = known(leader_epoch=5)
     again = metadata(9092, {"t": 3}, leader_epoch=0, leader=-1)

@@ -52,6 +52,11 @@ class ClusterMetadata:
         self.updated_ms = now_ms
         self.version += 1
 
+    def set_address(self, node_id: int, host: str, port: int) -> None:
+        """Take a broker's address from another answer than Metadata."""
+        known = self.brokers.get(node_id)
+        self.brokers[node_id] = BrokerAddress(node_id, host, port, known.rack if known else None)
+
     def _update_topic(self, row: Any, now_ms: float) -> None:
         if row.error_code:
             self._errors[row.name] = error_for_code(
@@ -73,10 +78,12 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, part: Any) -> PartitionInfo:
+        # Also for an older epoch, as in Java: a cluster that was restored from a copy goes back for good, and
+        # the leader would stay unknown. See test_a_stale_leader_is_asked_again_after_an_older_epoch.
+        self._stale.discard(TopicPartition(topic, part.partition_index))
         leader_epoch = part.leader_epoch if part.leader_epoch >= 0 else None
         if before and leader_epoch is not None and (before.leader_epoch or -1) > leader_epoch:
             return before
-        self._stale.discard(TopicPartition(topic, part.partition_index))
         return PartitionInfo(
             topic=topic,
             partition=part.partition_index,

@@ -26,6 +26,7 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
 _POLL_FOREVER_SECONDS = 3600.0
+_FOUND_TOGETHER_S = 0.01
 
 SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
 
@@ -49,7 +50,8 @@ class AsyncConsumer(AsyncSubscribing):
         self._cluster: ClusterConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._finding_leaders = False
+        # Partitions whose leader is being found.
+        self._sought: set[TopicPartition] = set()
         self._failure_count = 0
         self._wake: asyncio.Event | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -501,9 +503,9 @@ class AsyncConsumer(AsyncSubscribing):
         calls, homeless = self._core.plan(cluster.metadata.leader_of)
         for call in calls:
             self._spawn(self._fetch(cluster, call))
-        if homeless and not self._finding_leaders:
-            self._finding_leaders = True
-            self._spawn(self._find_leaders(cluster, homeless))
+        if unsought := [tp for tp in homeless if tp not in self._sought]:
+            self._sought.update(unsought)
+            self._spawn(self._find_leaders(cluster, unsought))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -542,18 +544,44 @@ class AsyncConsumer(AsyncSubscribing):
         self._wake_up()
 
     async def _find_leaders(self, cluster: ClusterConnection, partitions: Sequence[TopicPartition]) -> None:
+        """Find the leaders of these partitions, which stand in `_sought` until then."""
+        tasks: dict[asyncio.Future[None], TopicPartition] = {}
         try:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
-            # All of them: a topic that does not exist must not keep those behind it from being read.
-            outcomes = await asyncio.gather(
-                *(self._find_leader(cluster, tp) for tp in partitions), return_exceptions=True
-            )
-            errors = {str(each): each for each in outcomes if isinstance(each, Exception)}
-            for error in errors.values():  # one per topic, however many of its partitions are read
-                self._core.note_error(error)
+            if len(topics := {tp.topic for tp in partitions}) > 1:
+                with suppress(OncelogError):  # one question finds nearly all
+                    await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
+            tasks |= {asyncio.ensure_future(self._find_leader(cluster, tp)): tp for tp in partitions}
+            self._take_found(cluster, tasks)
+            # One that is missing, or has no leader, must not keep others from being read meanwhile. See
+            # test_a_partition_without_a_leader_keeps_no_other_from_being_followed.
+            while tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if len(done) < len(tasks):
+                    # A step looks at each partition, and thousands may be found one after the other.
+                    await asyncio.sleep(_FOUND_TOGETHER_S)
+                self._take_found(cluster, tasks)
         finally:
-            self._finding_leaders = False
+            for task in tasks:
+                task.cancel()
+            self._sought.difference_update(partitions)
+
+    def _take_found(
+        self, cluster: ClusterConnection, tasks: dict[asyncio.Future[None], TopicPartition]
+    ) -> None:
+        """Read partitions whose leaders were found; end the search for those of topics where one failed."""
+        missing = [task for task, tp in tasks.items() if cluster.metadata.leader_of(tp) is None]
+        failed = [task for task in missing if task.done()]
+        errors = {str(error): error for task in failed if (error := task.exception()) is not None}
+        ended_topics = {tasks[task].topic for task in failed}
+        sought = {task for task in missing if tasks[task].topic not in ended_topics}
+        self._sought.difference_update([tp for task, tp in tasks.items() if task not in sought])
+        for task in [task for task in tasks if task not in sought]:
+            task.cancel()
+            del tasks[task]
+        for error in errors.values():  # one for a topic, however many of its partitions are read
+            self._core.note_error(error if isinstance(error, Exception) else OncelogError(repr(error)))
         self._step(cluster)
         self._wake_up()
 

@@ -20,6 +20,7 @@ async def find_coordinator(
     answer = await cluster.request(None, request, timeout_ms=timeout_ms)
     found = answer.coordinators[0] if answer.coordinators else answer
     raise_for_code(found.error_code, found.error_message or "")
-    if found.node_id not in cluster.metadata.brokers:
-        await cluster.refresh_metadata(())
+    # The answer is newer than the metadata, which are refreshed by age only: a broker may have come back at
+    # another address. See test_a_coordinator_that_came_back_elsewhere_is_asked_there.
+    cluster.metadata.set_address(found.node_id, found.host, found.port)
     return int(found.node_id)

@@ -201,7 +201,9 @@ class BrokerLink:
         try:
             await asyncio.sleep(max(self._retry_at_ms - self.now_ms(), 0) / 1000)
             protocol = await self._open()
-        except (OncelogError, OSError) as error:
+        except Exception as error:
+            # A host name that cannot be one is a UnicodeError, a port a ValueError or OverflowError. Else the
+            # link would never try again. See test_a_host_name_that_cannot_be_one_is_refused_at_once.
             self._connecting = None
             self._note_failure(error)
             self._fail_waiting(self._never_sent(error))
@@ -258,7 +260,7 @@ class BrokerLink:
             raise protocol.failure
         return protocol
 
-    def _never_sent(self, error: OncelogError | OSError) -> OncelogError:
+    def _never_sent(self, error: Exception) -> OncelogError:
         """What requests are told that waited for a connection which did not come about."""
         if isinstance(error, NotConnectedError):
             return error
@@ -274,7 +276,8 @@ class BrokerLink:
                 f"security.protocol={self._settings['security.protocol']} needs a listener of that protocol, "
                 "a PLAINTEXT one ends the connection so"
             )
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number and number > 0 else str(error)
         reason = reason or type(error).__name__
         return NotConnectedError(
             f"cannot connect to {self.peer}: {reason}; check that the broker runs and bootstrap.servers"

@@ -45,6 +45,7 @@ OUT_OF_REACH: dict[str, str] = {
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465 R505"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
+    "each simulated cluster is one broker, at one address that resolves": "R490 R491 R492 R493",
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "found after the last round of mutants, not tried yet": "R350 R351 R360 R370 R377 R378 R380 R445 R420",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",

@@ -1,0 +1,125 @@
+"""Brokers that come back at another address, under no possible name, or while others have no leader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers_client import ScriptedBroker, batch_of, metadata, scripted_broker
+from helpers_producer import new_topic
+
+from oncelog import Admin, Broker, TopicPartition
+from oncelog.aio import Consumer
+from oncelog.errors import LeaderNotAvailable, NotConnectedError
+from oncelog.wire.batch import stamp
+from oncelog.wire.messages import (
+    FetchResponse,
+    FindCoordinatorResponse,
+    MetadataResponse,
+    OffsetCommitResponse,
+)
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def test_a_coordinator_that_came_back_elsewhere_is_asked_there() -> None:
+    """FindCoordinator named its new address, and requests went to the one in the metadata."""
+
+    async def run() -> None:
+        async with scripted_broker() as first, scripted_broker() as before, scripted_broker() as after:
+            now = before
+
+            def told(header: Any, message: Any) -> Any:
+                answer = metadata(first.port, {"t": 1})
+                broker = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=now.port)
+                answer.brokers.append(broker)
+                return answer
+
+            def found(header: Any, message: Any) -> Any:
+                coordinator = FindCoordinatorResponse.Coordinator(
+                    key="g", node_id=2, host="127.0.0.1", port=now.port
+                )
+                return FindCoordinatorResponse(coordinators=[coordinator])
+
+            def committed(header: Any, message: Any) -> Any:
+                row = OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=0)
+                topic = OffsetCommitResponse.OffsetCommitResponseTopic(name="t", partitions=[row])
+                return OffsetCommitResponse(topics=[topic])
+
+            first.handlers |= {"Metadata": told, "FindCoordinator": found}
+            after.handlers["OffsetCommit"] = before.handlers["OffsetCommit"] = committed
+            config = {"bootstrap.servers": first.bootstrap_servers, "group.id": "g"}
+            pauses = {"reconnect.backoff.ms": 2, "reconnect.backoff.max.ms": 2, "retry.backoff.ms": 2}
+            async with Consumer(config, **pauses, request_timeout_ms=3000) as consumer:
+                await consumer.commit({T0: 1})
+                assert not api_count(after, "OffsetCommit")
+                now = after
+                before.handlers["OffsetCommit"] = lambda header, message: before.cut_all()
+                await consumer.commit({T0: 2})
+                assert api_count(after, "OffsetCommit") == 1
+
+    asyncio.run(run())
+
+
+def api_count(broker: ScriptedBroker, api: str) -> int:
+    return sum(1 for name, _ in broker.seen if name == api)
+
+
+def test_a_host_name_that_cannot_be_one_is_refused_at_once() -> None:
+    """The attempt ended with UnicodeError, and no other was made: requests waited for their time-out."""
+    settings = {"request.timeout.ms": 600_000, "oncelog.bootstrap.timeout.ms": 0}
+    with (
+        Admin({"bootstrap.servers": "kafka..example:9092", **settings}) as admin,
+        pytest.raises(NotConnectedError, match=r"kafka\.\.example:9092"),
+    ):
+        admin.list_topics()
+
+
+def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked() -> None:
+    with Broker() as broker:
+        topic = new_topic(broker.bootstrap_servers)
+        servers = f"kafka..example:9092,{broker.bootstrap_servers}"
+        with Admin({"bootstrap.servers": servers, "request.timeout.ms": 600_000}) as admin:
+            assert topic in {listed.name for listed in admin.list_topics()}
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> None:
+    """All were waited for, up to request.timeout.ms, before one that was found was fetched."""
+
+    async def run() -> None:
+        async with scripted_broker() as broker:
+
+            def half_led(header: Any, message: Any) -> Any:
+                answer = metadata(broker.port, {"t": 2} if message.topics else None)
+                for topic in answer.topics:
+                    topic.partitions[0].error_code, topic.partitions[0].leader_id = (
+                        LeaderNotAvailable.code,
+                        -1,
+                    )
+                return answer
+
+            async def fetched(header: Any, message: Any) -> Any:
+                (asked,) = message.topics[0].partitions
+                records = batch_of(b"v") if asked.fetch_offset == 0 else bytearray()
+                if records:
+                    stamp(records, 0, 0, 0)
+                else:
+                    await asyncio.sleep(message.max_wait_ms / 1000)
+                row = FetchResponse.PartitionData(
+                    partition_index=asked.partition, high_watermark=1, last_stable_offset=1,
+                    records=bytes(records),
+                )  # fmt: skip
+                topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[row])
+                return FetchResponse(responses=[topic])
+
+            broker.handlers |= {"Metadata": half_led, "Fetch": fetched}
+            settings = {"request.timeout.ms": 600_000, "retry.backoff.ms": 2, "retry.backoff.max.ms": 2}
+            async with Consumer({"bootstrap.servers": broker.bootstrap_servers, **settings}) as consumer:
+                consumer.assign([T0, T1])
+                for tp in (T0, T1):
+                    consumer.seek(tp, 0)
+                (record,) = await consumer.poll(60)
+                assert record.partition == 1
+
+    asyncio.run(run())
