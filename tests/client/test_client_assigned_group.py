@@ -224,6 +224,35 @@ def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str
     assert asyncio.run(read()) == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("then", ["close", "assign", "commit", "commit of both"])
+def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
+    ours: str, group: str, then: str
+) -> None:
+    """What came next ended the commit before it was sent: what had been read was read again."""
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 20, 2)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    async def run() -> None:
+        settings = {"bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer({**settings, "max.poll.records": 4}) as consumer:
+            consumer.assign([zero])
+            while not await consumer.poll(1):
+                pass
+            consumer.assign([one])
+            if then == "assign":
+                consumer.seek(one, 3)
+                consumer.assign([])
+            elif then == "commit":
+                await consumer.commit({one: 3})
+            elif then == "commit of both":
+                await consumer.commit({zero: 2, one: 3})
+
+    asyncio.run(run())
+    assert committed(ours, group, zero) == (2 if then == "commit of both" else 4)
+    assert committed(ours, group, one) == (None if then == "close" else 3)
+
+
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("is_subscribed", [True, False])
 def test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads(

@@ -185,6 +185,33 @@ def test_an_unsubscribe_that_is_cancelled_leaves_no_heartbeats_behind(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_close_that_is_cancelled_leaves_no_heartbeats_behind(ours: str, group: str, protocol: str) -> None:
+    """As above; a second close then ends the rest."""
+    topic = new_topic(ours)
+    fill(ours, topic, 0, 1, 1)
+
+    async def run() -> None:
+        config = {
+            "bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest",
+            "group.protocol": protocol,
+        }  # fmt: skip
+        consumer = AsyncConsumer(config)
+        consumer.subscribe(topic)
+        assert len(await consumer.poll(30)) == 1
+        session: Any = consumer._group
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert closing.cancelled()
+        assert session._beating is None
+        await consumer.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocation(protocol: str) -> None:
     async def work() -> None:

@@ -108,6 +108,37 @@ def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str
         assert not polling.is_alive()
 
 
+def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) -> None:
+    """Its poll called the callback again."""
+
+    async def run() -> None:
+        entered, release, calls = asyncio.Event(), asyncio.Event(), list[object]()
+
+        async def on_assigned(share: object) -> None:
+            calls.append(share)
+            entered.set()
+            async with asyncio.timeout(60):
+                await release.wait()
+
+        settings = {"bootstrap.servers": ours, "group.id": "two-tasks-callback"}
+        async with AsyncConsumer(settings) as consumer:
+            consumer.subscribe("two-tasks-callback", on_assigned=on_assigned)
+            polling = asyncio.create_task(consumer.poll(0))
+            while not entered.is_set():
+                if polling.done():
+                    polling.result()
+                    polling = asyncio.create_task(consumer.poll(0.1))
+                await asyncio.sleep(0)
+            with pytest.raises(MisuseError, match="another thread or task"):
+                await consumer.poll(0.1)
+            release.set()
+            await polling
+            assert len(calls) == 1
+            await consumer.poll(0)
+
+    asyncio.run(run())
+
+
 def test_a_task_that_polls_is_told_that_another_closed_the_consumer(ours: str) -> None:
     async def story() -> None:
         consumer = AsyncConsumer(bootstrap_servers=ours)

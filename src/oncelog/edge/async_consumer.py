@@ -57,6 +57,8 @@ class AsyncConsumer(AsyncSubscribing):
         self._connecting: asyncio.Task[None] | None = None
         # A rebalance of which the application has not been told to the end.
         self._untold: Rebalance | None = None
+        # The task whose poll lasts, its callbacks included.
+        self._polled_by: asyncio.Task[Any] | None = None
         # The task in which a step of a poll is under way, and whether `close` has cancelled it.
         self._stepping: asyncio.Task[Any] | None = None
         self._is_step_ended = False
@@ -125,15 +127,21 @@ class AsyncConsumer(AsyncSubscribing):
         `on_lost`) with the partitions that are given up. Safe to call twice.
         """
         check_running_loop(self._loop, "consumer")
-        await self.end_polling()
-        self._untold = None
         try:
-            if not self._closed:
-                await self.tell_of_leaving()
-        except Exception:
+            await self.end_polling()
+            self._untold = None
+            try:
+                if not self._closed:
+                    await self.tell_of_leaving()
+            except Exception:
+                await self._end()
+                raise
             await self._end()
+        except asyncio.CancelledError:
+            # A second call ends the rest. Heartbeats of a member that nobody polls would keep its partitions.
+            if self._group is not None:
+                self._group.stop()
             raise
-        await self._end()
 
     async def _end(self) -> None:
         """Leave the group, end all work and connections."""
@@ -249,15 +257,30 @@ class AsyncConsumer(AsyncSubscribing):
 
     async def _ready(self, timeout: float, prepare: Prepare) -> bool:
         """Wait until records are ready in the core's `delivery`; false when the time is over."""
+        await self._until_interrupted_poll_ends()
+        # Between two steps a second task would call the callbacks once more. A callback may poll itself. See
+        # test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
+        task, outer = asyncio.current_task(), self._polled_by
+        if outer not in (None, task):
+            raise MisuseError(SECOND_POLL)
         deadline_ms = self.begin_poll(timeout)
-        while isinstance(step := await self.poll_step(deadline_ms, prepare), Rebalance):
-            try:
-                await self.listeners.tell_async(step)
-            except Exception:
-                self.note_told()  # as for Java's: it was called, and poll raises what it raised
-                raise
-            self.note_told()
-        return step
+        self._polled_by = task
+        try:
+            while isinstance(step := await self.poll_step(deadline_ms, prepare), Rebalance):
+                try:
+                    await self.listeners.tell_async(step)
+                except Exception:
+                    self.note_told()  # as for Java's: it was called, and poll raises what it raised
+                    raise
+                self.note_told()
+            return step
+        finally:
+            self._polled_by = outer
+
+    async def _until_interrupted_poll_ends(self) -> None:
+        """Wait for a step of a poll that was cancelled and is about to end."""
+        while self._stepping is not None and self._stepping.cancelling():
+            await asyncio.sleep(0)
 
     # A poll, step by step: both consumers are made of these. No step hands records out.
 
@@ -274,8 +297,7 @@ class AsyncConsumer(AsyncSubscribing):
         The same Rebalance is returned again until `note_told`. Raises MisuseError while another poll is under
         way, and when the consumer is closed meanwhile.
         """
-        while self._stepping is not None and self._stepping.cancelling():
-            await asyncio.sleep(0)  # a poll that was interrupted twice is about to end
+        await self._until_interrupted_poll_ends()
         if self._stepping is not None:
             raise MisuseError(SECOND_POLL)
         self._stepping = task = asyncio.current_task()

@@ -218,8 +218,8 @@ class Consumer:
         # A poll is refused for as long as another thread's lasts, its callbacks included, as by Java's
         # `acquire`. Between two steps it could get in, and ended the other thread's poll instead.
         # Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
-        thread = threading.get_ident()
-        if self._polled_by not in (None, thread):
+        thread, outer = threading.get_ident(), self._polled_by  # a callback may poll itself
+        if outer not in (None, thread):
             raise MisuseError(SECOND_POLL)
         deadline_ms = self._async.begin_poll(timeout)
         self._polled_by = thread
@@ -233,7 +233,7 @@ class Consumer:
                 self._async.note_told()
             return step
         finally:
-            self._polled_by = None
+            self._polled_by = outer
 
     def __iter__(self) -> Iterator[Record]:
         """Record after record; ends after consumer.timeout.ms without one, if that is set.

@@ -81,6 +81,9 @@ class GroupSession(GroupRequests, ABC):
         self._leaving: list[TopicPartition] = []
         self._final_commit: asyncio.Task[None] | None = None
         self._interval_commit: asyncio.Task[None] | None = None
+        # Positions of partitions that were assigned by hand and are read no more, and their commit.
+        self._parted: Offsets = {}
+        self._parting_commit: asyncio.Task[None] | None = None
         self._committed_ms = cluster.now_ms()
         # What `give_up` has committed or tried to, so that a close asks once.
         self._given_up: Offsets = {}
@@ -239,6 +242,7 @@ class GroupSession(GroupRequests, ABC):
         """
         self._core.delivery.return_unfinished()
         self._cancel_commits()
+        started_ms = self._cluster.now_ms()
         holds_share = self._is_member and bool(self._owned) and not self._is_lost
         if self._commits_by_itself and (holds_share or self._is_assigned_by_hand):
             positions = self._positions()
@@ -246,6 +250,9 @@ class GroupSession(GroupRequests, ABC):
                 limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
                 await self._commit_quietly(positions, limit_ms)
                 self._given_up = positions
+        if self._parting_commit is not None and self._still_parted():
+            left_ms = max(_CLOSE_COMMIT_MS - (self._cluster.now_ms() - started_ms), 0)
+            await asyncio.wait([self._parting_commit], timeout=left_ms / 1000)
         owned, self._owned, self._leaving = self._owned, [], []
         if not owned:
             return None
@@ -256,6 +263,8 @@ class GroupSession(GroupRequests, ABC):
     def stop(self) -> None:
         """End all work in the background; the group is not told."""
         self._cancel_commits()
+        if self._parting_commit is not None:
+            self._parting_commit.cancel()
         self._stop_beating()
         if self._looking is not None:
             self._looking.cancel()
@@ -338,6 +347,8 @@ class GroupSession(GroupRequests, ABC):
         )
         if self._interval_commit is not None:
             self._interval_commit.cancel()  # its positions are older, and must not be stored after these
+        if not full.keys().isdisjoint(self._still_parted()):
+            self._part_with({tp: offset for tp, offset in self._still_parted().items() if tp not in full})
         await self._commit_all(full, self._settings["request.timeout.ms"])
 
     async def _commit_all(self, offsets: Offsets, limit_ms: float) -> None:
@@ -390,7 +401,23 @@ class GroupSession(GroupRequests, ABC):
             positions[TopicPartition(row.topic, row.partition)] = OffsetAndMetadata(row.offset)
         self._cancel_commits()
         self._committed_ms = self._cluster.now_ms()
-        self._interval_commit = self._spawn_commit(positions, self._settings["request.timeout.ms"])
+        self._part_with({**self._still_parted(), **positions})
+
+    def _part_with(self, positions: Offsets) -> None:
+        """Commit the positions of partitions that are read no more.
+
+        No later commit of other partitions ends this one: nobody would commit them again. See
+        test_partitions_that_are_assigned_no_more_are_committed_before_a_close.
+        """
+        if self._parting_commit is not None:
+            self._parting_commit.cancel()
+        self._parted = positions
+        self._parting_commit = self._spawn_commit(positions, self._settings["request.timeout.ms"])
+
+    def _still_parted(self) -> Offsets:
+        """Return the positions whose commit, as of partitions that are read no more, is under way."""
+        is_under_way = self._parting_commit is not None and not self._parting_commit.done()
+        return self._parted if is_under_way else {}
 
     def commit_by_time(self) -> None:
         """Begin an automatic commit when one is due, of what was handed out by now; one at a time."""

@@ -205,10 +205,10 @@ class AsyncSubscribing:
         session = await self._session()
         chosen = partitions_of(partitions) or self._core.assignment()
         found = await session.committed(chosen)
-        if without := [at for at in chosen if at not in found]:
-            self._core.reset(without)
         for at, each in found.items():
             self._core.seek(at, each.offset)
+        if without := [at for at in chosen if at not in found]:
+            self._core.reset(without)  # it may raise: auto.offset.reset=none
 
     async def _session(self) -> GroupSession:
         cluster = await self._connected()

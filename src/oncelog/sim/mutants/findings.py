@@ -27,7 +27,7 @@ OUT_OF_REACH: dict[str, str] = {
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113"
     ),
     "a start is refused wherever the list of topics is lost": "R25 R109",
-    "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441",
+    "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
@@ -42,14 +42,14 @@ OUT_OF_REACH: dict[str, str] = {
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "no topic is deleted while files are loaded": "R506",
     "the workloads do not draw what it takes": (
-        "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465 R505"
+        "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465 R495 R505"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": "R490 R491 R492 R493",
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "found after the last round of mutants, not tried yet": "R350 R351 R360 R370 R377 R378 R380 R445 R420",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
-    "one thread is put off only before disk operations": "R33 R461",
+    "one thread is put off only before disk operations": "R33 R461 R494",
     "no client forks, and no signal comes between two bytecodes": "L25b R47 R48 R273 R274",
 }
 """Reason -> ids."""
