@@ -48,6 +48,16 @@ def test_names_of_a_directory_are_durable_one_by_one() -> None:
     assert all("kept" in each and (("from" in each) != ("to" in each)) for each in names)  # type: ignore[operator, attr-defined]
 
 
+def test_files_keep_the_times_of_their_writes_over_a_power_loss() -> None:
+    """Seed 40035: retention deleted a young record without a timestamp, by the time of a power loss."""
+    disk = MemoryDisk()
+    disk.now_ms = lambda: 1_000
+    disk.open("log", create=True).sync()
+    disk.sync_directory()
+    disk.now_ms = lambda: 5_000
+    assert outcomes(disk, lambda left: left.modified_ms("log")) == {1_000}
+
+
 def test_a_new_directory_is_gone_with_its_synced_files_until_its_parent_is_synced() -> None:
     disk = MemoryDisk()
     disk.mkdir("topic-0")

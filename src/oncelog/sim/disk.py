@@ -43,11 +43,11 @@ class _Inode:
 
     __slots__ = ("data", "lost", "modified_ms", "synced")
 
-    def __init__(self, data: bytes = b"", synced: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", synced: bytes = b"", *, modified_ms: int = 0) -> None:
         self.data = bytearray(data)
         self.synced = synced
         self.lost: list[tuple[int, int]] = []
-        self.modified_ms = 0
+        self.modified_ms = modified_ms
 
     def copy(self) -> _Inode:
         copied = _Inode(bytes(self.data), self.synced)
@@ -122,19 +122,18 @@ class _Directory:
         directory.changes = [change._replace(node=copy_of(change.node)) for change in self.changes]
         return directory
 
-    def survivor(self, rng: Random, now_ms: int) -> _Directory:
-        """Return one of the directories that a power loss may leave."""
+    def survivor(self, rng: Random) -> _Directory:
+        """Return one of the directories that a power loss may leave. Files keep the times of their writes."""
         found = dict(self.durable)
         for change in _surviving(self.changes, rng):
             _apply(found, change)
         directory = _Directory()
         for name, node in sorted(found.items()):
             if isinstance(node, _Directory):
-                directory.entries[name] = node.survivor(rng, now_ms)
+                directory.entries[name] = node.survivor(rng)
             else:
                 data = _survivor(node, rng, _ENTRY_BYTES.get(posixpath.splitext(name)[1], 1))
-                directory.entries[name] = left = _Inode(data, data)
-                left.modified_ms = now_ms
+                directory.entries[name] = _Inode(data, data, modified_ms=node.modified_ms)
         directory.sync()
         return directory
 
@@ -277,7 +276,7 @@ class MemoryDisk:
         """The disk after a power loss: what was not synced is there wholly, partly or not at all."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
-        disk._root = self._root.survivor(rng, self.now_ms())
+        disk._root = self._root.survivor(rng)
         return disk
 
     def die(self) -> None:
@@ -357,7 +356,7 @@ class MemoryDisk:
             if not create or not isinstance(self._find(directory), _Directory):
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             self.step("create", path)
-            node = _Inode()
+            node = _Inode(modified_ms=self.now_ms())
             self._directory(directory).apply(_Change(None, name, node))
         if isinstance(node, _Directory):
             raise IsADirectoryError(errno.EISDIR, "a directory", path)
@@ -371,7 +370,11 @@ class MemoryDisk:
         self.turn()
         self.step("replace", path)
         parent, name = _split(path)
-        directory, inode, temporary = self._directory(parent), _Inode(), f"{name}.tmp"
+        directory, inode, temporary = (
+            self._directory(parent),
+            _Inode(modified_ms=self.now_ms()),
+            f"{name}.tmp",
+        )
         directory.apply(_Change(None, temporary, inode))
         try:
             self.write_into(inode.data, data, 0, path)
