@@ -8,10 +8,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from helpers_log import config
 
 from oncelog.broker.node import Node
 from oncelog.log.partition import Partition
 from oncelog.sim import takeover
+from oncelog.sim.checks import batches_of
 from oncelog.sim.disk import MemoryDisk
 from oncelog.sim.kafka_directory import (
     COMPLETE_COMMIT,
@@ -68,6 +70,45 @@ def test_batches_are_those_of_apache_kafka() -> None:
         )
         found.append(batch.encode())
     assert b"".join(found) == bytes(log) and len(found) == 5
+
+
+def swapped_table(seed: int) -> KafkaLog:
+    """Return a compacted log whose compaction was interrupted."""
+    log = KafkaLog("table", 0, 300, 0)
+    for number in range(12):
+        log.append([(b"%d" % (number % 3), b"%d" % number)], 1_000 + number)
+    log.interrupt_compaction(Random(seed))
+    return log
+
+
+def test_an_interrupted_compaction_stops_at_any_step_and_loses_no_newest_record() -> None:
+    endings = set()
+    for seed in range(60):
+        log = swapped_table(seed)
+        files, disk = dict(log.files(is_clean=False)), MemoryDisk()
+        endings.add(frozenset({name.rpartition(".")[2] for name in files} & {"cleaned", "swap", "deleted"}))
+        disk.mkdir("table-0")
+        for name, content in files.items():
+            disk.replace(f"table-0/{name}", content)
+        partition = Partition.open(
+            disk,
+            "table-0",
+            TopicPartition("table", 0),
+            config(cleanup_policy="compact"),
+            topic_id=None,
+            now_ms=2_000,
+            clean_shutdown=False,
+        )
+        found = {
+            record.key: record.offset
+            for header, data in batches_of(partition)
+            for record in decode_records(data)
+            if not header.is_control
+        }
+        assert found == {b"0": 9, b"1": 10, b"2": 11}, seed
+        assert not any(name.endswith((".swap", ".cleaned", ".deleted")) for name in disk.list("table-0"))
+    stages = ({"cleaned"}, {"cleaned", "swap"}, {"swap"}, {"swap", "deleted"}, {"deleted"})
+    assert endings == {frozenset(stage) for stage in stages}
 
 
 def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:

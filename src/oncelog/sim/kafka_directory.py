@@ -302,6 +302,12 @@ class KafkaHistory:
             if log.is_compacted:
                 log.compact()
 
+    def interrupt_compaction(self, chance: Random) -> None:
+        """Let Kafka end while compacted segments take the place of others."""
+        for log in self.logs.values():
+            if log.is_compacted and chance.random() < 0.7:
+                log.interrupt_compaction(chance)
+
     # The directory
 
     def write(self, disk: MemoryDisk, node_id: int) -> None:

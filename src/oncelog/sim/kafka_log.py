@@ -10,12 +10,18 @@ import struct
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from random import Random
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 ABORT, COMMIT = 0, 1
 NO_SEQUENCE = -1
+CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
+"""Endings of a segment's files while a compacted one takes the place of others."""
+SUFFIXES = ".log", ".index", ".timeindex", ".txnindex"
+"""A segment's files, in the order in which Kafka renames them."""
 PREALLOCATED_ENTRIES = 5
 """Zeros behind the entries of an active segment's indexes, which Kafka cuts off when it closes them."""
 
@@ -143,6 +149,17 @@ class _Segment:
             yield f"{name}.txnindex", b"".join(entries)
 
 
+class Swap(NamedTuple):
+    """What an interrupted compaction left of some segments. `replaced`: their files, by name.
+
+    `other`: the batches that a start may find instead, as the log was renamed and one of its indexes was not.
+    """
+
+    replaced: frozenset[str]
+    files: dict[str, bytes]
+    other: list[KafkaBatch] | None = None
+
+
 class KafkaLog:
     """One partition's log, as Kafka would have written it by now.
 
@@ -161,6 +178,7 @@ class KafkaLog:
         self.producers: dict[int, KafkaProducer] = {}
         self.segments = [_Segment(0)]
         self.snapshots: dict[int, bytes] = {}
+        self.swap: Swap | None = None
 
     @property
     def directory(self) -> str:
@@ -274,7 +292,59 @@ class KafkaLog:
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
-        """Let one segment take the place of all closed ones, without records that newer ones replace.
+        """Let one segment take the place of all closed ones, without records that newer ones replace."""
+        found = self._compacted()
+        if found is not None:
+            self._replace(*found)
+
+    def interrupt_compaction(self, chance: Random) -> None:
+        """Compact, and stop before one of the steps: the files have the names that a crash leaves.
+
+        Kafka writes a segment whose files end in `.cleaned`, renames them to `.swap`, renames those of the
+        replaced segments to `.deleted`, and then takes the ending `.swap` away, one file after the other.
+        Source: Cleaner.cleanSegments, UnifiedLog.replaceSegments, LogSegment.changeFileSuffixes.
+        """
+        found = self._compacted()
+        if found is None:
+            return
+        closed, compacted = found
+        old = [name for segment in closed for name in self._names(segment)]
+        files = {name: data for segment in closed for name, data in self._files_of(segment)}
+        made = dict(self._files_of(compacted))
+        new = self._names(compacted)
+        renames = [(name + CLEANED, name + SWAP) for name in new]
+        whole_count = len(renames)
+        renames += [(name, name + DELETED) for name in old] + [(name + SWAP, name) for name in new]
+        count = chance.randint(-1, len(renames))
+        if count < 0:  # it is still being written; Kafka's indexes have their full size from the beginning
+            cut = chance.randrange(len(made[new[0]]) + 1)
+            content = {name: bytes(12 * PREALLOCATED_ENTRIES) for name in new} | {new[0]: made[new[0]][:cut]}
+        else:
+            content = made
+        files |= {name + CLEANED: content[name] for name in new}
+        for before, after in renames[: max(count, 0)]:
+            files[after] = files.pop(before)
+        before_batches = self.batches
+        kept = frozenset(old) | frozenset(new)
+        if count < 1:
+            self.swap = Swap(kept, files)
+            return
+        snapshots = dict(self.snapshots)
+        self._replace(closed, compacted)
+        # The snapshots of replaced segments and the cleaner's checkpoint come last.
+        self.snapshots, self.cleaned_offset = snapshots, 0
+        self.swap = Swap(kept, files, before_batches if count < whole_count else None)
+
+    def _names(self, segment: _Segment) -> list[str]:
+        return sorted(
+            (name for name, _ in self._files_of(segment)), key=lambda name: SUFFIXES.index(name[20:])
+        )
+
+    def _files_of(self, segment: _Segment) -> Iterator[tuple[str, bytes]]:
+        return segment.files(self.interval_bytes, is_preallocated=False)
+
+    def _compacted(self) -> tuple[list[_Segment], _Segment] | None:
+        """Return the segments to be compacted and the one that replaces them.
 
         Everything above the first open transaction stays, as do markers, the newest batch of each producer
         and the last one of the round.
@@ -286,7 +356,7 @@ class KafkaLog:
             if following.base_offset <= bound
         ]
         if not closed:
-            return
+            return None
         batches = [batch for segment in closed for batch in segment.batches]
         # The marker of an abort may be in a segment that is not compacted.
         aborted = [entry for segment in self.segments for entry in segment.aborted]
@@ -304,7 +374,9 @@ class KafkaLog:
                 kept.append(replace(batch, records=records))
         indexed = [entry for segment in closed for entry in segment.aborted]
         size_bytes = sum(len(batch.encode()) for batch in kept)
-        compacted = _Segment(closed[0].base_offset, kept, indexed, size_bytes)
+        return closed, _Segment(closed[0].base_offset, kept, indexed, size_bytes)
+
+    def _replace(self, closed: list[_Segment], compacted: _Segment) -> None:
         self.segments = [compacted, *self.segments[len(closed) :]]
         for segment in closed[1:]:
             self.snapshots.pop(segment.base_offset, None)
@@ -314,9 +386,14 @@ class KafkaLog:
         """Return the files of the directory. `is_clean`: Kafka closed it."""
         if is_clean:
             self.take_snapshot()
+        replaced = self.swap.replaced if self.swap else frozenset()
         for segment in self.segments:
             is_active = segment is self.segments[-1]
-            yield from segment.files(self.interval_bytes, is_preallocated=is_active and not is_clean)
+            for name, data in segment.files(self.interval_bytes, is_preallocated=is_active and not is_clean):
+                if name not in replaced:
+                    yield name, data
+        if self.swap:
+            yield from self.swap.files.items()
         for offset, snapshot in self.snapshots.items():
             yield f"{offset:020}.snapshot", snapshot
         lines = "".join(f"{epoch} {start}\n" for epoch, start in self.epochs)

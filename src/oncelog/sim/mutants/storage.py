@@ -245,6 +245,11 @@ MUTANTS = [
         "strangers",
         findings=("R114",),
     ),
+    Mutant(
+        "a compaction that Apache Kafka began is not finished",
+        ((recovery, "finish_swaps", nothing),),
+        "takeover",
+    ),
 ]
 """In the order of a segment's life."""
 NOT_CAUGHT: dict[str, str] = {
