@@ -168,11 +168,15 @@ class InvariantMonitor:
             for tp, partition in node.log_manager.partitions.items()
         }
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: Node, *, was_stopped: bool = False) -> None:
         """The node is what its disk says: producers, coordinators, small files.
 
-        After a mere kill all of that is what it was.
+        After a mere kill all of that is what it was. A start after a complete stop has nothing to report.
         """
+        for tp, partition in node.log_manager.partitions.items() if was_stopped else ():
+            if partition.recovery_reports:
+                text = f"{tp}: {partition.recovery_reports}"
+                self.world.violate("a start after a clean stop reports a loss", text)
         self._compare_coordinators(node)
         for tp, partition in node.log_manager.partitions.items():
             producers = remembered(partition)

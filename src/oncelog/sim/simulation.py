@@ -334,7 +334,7 @@ class Simulation:
             workload.stored(event)
 
     def _broker_recovered(self, node: Node) -> None:
-        self.monitor.recovered(node)
+        self.monitor.recovered(node, was_stopped=self.broker.was_stopped)
         if self.strangers is not None:
             self.strangers.recovered(node)
         for workload in self.workloads:

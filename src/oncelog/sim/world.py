@@ -183,6 +183,8 @@ class BrokerHost(Host):
         """Steps of the disk after which the next starts end, with True by a power loss."""
         self.on_stored: Callable[[AppendEvent], object] = lambda event: None
         """Called at every Produce verdict."""
+        self.was_stopped = False
+        """True when the last process ended by a complete stop."""
         self._lost_power = False
         self._past: list[tuple[Node | None, MemoryDisk]] = []
         """Kept, for what a killed node would do when it is freed no killed node does."""
@@ -214,7 +216,7 @@ class BrokerHost(Host):
             clock = Clock()
             node = recover_node(self.disk, self.settings, clock, self._judged, self.limits)
             self.on_recovered(node)
-            self.node = node
+            self.node, self.was_stopped = node, False
             listeners = listeners_of(self.settings, BROKER_HOST)
             listen = self.world.loop.create_server
             self.running = RunningBroker(node, clock, listeners, listen=listen)
@@ -255,7 +257,7 @@ class BrokerHost(Host):
         self.before_end(is_in_write=is_in_write, lose_power=lose_power)
         self._past.append((self.node, self.disk))
         self.node = self.running = None
-        self._lost_power = lose_power
+        self._lost_power, self.was_stopped = lose_power, False
         self.process.kill()
         if lose_power:
             self.world.note(self.name, "loses power")
@@ -298,7 +300,7 @@ class BrokerHost(Host):
                 )  # a broken disk, and nothing is lost by it
             elif error is not None:
                 self.world.violate("broker does not stop", repr(error))
-            self.node = None
+            self.was_stopped, self.node = error is None, None
             process.kill()
             self.world.network.died(process)
 

@@ -47,7 +47,6 @@ OUT_OF_REACH: dict[str, str] = {
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": "R490 R491 R492 R493",
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
-    "found after the last round of mutants, not tried yet": "R350 R351 R360 R370 R377 R378 R380 R445 R420",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33 R461 R494",
     "no client forks, and no signal comes between two bytecodes": "L25b R47 R48 R273 R274",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oncelog.log import compaction, recovery, store
+from oncelog.log import compaction, producers, recovery, snapshot, store
 from oncelog.log.compaction import CLEANED, SWAP
 from oncelog.log.disk import Disk
 from oncelog.log.index import TransactionIndex
 from oncelog.log.manager import LogManager
-from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, file_name
+from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
 from oncelog.sim.mutants.mutant import ClientMutant, Mutant, nothing
 
 
@@ -59,7 +59,17 @@ def _no_part(self: Any, dead: Any) -> list[Any]:
     return []
 
 
-_RECOVER = recovery.recover
+def _sync_once(self: Any, *, is_active: bool) -> None:
+    """Sync a closed segment until its indexes are synced, though a start may have cut it since."""
+    if is_active or not self.is_index_synced:
+        _SYNC_SEGMENT(self, is_active=is_active)
+
+
+def _around_nothing(offsets: Any, synced_to: int) -> list[int]:
+    return []
+
+
+_RECOVER, _SYNC_SEGMENT = recovery.recover, Segment.sync
 MUTANTS: list[Mutant | ClientMutant] = [
     ClientMutant(
         "the recovery point runs ahead of the sync",
@@ -128,6 +138,31 @@ MUTANTS: list[Mutant | ClientMutant] = [
             "log/test_log_manager.py::test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one",
         ),
     ),
+    ClientMutant(
+        "a start's cut of a closed segment is not synced",
+        "unsynced",
+        (),
+        ((Segment, "sync", _sync_once),),
+        findings=("R350",),
+        guards=("log/test_log_recovery.py::test_a_second_power_loss_does_not_bring_a_torn_end_back",),
+    ),
+    Mutant(
+        "a start leaves lost indexes without entries away",
+        ((Segment, "_make_missing_files", nothing),),
+        findings=("R351",),
+        guards=("log/test_log_recovery.py::test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report",),
+    ),
+    ClientMutant(
+        "a roll removes the snapshot by which segments were deleted",
+        "unsynced",
+        (),
+        ((producers, "around", _around_nothing), (snapshot, "around", _around_nothing)),
+        findings=("R360",),
+        guards=(
+            "log/test_log_retention.py::"
+            "test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known",
+        ),
+    ),
 ]
 NOT_CAUGHT: dict[str, str] = {
     "segments go once a newer snapshot is on the disk": "needs a retry of a batch that was synced, behind"
@@ -140,5 +175,9 @@ NOT_CAUGHT: dict[str, str] = {
     " one step: no seed of the first 12",
     "a full disk keeps all segments": "nothing counts the room on the disk, and a full disk has room again",
     "checkpoints of missing directories are kept": "rot takes files, never a directory",
+    "a start's cut of a closed segment is not synced": "needs a torn end behind which a segment begins before"
+    " the next flush, and two power losses: no seed of the first 48",
+    "a roll removes the snapshot by which segments were deleted": "needs a segment without a snapshot that"
+    " retention deletes before a power loss: no seed of the first 50",
 }
 """And why not."""

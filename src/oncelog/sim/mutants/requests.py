@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from contextlib import suppress
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from oncelog.broker import groups, transactions
-from oncelog.broker.apis import list_groups, list_transactions, offset_commit
+from oncelog.broker.apis import list_groups, list_transactions, offset_commit, offset_fetch
+from oncelog.broker.offsets import Offsets
+from oncelog.broker.stepwise import StepQueue
 from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.client import arguments
 from oncelog.client.consumer import ConsumerCore
@@ -16,6 +20,9 @@ from oncelog.client.producer_batch import Outcome
 from oncelog.edge import cluster
 from oncelog.edge import producer as edge_producer
 from oncelog.edge.group_consumer import ConsumerProtocolSession
+from oncelog.edge.link_protocol import LinkProtocol
+from oncelog.edge.security import tls_failed
+from oncelog.edge.server_connection import Connection
 from oncelog.errors import (
     GroupIdNotFound,
     MisuseError,
@@ -134,6 +141,81 @@ def _any_number(value: Any, largest: int, what: str) -> int:
     return operator.index(value)
 
 
+def _take_as_incomplete(self: Any, call: Any) -> bool:
+    """Count a request that waits for a place as one of which bytes are missing."""
+    is_taken = _TAKE(self, call)
+    owner = getattr(call, "__self__", None)
+    if not is_taken and isinstance(owner, Connection):
+        owner._request_ms = owner.active_ms
+    return is_taken
+
+
+@contextmanager
+def _named(rows: Any) -> Iterator[None]:
+    """Let a commit take its topics for named ones."""
+    has_ids, rows._has_ids = rows._has_ids, False
+    try:
+        yield
+    finally:
+        rows._has_ids = has_ids
+
+
+def _drop_by_name(self: Any) -> bool:
+    with _named(self):
+        return _DROP_DELETED(self)
+
+
+def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
+    if name and self._node.topics.get(name) is None:
+        with _named(self):
+            return _TOPIC_CODE(self, name, topic_id)
+    return _TOPIC_CODE(self, name, topic_id)
+
+
+def _group_by_name(node: Any, request: Any, asked: Any, is_stable: bool, pace: Any) -> Any:
+    """Answer with the ids that the topics' names have in the end."""
+    group = yield from _FETCH_GROUP(node, request, asked, is_stable, pace)
+    names = {bytes(topic.topic_id): topic.name for topic in asked.topics or () if topic.name}
+    for result in group.topics:
+        name = names.get(bytes(result.topic_id), "")
+        topic = node.topics.get(name)
+        if topic is None or result.name:
+            continue
+        committed = node.groups.offsets.of(asked.group_id)
+        result.name, result.topic_id = name, topic.topic_id
+        for row in result.partitions:
+            row.error_code = 0
+            row.committed_offset = getattr(committed.get((name, row.partition_index)), "offset", -1)
+    return group
+
+
+def _settle_the_dead(self: Any, group: Any, now_ms: int) -> None:
+    """Settle a group whether or not it was deleted meanwhile."""
+    if group.is_unused:
+        if self._groups.get(group.group_id) is group:
+            del self._groups[group.group_id]
+        return
+    if group.is_unsaved:
+        self._save(group, now_ms)
+    self._schedule(group, now_ms)
+
+
+def _forget_newer(self: Any, before: Any, now_ms: int) -> Any:
+    """Forget where offsets of a topic that was made meanwhile stand."""
+    left = yield from _DELETE_TOPICS(self, before, now_ms)
+    for topic in before.keys() - left:
+        self._indexes.pop(topic, None)
+    return left
+
+
+def _text_of_any_tls_error(self: Any, exc: Any) -> Any:
+    return tls_failed(self.core.peer, exc) if isinstance(exc, ssl.SSLError) else _LOST_TEXT(self, exc)
+
+
+_TAKE, _LOST_TEXT = StepQueue.take, LinkProtocol._lost_text
+_DROP_DELETED, _TOPIC_CODE = offset_commit.CommitRows._drop_deleted, offset_commit.CommitRows._topic_code
+_FETCH_GROUP = offset_fetch._group
+_DELETE_TOPICS = Offsets.delete_topics
 _AWAIT_NEWS = ConsumerProtocolSession._await_news
 _CANCELLED = "client/test_client_cancelled_in_time.py"
 _STEPS = "broker/test_broker_steps.py"
@@ -245,6 +327,63 @@ MUTANTS: list[Mutant | ClientMutant] = [
         findings=("R323",),
         guards=(f"{_STEPS}::test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one",),
     ),
+    Mutant(
+        "a large request that waits for its place counts as incomplete",
+        ((StepQueue, "take", _take_as_incomplete),),
+        "hostile",
+        findings=("R370",),
+        guards=(
+            "broker/test_broker_connections.py::test_large_requests_wait_as_bytes_while_many_are_under_way",
+        ),
+    ),
+    Mutant(
+        "a commit by id names a topic that is deleted meanwhile",
+        (
+            (offset_commit.CommitRows, "_drop_deleted", _drop_by_name),
+            (offset_commit.CommitRows, "_topic_code", _code_of_a_new_topic),
+        ),
+        "deletions",
+        findings=("R377",),
+        guards=(
+            "broker/test_broker_interleavings.py::"
+            "test_the_outcome_of_two_requests_in_steps_is_that_of_one_after_the_other",
+        ),
+    ),
+    Mutant(
+        "offsets fetched by id are answered with the id of a new topic",
+        ((offset_fetch, "_group", _group_by_name),),
+        "deletions",
+        findings=("R378",),
+        guards=(f"{_STEPS}::test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one",),
+    ),
+    Mutant(
+        "a deleted group is stored again when an earlier sync ends",
+        ((groups.GroupCoordinator, "settle", _settle_the_dead),),
+        "deletions",
+        findings=("R380",),
+        guards=(
+            "broker/test_broker_coordinator_kills.py::"
+            "test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays_deleted",
+        ),
+    ),
+    Mutant(
+        "an old deletion forgets where a new topic's offsets stand",
+        ((Offsets, "delete_topics", _forget_newer),),
+        "deletions",
+        findings=("R420",),
+        guards=(
+            "broker/test_broker_coordinator_state.py::"
+            "test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it",
+        ),
+    ),
+    ClientMutant(
+        "a TLS connection that breaks carried nothing out",
+        "asyncio",
+        (),
+        ((LinkProtocol, "_lost_text", _text_of_any_tls_error),),
+        findings=("R445",),
+        guards=("security/test_security_tls.py::test_a_damaged_tls_record_leaves_the_outcome_unknown",),
+    ),
 ]
 """In the order of the findings."""
 NOT_CAUGHT: dict[str, str] = {
@@ -259,5 +398,12 @@ NOT_CAUGHT: dict[str, str] = {
     "a group that ended while it was deleted is deleted twice": "needs a member id that nobody uses, and a"
     " deletion in steps as it expires: no seed of the first 48",
     "a topic's id is looked up once for all steps of a commit": "our clients name topics by name",
+    "a large request that waits for its place counts as incomplete": "needs eight large requests under way"
+    " for a minute: none of the first 20 seeds of hostile clients",
+    "a commit by id names a topic that is deleted meanwhile": "our clients name topics by name",
+    "offsets fetched by id are answered with the id of a new topic": "our clients name topics by name",
+    "a deleted group is stored again when an earlier sync ends": "needs a full disk between two states of a"
+    " group, and its deletion before the first one is synced: no seed of the first 20",
+    "a TLS connection that breaks carried nothing out": "TLS is not played",
 }
 """And why not."""
