@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
+
+import pytest
+from helpers_wait import wait_until as wait_until
 
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.messages import (
     API_BY_KEY,
+    ApiVersionsRequest,
     CreateTopicsRequest,
     FetchRequest,
     FetchResponse,
@@ -221,9 +225,15 @@ def fetch_request(
     )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = TIMEOUT_SECONDS) -> None:
-    """Poll until the condition holds; fails the test when it never does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
+def assert_unanswered(client: RawClient) -> None:
+    """Assert that what the client sent has no answer although the broker has seen it.
+
+    Another connection's second request is answered in a later round of the broker's event loop.
+    """
+    with RawClient("{}:{}".format(*client.socket.getpeername())) as other:
+        for _ in range(2):
+            assert other.ask(ApiVersionsRequest(), 0).error_code == 0
+    client.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        client.socket.recv(1)
+    client.socket.settimeout(TIMEOUT_SECONDS)

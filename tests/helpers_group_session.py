@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+from helpers_wait import attempts, clock_ms
 
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.poll_activity import PollActivity
@@ -75,7 +76,7 @@ class Coordinator:
         return 0
 
     def now_ms(self) -> float:
-        return time.monotonic() * 1000
+        return clock_ms()
 
     def retry_pause_ms(self, _: int) -> float:
         return 1.0
@@ -183,9 +184,9 @@ class Member:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Steps until something is so, however many it takes within a minute."""
-        deadline = time.monotonic() + 60
-        while not is_so():
-            assert time.monotonic() < deadline, self.told
+        for _ in attempts(lambda: self.told):
+            if is_so():
+                return
             await self.step(0.01)
             await asyncio.sleep(0)
 

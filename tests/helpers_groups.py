@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers_producer import new_topic, producer_of, values
+from helpers_wait import LIMIT_S as SECONDS
+from helpers_wait import attempts
+from helpers_wait import wait_until as wait_for
 
 from oncelog import Consumer, TopicPartition
 from oncelog.errors import IllegalGeneration, RebalanceInProgress, UnknownMemberId
-
-SECONDS = 60.0
 
 
 def member(servers: str, group: str, **settings: Any) -> Consumer:
@@ -34,9 +34,9 @@ def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> N
 def take(consumer: Consumer, count: int) -> list[int]:
     """So many records' values."""
     got: list[int] = []
-    deadline = time.monotonic() + SECONDS
-    while len(got) < count:
-        assert time.monotonic() < deadline, f"{len(got)} of {count}"
+    for _ in attempts():
+        if len(got) >= count:
+            break
         got += [int(record.value or b"") for record in consumer.poll(0.2)]
     return got
 
@@ -75,13 +75,6 @@ class Reader:
         self.consumer.close()
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "nothing came of it"
-        time.sleep(0.02)
-
-
 def transform_thirty(servers: str, consumer: Consumer) -> None:
     """Read, write and commit in transactions, some aborted: every record is transformed once."""
     source, target = new_topic(servers, 2), new_topic(servers)
@@ -90,9 +83,9 @@ def transform_thirty(servers: str, consumer: Consumer) -> None:
         producer.init_transactions()
         consumer.subscribe([source])
         done, turn = 0, 0
-        deadline = time.monotonic() + SECONDS
-        while done < 30:
-            assert time.monotonic() < deadline
+        for _ in attempts():
+            if done == 30:
+                break
             records = consumer.poll(0.2)
             if not records:
                 continue

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from helpers_broker import wait_until
 from helpers_history_clients import PATIENCE_S, Client, Copier, Reader, Writer
 from helpers_producer import new_topic
+from helpers_wait import attempts, pause
 
 from oncelog import Consumer, TopicPartition
 from oncelog.faults import Rule
@@ -113,17 +114,16 @@ class Load:
 
     def _until_copied(self, direct: str) -> None:
         partitions = [TopicPartition(self.inward, index) for index in range(self.writers)]
-        deadline = time.monotonic() + PATIENCE_S
+        at: dict[TopicPartition, int] = {}
         with Consumer({"bootstrap.servers": direct, "group.id": f"{self.run}-copiers"}) as consumer:
             ends = consumer.end_offsets(partitions)
-            while True:
+            for _ in attempts(lambda: f"the copiers are at {at} of {ends}", PATIENCE_S):
                 found = consumer.committed(partitions)
-                at = {each: position.offset if position else 0 for each, position in found.items()}
+                at.update({each: position.offset if position else 0 for each, position in found.items()})
                 # The last record may be followed by markers, which nobody's position passes.
                 if all(_nothing_between(consumer, each, at[each], ends[each]) for each in partitions):
                     return
-                assert time.monotonic() < deadline, f"the copiers are at {at} of {ends}"
-                time.sleep(0.1)
+                pause(0.1)
 
 
 def says_something(history: list[Operation]) -> bool:

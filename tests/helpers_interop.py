@@ -7,9 +7,10 @@ when one failed. A reader takes no group: it assigns the partitions itself and s
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+from helpers_wait import attempts
 
 MAX_BYTES = 4_000_000
 """Room for a record of 1 MiB in every client's own limit."""
@@ -99,9 +100,10 @@ def read_confluent(bootstrap: str, topic: str, partitions: int) -> list[ReadRow]
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
     rows: list[ReadRow] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + TIMEOUT_S
     try:
-        while len(ended) < partitions and time.monotonic() < deadline:
+        for _ in attempts(seconds=TIMEOUT_S):
+            if len(ended) == partitions:
+                break
             for m in consumer.consume(1000, timeout=0.2):
                 if m.error() is None:
                     headers = tuple(m.headers() or ())
@@ -168,8 +170,7 @@ async def _read_aiokafka(bootstrap: str, topic: str, partitions: int) -> list[Re
         await consumer.seek_to_beginning(*places)
         ends = await consumer.end_offsets(places)
         rows: list[ReadRow] = []
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
+        for _ in attempts(seconds=TIMEOUT_S):
             if all([await consumer.position(p) >= ends[p] for p in places]):
                 break
             for batch in (await consumer.getmany(timeout_ms=200)).values():
@@ -223,8 +224,9 @@ def read_kafka_python(bootstrap: str, topic: str, partitions: int) -> list[ReadR
         consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
         rows: list[ReadRow] = []
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline and any(consumer.position(p) < ends[p] for p in places):
+        for _ in attempts(seconds=TIMEOUT_S):
+            if all(consumer.position(p) >= ends[p] for p in places):
+                break
             for batch in consumer.poll(timeout_ms=200, max_records=5000).values():
                 rows += [ReadRow(m.partition, m.offset, m.key, m.value, tuple(m.headers)) for m in batch]
         return rows
@@ -270,8 +272,9 @@ def read_oncelog(bootstrap: str, topic: str, partitions: int) -> list[ReadRow]:
         consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
         rows: list[ReadRow] = []
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline and any(consumer.position(p) < ends[p] for p in places):
+        for _ in attempts(seconds=TIMEOUT_S):
+            if all(consumer.position(p) >= ends[p] for p in places):
+                break
             rows += [ReadRow(r.partition, r.offset, r.key, r.value, r.headers) for r in consumer.poll(0.2)]
         return rows
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Self
 
 import helpers_kill_children
 from helpers_producer import new_topic, read
+from helpers_wait import attempts, pause
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.dev.served import ServedBroker
@@ -166,13 +166,13 @@ class World:
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Until it holds; processes that ended by themselves are started again."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
+        text = f"waited {PATIENCE_S:g} s for {what}; see {self.directory}"
+        for _ in attempts(lambda: text, PATIENCE_S):
+            if condition():
+                return
             self.copier.look_after()
             self.reader.look_after()
-            time.sleep(0.01)
-            logs = f"see {self.directory}"
-            assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}; {logs}"
+            pause(0.01)
 
     def committed(self, group: str = "copier") -> int:
         """The next number that the group will read, by what it committed."""

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,8 @@ from typing import Self
 
 import pytest
 from helpers_broker import wait_until
-from helpers_producer import new_topic, read
+from helpers_producer import new_topic, read, wait_for_markers
+from helpers_wait import pause
 
 from oncelog import Consumer, Producer, Record, TopicPartition
 from oncelog.dev.served import ServedBroker
@@ -100,7 +100,7 @@ class Load:
                 for value, future in zip(values, sent, strict=True):
                     metadata = future.result(PATIENCE_S)
                     self.stored[value] = metadata.partition, metadata.offset
-                time.sleep(self._pause_s)
+                pause(self._pause_s)
 
     def _transact(self) -> None:
         settings = {"bootstrap.servers": self.servers, "transactional.id": self.pairs}
@@ -113,7 +113,7 @@ class Load:
                         producer.send(self.pairs, b"%d:" % number + self._padding, partition=partition)
                 self.committed.append(number)
                 number += 1
-                time.sleep(self._pause_s)
+                pause(self._pause_s)
 
     def check(self, servers: str | None = None, told: Told | None = None) -> None:
         """What was `told` (None: by now) is there, once and whole, and the audit finds nothing."""
@@ -122,7 +122,10 @@ class Load:
         # One moment, since producers may be at work: later transactions are perhaps read in part.
         with Consumer({"bootstrap.servers": servers}) as consumer:
             topics = itertools.product((self.plain, self.pairs), range(PARTITIONS))
-            ends = consumer.end_offsets([TopicPartition(*each) for each in topics])
+            tps = [TopicPartition(*each) for each in topics]
+            if self._stopped.is_set():
+                wait_for_markers(servers, tps, consumer)
+            ends = consumer.end_offsets(tps)
 
         def read_now(topic: str) -> list[Record]:
             found = read(servers, topic)
@@ -136,6 +139,9 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
+        if not self._stopped.is_set():  # the markers of the newest one are being written, perhaps
+            numbers = {number for number in numbers if number <= max(committed, default=-1)}
+            seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})
         assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"
         assert set(committed) <= numbers, "a committed transaction is lost"
         assert audit(servers, self.plain, self.pairs) == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
+
+from helpers_wait import wait_until
 
 from oncelog import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
 from oncelog.faults import Proxy, WireEvent
@@ -42,11 +43,26 @@ def read(servers: str, topic: str) -> list[Record]:
 
 
 def wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consumer) -> None:
-    """Apache Kafka answers a commit before its markers are written; what is still open stays so for ever."""
-    deadline = time.monotonic() + 1
-    with Consumer({"bootstrap.servers": servers}, isolation_level="read_uncommitted") as everything:
-        while everything.end_offsets(tps) != committed.end_offsets(tps) and time.monotonic() < deadline:
-            time.sleep(0.01)
+    """Wait until what is not committed in these partitions is what applications have begun and not ended.
+
+    A commit may be answered before its markers are written (Apache Kafka) or synced.
+    """
+    uncommitted = {"bootstrap.servers": servers, "isolation.level": "read_uncommitted"}
+    with Consumer(uncommitted) as everything, Admin({"bootstrap.servers": servers}) as admin:
+
+        def are_written() -> bool:
+            ends, stable = everything.end_offsets(tps), committed.end_offsets(tps)
+            behind = [tp for tp in tps if stable[tp] < ends[tp]]
+            return not behind or _are_begun(admin, behind)
+
+        wait_until(are_written)
+
+
+def _are_begun(admin: Admin, tps: list[TopicPartition]) -> bool:
+    """Return True if each partition has a transaction that its application has not ended."""
+    ongoing = {each.producer_id for each in admin.list_transactions("Ongoing")}
+    described = admin.describe_producers(tps).values()
+    return all(ongoing & {each.producer_id for each in found.open_transactions()} for found in described)
 
 
 def values(servers: str, topic: str) -> list[bytes | None]:

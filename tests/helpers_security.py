@@ -12,9 +12,11 @@ from typing import Any
 
 import trustme
 from cryptography.hazmat.primitives import serialization
+from helpers_wait import LIMIT_S
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
+from oncelog import Producer
 from oncelog.broker.users import Users
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
@@ -186,3 +188,23 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
             "sasl.oauthbearer.expected.issuer": "https://id.example",
         }
     return properties
+
+
+def log_in_again(producer: Producer) -> None:
+    """Have the producer's connections authenticate again now, as their timers would later."""
+
+    async def begin() -> None:
+        assert producer._driver is not None
+        for link in producer._driver.cluster._links.values():
+            if link._protocol is not None:
+                assert link._login_timer is not None
+                link._log_in_again(link._protocol)
+
+    producer._thread.run(begin(), LIMIT_S)
+
+
+def logins_again(broker: Broker) -> int:
+    """Count the open connections of a broker in this process whose clients authenticated again."""
+    assert broker._running is not None
+    doors = [connection.door for connection in broker._running.server.connections]
+    return sum(door._authenticated_again_ms is not None and not door.is_authenticating for door in doors)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import NamedTuple
 
 from helpers_broker import RawClient
+from helpers_wait import attempts, pause
 
 from oncelog.errors import (
     ERROR_BY_CODE,
@@ -41,11 +41,11 @@ def create_topic(client: RawClient) -> str:
 
 def new_producer_id(client: RawClient) -> int:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    for _ in range(100):  # a broker that has just started answers COORDINATOR_LOAD_IN_PROGRESS
+    for _ in attempts():  # a broker that has just started answers COORDINATOR_LOAD_IN_PROGRESS
         answer = client.ask(request, INIT_PRODUCER_ID_VERSION)
         if answer.error_code != CoordinatorLoadInProgress.code:
             break
-        time.sleep(0.1)
+        pause(0.1)
     assert (answer.error_code, answer.producer_epoch) == (0, 0)
     return answer.producer_id
 
@@ -61,11 +61,11 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    for _ in range(100):  # a partition just created has no leader for a moment; nothing was judged yet
+    for _ in attempts():  # a partition just created has no leader for a moment; nothing was judged yet
         answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
         if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):
             break
-        time.sleep(0.05)
+        pause(0.05)
     if answer.error_code:
         assert answer.base_offset == -1
         return ERROR_BY_CODE[answer.error_code].kafka_name, None

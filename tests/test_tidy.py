@@ -1,4 +1,4 @@
-"""Taste as failing tests: the import law, calls banned outside the edge, the size of functions."""
+"""Taste as failing tests: the import law, banned calls, the size of functions, no clock in a test."""
 
 from __future__ import annotations
 
@@ -30,10 +30,54 @@ BANNED_IN_PURE = {"time", "random", "asyncio", "socket", "os", "threading", "uui
 
 MAX_FUNCTION_LINES = 60
 
+TESTS = Path(__file__).parent
+CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
+READS_CLOCKS = {
+    "helpers_wait.py": "here the waiting is done",
+    "plugin_costs.py": "measures what tests cost",
+    "helpers_history_clients.py": "notes when calls begin and end, for the checker of histories",
+    "helpers_pipeline_child.py": "a program of its own that a test kills",
+    "kill/copier.py": "a program of its own that tests kill",
+    "golden/kafka_directory.py": "captures what Apache Kafka writes; no test",
+    "differential/runner.py": "lets time-outs run out on Apache Kafka",
+    "client/test_client_producer_unreachable.py": "the simulator's time",
+}
+"""Files of tests that may sleep or read a clock. See also TIDY_LATER."""
+TIDY_LATER = ("spark/", "cli/", "sim/", "helpers_spark", "helpers_scenario", "helpers_group_topics")
+"""Files that are not held to this yet, or (sim/) in which time is the simulator's."""
+
 
 def room_of(path: Path) -> str:
     relative = path.relative_to(SOURCE)
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def clock_uses(tree: ast.AST) -> list[str]:
+    """Return each line that sleeps, reads a clock that gives no date, or compares a date."""
+    nodes = list(ast.walk(tree))
+    compared = {inner for node in nodes if isinstance(node, ast.Compare) for inner in ast.walk(node)}
+    # asyncio.sleep(0) lets the event loop run, and waits for nothing.
+    yields = {node.func for node in nodes if isinstance(node, ast.Call) and _is_zero(node.args)}
+    found = []
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module="time" | "asyncio", names=names):
+                is_clock = any(alias.name in {"sleep", *CLOCKS} for alias in names)
+            case ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"):
+                is_clock = node not in yields
+            case ast.Attribute(value=ast.Name(id="time"), attr="time" | "time_ns"):
+                is_clock = node in compared
+            case ast.Attribute(value=ast.Name(id="time"), attr=name):
+                is_clock = name in CLOCKS
+            case _:
+                is_clock = False
+        if is_clock:
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
+    return found
+
+
+def _is_zero(arguments: list[ast.expr]) -> bool:
+    return [getattr(argument, "value", None) for argument in arguments] == [0]
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
@@ -64,3 +108,36 @@ def test_functions_are_short(path: Path) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+
+
+def _is_tidy_already(path: Path) -> bool:
+    name = str(path.relative_to(TESTS))
+    return name not in READS_CLOCKS and not name.startswith(TIDY_LATER)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(TESTS.rglob("*.py")) if _is_tidy_already(path)],
+    ids=lambda path: str(path.relative_to(TESTS)),
+)
+def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
+    """It waits for a condition with what helpers_wait.py has, so that a busy machine changes nothing."""
+    assert clock_uses(ast.parse(path.read_text())) == [], "use tests/helpers_wait.py"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_clock"),
+    [
+        ("import time\ntime.sleep(1)", True),
+        ("import asyncio\nasyncio.sleep(0.1)", True),
+        ("import asyncio\nasyncio.sleep(0)", False),
+        ("from time import monotonic", True),
+        ("from asyncio import sleep", True),
+        ("import time\nstarted = time.monotonic()", True),
+        ("import time\nassert time.time() < 5", True),
+        ("import time\nexpires = time.time() + 300", False),
+        ("load.work(time.sleep, 2)", True),
+    ],
+)
+def test_uses_of_clocks_are_found(code: str, is_clock: bool) -> None:
+    assert bool(clock_uses(ast.parse(code))) is is_clock

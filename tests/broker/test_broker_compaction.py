@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, read
+from helpers_wait import pause, wait_until
 
 from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from oncelog.broker.node import Node
@@ -81,6 +80,7 @@ def test_one_round_compacts_what_was_just_closed() -> None:
     assert partition.cleaned_to > 0
 
 
+@pytest.mark.full("starts a broker nine times; tests/log crashes a compaction at every step")
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional: bool) -> None:
     """Nothing acknowledged as the newest of its key is lost, nothing aborted comes back."""
@@ -109,7 +109,7 @@ def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional
         worker.start()
         chance = random.Random(11)
         for _ in range(8):
-            time.sleep(chance.uniform(0.1, 0.4))
+            pause(chance.uniform(0.1, 0.4))
             broker.kill()
             broker.start()
         checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"

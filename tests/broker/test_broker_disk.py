@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch, produce_request, wait_until
+from helpers_broker import RawClient, assert_unanswered, batch, produce_request
+from helpers_wait import wait_until
 
 from oncelog import errors
 from oncelog.broker import topics
@@ -48,10 +49,7 @@ def test_an_append_is_acknowledged_only_when_it_is_synced(gate: threading.Event)
             # A retry from another connection is a duplicate, but it is not safe yet either.
             retry_id = other.send(produce_request("synced", batch(b"0", pid=1, sequence=0)), 9)
             for connection in (client, other):
-                connection.socket.settimeout(0.1)
-                with pytest.raises(TimeoutError):
-                    connection.socket.recv(1)
-                connection.socket.settimeout(60)
+                assert_unanswered(connection)
             gate.set()
             frame = other.read_frame()
             assert frame is not None and int.from_bytes(frame[:4], "big") == retry_id

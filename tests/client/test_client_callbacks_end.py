@@ -6,13 +6,13 @@ import asyncio
 import concurrent.futures
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from helpers_producer import new_topic, producer_of, values
+from helpers_wait import hang, wait_until
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
@@ -81,7 +81,7 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
         await producer.send(topic, b"first", on_delivery=interrupt)
         await producer.send(topic, b"second", on_delivery=lambda *_: told.append("second"))
         await producer.flush()
-        await asyncio.sleep(WAIT_S)
+        await hang()
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
@@ -110,7 +110,7 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
         thread.start()
         assert amid.wait(WAIT_S)
         second.start()
-        second.join(5)
+        second.join(WAIT_S)
         is_held_up = second.is_alive()
         outcome.settle(5, None, None)
         assert not list(outcome.notify())
@@ -148,9 +148,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
     assert amid.wait(WAIT_S)
     first.settle(5, None, None)  # and nobody was told of it yet
     waiter.start()
-    deadline_s = time.monotonic() + WAIT_S
-    while not pending.__dict__.get("_waiters") and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    wait_until(lambda: pending.__dict__.get("_waiters"))
     last.settle(6, None, None)
     assert not list(last.notify())
     waiter.join()

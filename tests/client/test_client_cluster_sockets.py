@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers_client import CUT, ScriptedBroker, free_port, metadata, scripted_broker
+from helpers_wait import hang, until
 
 from oncelog.client.cluster import ClusterMetadata
 from oncelog.config import ADMIN
@@ -90,7 +91,7 @@ def test_requests_leave_in_call_order_also_before_the_connection_stands() -> Non
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.refresh_metadata(())
         broker.cut_all()
-        await asyncio.sleep(0.05)
+        await until(lambda: broker.idle)
         futures = [cluster.submit(1, ask()) for _ in range(5)]
         await futures[0]
         futures += [cluster.submit(1, ask()) for _ in range(5)]
@@ -139,7 +140,7 @@ def test_start_waits_for_a_broker_that_comes_late() -> None:
         port = await free_port()
         cluster = cluster_at(f"127.0.0.1:{port}")
         starting = asyncio.create_task(cluster.start())
-        await asyncio.sleep(0.1)
+        await until(lambda: any(link._failure_count for link in cluster._links.values()))
         async with scripted_broker(port):
             await starting
             assert cluster.metadata.brokers[1].port == port
@@ -183,7 +184,7 @@ def test_a_port_that_is_not_kafka(banner: bytes) -> None:
 
 def test_a_port_that_says_nothing() -> None:
     async def run() -> None:
-        server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         settings = {"socket.connection.setup.timeout.ms": 50, "oncelog.bootstrap.timeout.ms": 10}
         cluster = cluster_at(f"127.0.0.1:{port}", **settings)
@@ -201,7 +202,7 @@ def test_the_broker_dies_with_requests_in_flight_and_comes_back() -> None:
         await cluster.start()
         broker.handlers["DescribeCluster"] = lambda header, message: None
         first, second = cluster.submit(1, ask()), cluster.submit(1, ask())
-        await asyncio.sleep(0.05)
+        await until(lambda: [name for name, _ in broker.seen].count("DescribeCluster") == 2)
         broker.cut_all()
         for future in (first, second):
             with pytest.raises(DisconnectedError, match=rf"{broker.port}.*2 requests unanswered.*unknown"):
@@ -234,7 +235,7 @@ def test_waiting_for_a_connection_has_its_time_too() -> None:
         await cluster.start()
         broker.handlers["ApiVersions"] = lambda header, message: None
         broker.cut_all()
-        await asyncio.sleep(0.05)
+        await until(lambda: broker.idle)
         with pytest.raises(TimedOut, match=rf"no connection to 127\.0\.0\.1:{broker.port} in 50 ms"):
             await cluster.request(1, ask(), timeout_ms=50)
 
@@ -359,9 +360,7 @@ def test_metadata_is_refreshed_by_age() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
         version = cluster.metadata.version
-        async with asyncio.timeout(60):
-            while cluster.metadata.version < version + 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: cluster.metadata.version >= version + 2)
         assert cluster.metadata.brokers
 
     play(story, **{"metadata.max.age.ms": 20})
@@ -395,9 +394,7 @@ def test_close_fails_what_is_in_flight_and_forbids_more() -> None:
 def test_an_idle_connection_is_closed_and_opened_again() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
-        async with asyncio.timeout(60):
-            while not broker.idle:
-                await asyncio.sleep(0.02)
+        await until(lambda: broker.idle)
         await cluster.refresh_metadata(())
         assert broker.connection_count == 2
 
@@ -442,9 +439,7 @@ def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
 async def refreshed(cluster: ClusterConnection, times: int = 2) -> None:
     """Wait until metadata came a few times more."""
     version = cluster.metadata.version
-    async with asyncio.timeout(60):
-        while cluster.metadata.version < version + times:
-            await asyncio.sleep(0.005)
+    await until(lambda: cluster.metadata.version >= version + times)
 
 
 def test_a_refresh_by_age_creates_no_topic_and_asks_for_none_that_was_forgotten() -> None:
@@ -497,9 +492,7 @@ def test_refreshing_by_age_survives_any_exception(monkeypatch: pytest.MonkeyPatc
 
         with monkeypatch.context() as patch:
             patch.setattr(cluster, "fetch_metadata", fail)
-            async with asyncio.timeout(60):
-                while not raised:
-                    await asyncio.sleep(0.005)
+            await until(lambda: raised)
         await refreshed(cluster)
 
     play(story, **{"metadata.max.age.ms": 20})
@@ -525,7 +518,7 @@ def test_refreshes_at_the_same_time_close_each_link_once() -> None:
 
         async def close(self) -> None:
             self.closed_count += 1
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         links = [Link() for _ in range(3)]
@@ -620,7 +613,7 @@ def test_a_request_without_an_answer_fails_with_its_connection(how: str) -> None
 
         async def never(header: Any, message: Any) -> None:
             begun.set()
-            await asyncio.sleep(600)
+            await hang()
 
         broker.handlers["Produce"] = never
         timeout_ms = 200 if how == "late" else 600_000

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers_client import CUT, ScriptedBroker, api_versions, batch_of, metadata, scripted_broker
+from helpers_wait import rest, until
 
 from oncelog.aio import Consumer
 from oncelog.errors import CorruptMessage, PeerError, UnknownTopicOrPartition
@@ -60,7 +61,7 @@ class ScriptedLog:
     async def slowly(self, header: Any, message: Any) -> Any:
         answer = self.answer(header, message)
         if not answer.responses[0].partitions[0].records:
-            await asyncio.sleep(message.max_wait_ms / 1000)
+            await rest(message.max_wait_ms / 1000)
         return answer
 
 
@@ -173,7 +174,7 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
         sizes = []
         async for view in pieces:
             sizes.append(len(view))
-            await asyncio.sleep(0.02)  # a reader slower than the broker
+            await asyncio.sleep(0)
             assert len(log.asked) <= len(sizes) + 1
         assert log.asked == list(range(0, 20, 2))
 
@@ -322,8 +323,7 @@ def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
         consumer.pause(T0)  # so that nothing else looks for its leader
         cluster = await consumer._connected()
         await cluster.fetch_metadata(["missing"])
-        while consumer._is_awaited(cluster, missing[0]):
-            await asyncio.sleep(0.001)
+        await until(lambda: not consumer._is_awaited(cluster, missing[0]))
         cluster.metadata.mark_stale([T0])
         assert cluster.metadata.leader_of(T0) is None
         await consumer._find_leaders(cluster, [*missing, T0])

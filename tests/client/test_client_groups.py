@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import confluent_kafka
 import pytest
 from helpers_groups import (
-    SECONDS,
     Reader,
     fill,
     idle_member_is_left_behind,
@@ -19,6 +17,7 @@ from helpers_groups import (
     wait_for,
 )
 from helpers_producer import new_topic
+from helpers_wait import attempts
 
 from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -52,15 +51,18 @@ def test_positions_are_committed_by_themselves(servers: str, group: str) -> None
     with member(servers, group, auto_commit_interval_ms=50, max_poll_records=3) as consumer:
         consumer.subscribe([topic])
         assert take(consumer, 1) == [0, 1, 2]
-        time.sleep(0.1)
-        consumer.poll(0.2)
-        committed = consumer.committed([at])[at]
-        assert committed is not None
-        assert committed.offset == 3
+        for _ in attempts():
+            count = len(consumer.poll(0.2))
+            committed = consumer.committed([at])[at]
+            if committed is not None:
+                break
+        assert committed.offset % 3 == 0 or committed.offset == 10
+        position = consumer.position(at)
+        assert position == committed.offset + count, "only what an earlier poll had returned"
     with member(servers, group) as last:
         found = last.committed([at])[at]
         assert found is not None
-        assert found.offset == 6, "close() committed what the second poll had returned"
+        assert found.offset == position, "close() committed what the last poll had returned"
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin"])
@@ -161,9 +163,9 @@ def test_the_asyncio_face(servers: str, group: str) -> None:
         async with AsyncConsumer(config) as consumer:
             consumer.subscribe([topic], on_assigned=assigned)
             got: list[int] = []
-            deadline = time.monotonic() + SECONDS
-            while len(got) < 6:
-                assert time.monotonic() < deadline
+            for _ in attempts():
+                if len(got) == 6:
+                    break
                 got += [int(record.value or b"") for record in await consumer.poll(0.2)]
             await consumer.commit()
             return got

@@ -12,6 +12,7 @@ import pytest
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from helpers_groups import SECONDS, Reader, fill, member, wait_for
 from helpers_producer import new_topic
+from helpers_wait import until
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
 from oncelog.errors import MisuseError
@@ -174,19 +175,16 @@ def test_a_sticky_group_with_aiokafka(servers: str, group: str, leader: str) -> 
             partition_assignment_strategy=[StickyPartitionAssignor],
         )
 
-        async def until(ours: int, theirs: int) -> None:
-            deadline = asyncio.get_running_loop().time() + SECONDS
-            while (len(assigned(reader)), len(other.assignment())) != (ours, theirs):
-                assert asyncio.get_running_loop().time() < deadline
-                await asyncio.sleep(0.02)
+        async def until_shared(ours: int, theirs: int) -> None:
+            await until(lambda: (len(assigned(reader)), len(other.assignment())) == (ours, theirs))
 
         if leader == "aiokafka":
             await other.start()
         reader = await asyncio.to_thread(lambda: Reader(member(servers, group, **STICKY), topic))
         if leader == "ours":
-            await until(4, 0)
+            await until_shared(4, 0)
             await other.start()
-        await until(2, 2)
+        await until_shared(2, 2)
         kept = assigned(reader)
         await other.stop()
         await asyncio.to_thread(wait_for, lambda: len(assigned(reader)) == 4)

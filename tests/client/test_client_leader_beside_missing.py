@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers_client import metadata, scripted_broker
 from helpers_producer import new_topic, requests
+from helpers_wait import until
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
 from oncelog.edge.producer import AsyncProducer
@@ -25,8 +26,8 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
                 missing = asyncio.create_task(producer.send("missing", b"x"))
                 for topic in topics:
                     count = len(requests(proxy, "Metadata"))
-                    while len(requests(proxy, "Metadata")) == count:  # each begins while one is under way
-                        await asyncio.sleep(0.001)
+                    # Each begins while one is under way.
+                    await until(lambda count=count: len(requests(proxy, "Metadata")) > count)
                     await asyncio.wait_for(producer.send(topic, b"x"), 60)
                 assert not missing.done()
                 missing.cancel()

@@ -10,6 +10,7 @@ import pytest
 from helpers_group_session import PROTOCOLS, Coordinator, Member
 from helpers_groups import fill, member, take, wait_for
 from helpers_producer import new_topic
+from helpers_wait import rest
 
 from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -216,13 +217,13 @@ def test_a_close_that_is_cancelled_leaves_no_heartbeats_behind(ours: str, group:
 def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocation(protocol: str) -> None:
     async def work() -> None:
         coordinator = Coordinator()
-        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
+        coordinator.retry_pause_ms = lambda _: 100.0  # type: ignore[method-assign]
         codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: it is sent again after the pause
 
         async def answer() -> int:
             if codes:
                 return codes.pop()
-            await asyncio.sleep(0.6)
+            await rest(0.2)
             return 0
 
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})

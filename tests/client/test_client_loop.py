@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+from helpers_wait import hang
 
 from oncelog.edge.loop import LoopThread
 from oncelog.errors import MisuseError, TimedOut
@@ -45,7 +46,7 @@ def test_a_time_limit_cancels_the_coroutine() -> None:
 
     async def wait() -> None:
         try:
-            await asyncio.sleep(60)
+            await hang()
         finally:
             cancelled.set()
 
@@ -83,7 +84,7 @@ def test_after_stop_it_says_so_and_tasks_are_cancelled() -> None:
 
     async def wait() -> None:
         try:
-            await asyncio.sleep(60)
+            await hang()
         finally:
             ended.set()
 

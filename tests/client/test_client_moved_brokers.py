@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers_client import ScriptedBroker, batch_of, metadata, scripted_broker
 from helpers_producer import new_topic
+from helpers_wait import rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer
@@ -105,7 +106,7 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> No
                 if records:
                     stamp(records, 0, 0, 0)
                 else:
-                    await asyncio.sleep(message.max_wait_ms / 1000)
+                    await rest(message.max_wait_ms / 1000)
                 row = FetchResponse.PartitionData(
                     partition_index=asked.partition, high_watermark=1, last_stable_offset=1,
                     records=bytes(records),

@@ -7,11 +7,11 @@ import concurrent.futures
 import faulthandler
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from helpers_producer import new_topic, producer_of, values
+from helpers_wait import wait_until
 
 from oncelog import Admin, Broker, NewTopic
 from oncelog.aio import Producer as AsyncProducer
@@ -53,13 +53,6 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
         else:  # tell a lost wake-up from a lost completion: where does every thread stand?
             faulthandler.dump_traceback(sys.__stderr__)
         assert not body.is_alive()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.behaviour("I1", "I2")

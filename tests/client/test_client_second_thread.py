@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers_wait import hang, wait_until
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
@@ -35,8 +36,7 @@ class Polling:
         self.raised: BaseException | None = None
         self.thread = threading.Thread(target=self._poll, args=(consumer,), daemon=True)
         self.thread.start()
-        while consumer._async._stepping is None and self.thread.is_alive():
-            self.thread.join(0.01)
+        wait_until(lambda: consumer._async._stepping is not None or not self.thread.is_alive())
 
     def _poll(self, consumer: Consumer) -> None:
         try:
@@ -160,7 +160,7 @@ def test_a_call_is_told_that_the_thread_was_stopped_meanwhile() -> None:
 
     async def wait() -> None:
         begun.set()
-        await asyncio.sleep(600)
+        await hang()
 
     def call() -> None:
         try:
@@ -222,7 +222,7 @@ def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_cons
     """CancelledError would say that somebody has cancelled the task, and no `except Exception` catches it."""
 
     async def story() -> None:
-        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(600), "127.0.0.1", 0)
+        silent = await asyncio.start_server(hang, "127.0.0.1", 0)
         host, port = silent.sockets[0].getsockname()
         consumer = AsyncConsumer(bootstrap_servers=f"{host}:{port}")
         consumer.assign(T0)
@@ -239,7 +239,7 @@ def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_cons
 
 def test_a_range_that_is_read_is_told_that_the_thread_was_stopped() -> None:
     thread = LoopThread()
-    submitted = thread.submit(asyncio.sleep(600))
+    submitted = thread.submit(hang())
     threading.Thread(target=thread.stop, daemon=True).start()
     with pytest.raises(MisuseError, match="closed by another thread"):
         result_of(submitted)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, requests, values
+from helpers_wait import until
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -134,8 +134,7 @@ def test_a_cancelled_call_for_offsets_keeps_the_transaction_from_being_committed
             sending = asyncio.create_task(
                 producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name())
             )
-            while not requests(proxy, "TxnOffsetCommit"):
-                await asyncio.sleep(0.01)
+            await until(lambda: requests(proxy, "TxnOffsetCommit"))
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             with pytest.raises(OncelogError, match="same arguments"):
@@ -162,8 +161,7 @@ def test_an_abort_ends_a_call_for_offsets_that_still_runs(ours: str) -> None:
             sending = asyncio.create_task(
                 producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name())
             )
-            while not requests(proxy, "TxnOffsetCommit"):
-                await asyncio.sleep(0.01)
+            await until(lambda: requests(proxy, "TxnOffsetCommit"))
             await producer.abort_transaction()
             proxy.clear()
             with pytest.raises(TransactionAborted):
@@ -188,8 +186,7 @@ def test_a_cancelled_commit_counts_as_one_that_may_be_decided(ours: str) -> None
             await (await producer.send(topic, b"x"))
             proxy.add(Rule(action="drop", api="EndTxn"))
             committing = asyncio.create_task(producer.commit_transaction())
-            while not requests(proxy, "EndTxn"):
-                await asyncio.sleep(0.01)
+            await until(lambda: requests(proxy, "EndTxn"))
             committing.cancel()
             await asyncio.gather(committing, return_exceptions=True)
             assert producer._transactions is not None
@@ -263,12 +260,10 @@ def test_closing_the_producer_repeats_a_commit_that_was_asked_for(servers: str, 
 def test_closing_takes_no_longer_than_its_timeout(ours: str) -> None:
     topic = new_topic(ours)
     with Proxy(ours) as proxy:
-        producer = producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=60_000)
+        producer = producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=3_600_000)
         open_on(producer, topic)
         proxy.add(Rule(action="cut", api="EndTxn"))
-        began = time.monotonic()
-        producer.close(0.5)
-        assert time.monotonic() - began < 30
+        producer.close(0.5)  # the test's time-out is below max.block.ms
         assert not producer._thread.is_running
 
 
@@ -289,12 +284,11 @@ def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(serv
 @pytest.mark.behaviour("T7")
 def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(servers: str) -> None:
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
-    with producer_of(servers, transactional_id=name(), max_block_ms=60_000) as producer:
+    # Longer than this test may take.
+    with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:
         open_on(producer, new_topic(servers))
-        began = time.monotonic()
         with pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist") as raised:
             producer.send_offsets_to_transaction({TopicPartition(missing, 0): 1}, name())
-        assert time.monotonic() - began < 45, "well below max.block.ms"
         assert isinstance(raised.value, BrokerError) and raised.value.reaction == "abortable"
         with pytest.raises(UnknownTopicOrPartition):
             producer.commit_transaction()

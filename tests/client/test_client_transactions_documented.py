@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers_groups import SECONDS, fill, member
 from helpers_producer import new_topic, read, values
+from helpers_wait import wait_until
 
 from oncelog import Producer, Record, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -43,13 +42,6 @@ def copier(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", CHILD + documented_loop(), *arguments], stderr=subprocess.PIPE
     )
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 @pytest.mark.behaviour("T7")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, requests, values
 from helpers_security import AUTHORIZER
+from helpers_wait import until
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.edge.producer import AsyncProducer
@@ -102,8 +102,7 @@ def test_an_abort_ends_a_call_for_a_group_that_still_runs(classic: str) -> None:
             sending = asyncio.create_task(
                 producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name())
             )
-            while not requests(proxy, "AddOffsetsToTxn"):
-                await asyncio.sleep(0.01)
+            await until(lambda: requests(proxy, "AddOffsetsToTxn"))
             await producer.abort_transaction()
             await producer.begin_transaction()
             proxy.clear()
@@ -146,14 +145,15 @@ def test_closing_waits_no_longer_for_a_coordinator_that_nobody_names(servers: st
     topic = new_topic(servers)
     with Proxy(servers) as proxy:
         producer = producer_of(
-            proxy.bootstrap_servers, transactional_id=name(), request_timeout_ms=90_000, max_block_ms=90_000
+            proxy.bootstrap_servers,
+            transactional_id=name(),
+            request_timeout_ms=3_600_000,
+            max_block_ms=3_600_000,
         )
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"never seen").result(60)
         proxy.add(Rule(action="cut", api="EndTxn"))
         proxy.add(Rule(action="drop", api="FindCoordinator"))
-        began = time.monotonic()
-        producer.close(2)
-        assert time.monotonic() - began < 60, "well below request.timeout.ms"
+        producer.close(0.5)  # the test's time-out is below request.timeout.ms
     assert values(servers, topic) == []

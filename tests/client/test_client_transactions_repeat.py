@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from helpers_producer import new_topic, producer_of, requests, values
+from helpers_wait import wait_until
 
 from oncelog import Broker
 from oncelog.errors import MessageTooLarge, TimedOut, TransactionAbortable
@@ -32,8 +32,7 @@ def test_an_abort_waits_for_the_partition_that_is_being_added(servers: str, prox
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, b"dropped")
-        while not requests(proxy, "AddPartitionsToTxn"):
-            time.sleep(0.01)
+        wait_until(lambda: requests(proxy, "AddPartitionsToTxn"))
         producer.abort_transaction()
         assert len(requests(proxy, "EndTxn")) == 1
         with producer.transaction():

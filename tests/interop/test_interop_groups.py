@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import kafka
 import pytest
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
 from helpers_interop import make_topic
+from helpers_wait import attempts
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
 
 from oncelog import Producer
@@ -60,9 +60,9 @@ def member(servers: str, group: str, **settings: object) -> confluent_kafka.Cons
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[list[int]]:
     """Poll all in turns; what each got."""
     got: list[list[int]] = [[] for _ in members]
-    deadline = time.monotonic() + SECONDS
-    while not is_done():
-        assert time.monotonic() < deadline, [consumer.assignment() for consumer in members]
+    for _ in attempts(lambda: [consumer.assignment() for consumer in members], SECONDS):
+        if is_done():
+            break
         for consumer, values in zip(members, got, strict=True):
             message = consumer.poll(0.05)
             if message is not None and not message.error():
@@ -93,9 +93,9 @@ def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> Non
     for part in range(2):
         consumer = member(servers, group)
         consumer.subscribe([topic])
-        deadline = time.monotonic() + SECONDS
-        while len(seen) < 40 * (part + 1):
-            assert time.monotonic() < deadline
+        for _ in attempts(lambda seen=seen: seen, SECONDS):
+            if len(seen) >= 40 * (part + 1):
+                break
             message = consumer.poll(0.2)
             if message is not None and not message.error():
                 seen.append(int(message.value()))
@@ -116,9 +116,9 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         seen: list[int] = []
 
         def take(count: int) -> None:
-            deadline = time.monotonic() + SECONDS
-            while len(seen) < count:
-                assert time.monotonic() < deadline
+            for _ in attempts(lambda: seen, SECONDS):
+                if len(seen) >= count:
+                    return
                 message = consumer.poll(0.2)
                 if message is not None and not message.error():
                     seen.append(int(message.value()))
@@ -160,9 +160,9 @@ def test_kafka_python_and_aiokafka_share_with_each_other(servers: str, topic: st
             )
         )
         seen: set[int] = set()
-        deadline = time.monotonic() + SECONDS
-        while len(seen) < 40 or len(reader.assignment()) != 2 or len(other.assignment()) != 2:
-            assert time.monotonic() < deadline, (len(seen), reader.assignment(), other.assignment())
+        for _ in attempts(seconds=SECONDS):
+            if (len(seen), len(reader.assignment()), len(other.assignment())) == (40, 2, 2):
+                break
             mine, theirs = await asyncio.gather(
                 reader.getmany(timeout_ms=200), asyncio.to_thread(other.poll, 200)
             )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers_cli import oncelog
 from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
+from helpers_wait import attempts, pause
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -92,15 +92,15 @@ class Run:
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """The condition comes true while the example runs."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_done():
+        for _ in attempts(lambda: self.log[-6000:], PATIENCE_S):
+            if is_done():
+                return
             if self._program.poll() is not None:
                 print(
                     f"failed: {[line for line in self.log.splitlines() if line.startswith('Caused by')][-1:]}"
                 )
                 self._launch()
-            assert time.monotonic() < deadline, self.log[-6000:]
-            time.sleep(0.5)
+            pause(0.5)
 
     def advance(self) -> None:
         """Two more micro-batches."""
@@ -114,7 +114,7 @@ class Run:
                 broker = self.kafka.nodes[number % 3]
                 killed = [broker, self.spark.workers[number % 2]] if number % 3 == 1 else [broker]
                 for node in killed:
-                    time.sleep(chance.uniform(0, 2))
+                    pause(chance.uniform(0, 2))
                     node.kill()
                 self.advance()
                 for node in killed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,6 +14,7 @@ import pytest
 from helpers_foreign import CACHE, Command, compiled_java, prepare
 from helpers_interop import make_topic
 from helpers_producer import read
+from helpers_wait import LIMIT_S, pause, wait_until
 
 from oncelog import Producer
 from oncelog.dev.apache_kafka import VERSION
@@ -80,11 +80,8 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         child.communicate()
 
 
-def wait_until(holds: Callable[[], bool], logs: dict[str, Path]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, [log.read_text(errors="replace")[-3000:] for log in logs.values()]
-        time.sleep(0.1)
+def wait_for(holds: Callable[[], bool], logs: dict[str, Path]) -> None:
+    wait_until(holds, LIMIT_S, lambda: [log.read_text(errors="replace")[-3000:] for log in logs.values()])
 
 
 def passed(servers: str) -> list[int]:
@@ -111,22 +108,22 @@ def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path
 
         def goes_on() -> None:
             before = len(passed(servers))
-            wait_until(lambda: len(passed(servers)) > before, logs)
+            wait_for(lambda: len(passed(servers)) > before, logs)
 
         with Numbers(servers) as numbers:
             with instance("first"):
                 goes_on()
-                time.sleep(chance.uniform(0, 0.4))
+                pause(chance.uniform(0, 0.4))
             with instance("first"):
                 goes_on()
                 second = stack.enter_context(instance("second"))
-                wait_until(lambda: "RUNNING" in logs["second"].read_text(), logs)
-                time.sleep(chance.uniform(0, 0.4))
+                wait_for(lambda: "RUNNING" in logs["second"].read_text(), logs)
+                pause(chance.uniform(0, 0.4))
             goes_on()
             broker.kill()
             broker.start()
             goes_on()
-        wait_until(lambda: is_finished(servers, numbers.count), logs)
+        wait_for(lambda: is_finished(servers, numbers.count), logs)
         second.communicate(timeout=200)
         assert second.returncode == 0
         check_exact(servers, numbers.count)

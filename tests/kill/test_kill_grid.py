@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers_producer import new_topic, producer_of, read
+from helpers_wait import pause, wait_until
 
 from oncelog import Consumer, TopicPartition
 from oncelog.dev.process import end_process
@@ -79,13 +79,6 @@ class Watcher(threading.Thread):
                 self.seen += [(record.partition, int(record.value or b"")) for record in records]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What happens to whom, and how is copied."""
@@ -131,7 +124,7 @@ def copy_and_bounce(broker: ServedBroker, folder: Path, cell: Cell, count: int, 
         for bounce in range(1, BOUNCES + 1):
             due = count * bounce // (BOUNCES + 2)
             wait_until(lambda due=due: sum(each.copied for each in copiers) >= due, patience_s)
-            time.sleep(chance.uniform(0, pause_s))
+            pause(chance.uniform(0, pause_s))
             cell.bounce(broker, copiers)
         wait_until(lambda: all([each.is_done() for each in copiers]), patience_s)
         watcher.join(patience_s)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers_history import Load, copied_once, lost_messages, network_faults, says_something
+from helpers_wait import pause
 
 from oncelog import Broker
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -33,9 +33,8 @@ def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], N
     chance = random.Random(SEED)
 
     def disturb(seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(chance.uniform(0.2, 0.8))
+        for _ in range(round(seconds * 2)):
+            pause(chance.uniform(0.2, 0.8))
             if broker is not None and chance.random() < 0.6:
                 broker.kill()
                 broker.start()
@@ -97,7 +96,7 @@ def test_late_ends(version: int) -> None:
         ):
             load = Load(proxy.bootstrap_servers, seed)
             load.create_topics(broker.bootstrap_servers)
-            load.work(time.sleep, 2)
+            load.work(pause, 2)
             found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
         # A seed may meet nothing but anomalies of another kind.
         if any(isinstance(each, AbortedRead) for each in found):
@@ -110,7 +109,7 @@ def test_a_reader_of_what_is_not_committed_is_caught() -> None:
     with Broker() as broker:
         load = Load(broker.bootstrap_servers, isolation="read_uncommitted")
         load.create_topics(broker.bootstrap_servers)
-        load.work(time.sleep, 1)
+        load.work(pause, 1)
         found = check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
     assert {AbortedRead, EarlyRead} <= {type(each) for each in found}
 

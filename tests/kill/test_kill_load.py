@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers_load import BATCH_RECORDS, PARTITIONS, Loader, content, expected, write_csv
 from helpers_producer import new_topic
+from helpers_wait import pause
 
 from oncelog.dev.served import ServedBroker
 from oncelog.edge.broker import Broker
@@ -43,7 +43,7 @@ def test_killed_again_and_again(broker: Broker, tmp_path: Path) -> None:
         loader = Loader(servers, topic, "again", files)
         for _ in range(chance.randint(1, 9)):
             loader.wait_for_transaction()
-        time.sleep(chance.uniform(0, 0.01))
+        pause(chance.uniform(0, 0.01))
         loader.kill()
     report = finish(servers, topic, "again", files)
     assert 0 < report.records < 3 * ROWS

@@ -8,11 +8,11 @@ without faults, record for record.
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
 from helpers_kill import World
+from helpers_wait import pause
 
 from oncelog.faults.rules import Action, Rule
 
@@ -118,7 +118,7 @@ def test_killed_at_random(tmp_path: Path, version: int) -> None:
             if chance.random() < 0.8:  # otherwise they die on their way up
                 world.feed(100)
                 world.wait_ended(chance.randrange(10))
-            time.sleep(chance.uniform(0, 0.1))
+            pause(chance.uniform(0, 0.1))
             victims = chance.sample(["broker", "copier", "reader"], chance.choice([1, 1, 1, 2, 3]))
             world.kill(*victims)
             kills += len(victims)

@@ -6,13 +6,13 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, read
+from helpers_wait import pause
 
 from oncelog import Producer
 from oncelog.dev.served import ServedBroker
@@ -66,7 +66,7 @@ def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
             worker.start()
             chance = random.Random(7)
             for _ in range(KILLS):
-                time.sleep(chance.uniform(0.05, 0.3))
+                pause(chance.uniform(0.05, 0.3))
                 broker.kill()
                 broker.start()
             try:  # a slow machine needs longer for that
@@ -94,7 +94,7 @@ def test_the_producer_is_killed_again_and_again(tmp_path: Path) -> None:
             )
             assert child.stdout is not None
             told.append(int(child.stdout.readline()))
-            time.sleep(chance.uniform(0.0, 0.1))
+            pause(chance.uniform(0.0, 0.1))
             child.kill()
             told += [int(line) for line in child.stdout.read().splitlines()]
             child.wait(10)

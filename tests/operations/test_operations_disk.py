@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from helpers_broker import RawClient, batch
 from helpers_operations import Load, fill, frozen, mounted, wait_for
 from helpers_producer import producer_of
+from helpers_wait import pause
 
 from oncelog import errors
 from oncelog.dev.served import ServedBroker
@@ -138,7 +138,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load.wait_for_progress()
         with frozen(broker):
             # ext4 may tell a sync that meets the error that all is well; none is under way now.
-            time.sleep(1)
+            pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
         told = load.told()

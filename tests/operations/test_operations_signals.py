@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from helpers_operations import Load
+from helpers_wait import pause
 
 from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.dev.served import ServedBroker
@@ -65,7 +65,7 @@ def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None
             broker.kill()
             with broker.log_file.open("ab") as log:
                 process = subprocess.Popen(broker._command(), stdout=subprocess.DEVNULL, stderr=log)
-            time.sleep(delay_s)
+            pause(delay_s)
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_TIMEOUT_S) in (0, -signal.SIGTERM)
             broker.start()
@@ -88,7 +88,7 @@ def test_killed_a_hundred_times_in_a_row(tmp_path: Path, flush_messages: int) ->
     ):
         for _ in range(100):
             load.wait_for_progress(1)
-            time.sleep(chance.uniform(0, 0.3))
+            pause(chance.uniform(0, 0.3))
             broker.kill()
             told = load.told()
             broker.start()

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import wait_until
 from helpers_security import (
     AUTHORIZER,
     Certificates,
     client_config,
+    log_in_again,
+    logins_again,
     make_certificates,
     secured_broker,
     signed_token,
     write_keys,
 )
+from helpers_wait import pass_time, wait_until
 from joserfc.jwk import OctKey, RSAKey
 
 import oncelog
@@ -100,17 +102,31 @@ def test_tokens_that_do_not_hold(broker: Broker, tmp_path: Path, why: str) -> No
     assert token not in str(caught.value)
 
 
-def test_sessions_end_with_their_token(broker: Broker, tmp_path: Path) -> None:
-    """Clients read a new token before that, and stay."""
+def test_a_client_logs_in_again_with_a_new_token_and_stays(tmp_path: Path, keys: Path) -> None:
     path = tmp_path / "token"
-    config = with_token(broker, path, signed(exp=int(time.time()) + 3))
-    opened = broker.metrics()["connections_opened"]
-    with oncelog.Producer(config) as producer:
-        producer.send("tokens", b"v").result(timeout=60)
-        path.write_text(signed())
-        time.sleep(3.5)
-        producer.send("tokens", b"v").result(timeout=60)
-    assert broker.metrics()["connections_opened"] - opened <= 2
+    with secured_broker(tmp_path / "data", **settings(keys)) as broker:
+        config = with_token(broker, path, signed(exp=int(time.time()) + 300))
+        with oncelog.Producer(config) as producer:
+            producer.send("tokens", b"v").result(timeout=60)
+            opened = broker.metrics()["connections_opened"]
+            path.write_text(signed(exp=int(time.time()) + 6_000))
+            log_in_again(producer)
+            wait_until(lambda: logins_again(broker) > 0)
+            pass_time(broker, 400_000)
+            producer.send("tokens", b"v").result(timeout=60)
+        assert broker.metrics()["connections_opened"] == opened
+
+
+def test_a_session_is_over_with_its_token(tmp_path: Path, keys: Path) -> None:
+    with secured_broker(tmp_path / "data", **settings(keys)) as broker:
+        config = with_token(broker, tmp_path / "token", signed(exp=int(time.time()) + 300))
+        with oncelog.Producer(config) as producer:
+            producer.send("tokens", b"v").result(timeout=60)
+            opened = broker.metrics()["connections_opened"]
+            (tmp_path / "token").write_text(signed(exp=int(time.time()) + 6_000))
+            pass_time(broker, 400_000)
+            producer.send("tokens", b"v").result(timeout=60)
+        assert broker.metrics()["connections_opened"] > opened, "the old connection is of no use"
 
 
 def test_new_keys_are_read(tmp_path: Path) -> None:

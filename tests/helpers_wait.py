@@ -1,0 +1,130 @@
+"""The only functions in which a test sleeps or looks at a clock; tests/test_tidy.py checks that.
+
+A test waits for a condition, with a limit that only a fault of the product reaches. `pause` decides nothing:
+what a test asserts must hold for any length of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncelog import Broker
+
+LIMIT_S = 60.0
+_STEP_S = 0.01
+
+
+def wait_until(
+    is_so: Callable[[], object], seconds: float = LIMIT_S, what: Callable[[], object] | None = None
+) -> None:
+    """Poll until the condition holds. Fail the test when it never does, with what `what` returns."""
+    for _ in attempts(what, seconds):
+        if is_so():
+            return
+        time.sleep(_STEP_S)
+
+
+async def until(is_so: Callable[[], object], seconds: float = LIMIT_S) -> None:
+    """Poll as `wait_until` does, and let the event loop do other work meanwhile."""
+    for _ in attempts(None, seconds):
+        if is_so():
+            return
+        await asyncio.sleep(_STEP_S / 10)
+
+
+def attempts(what: Callable[[], object] | None = None, seconds: float = LIMIT_S) -> Iterator[int]:
+    """Count the rounds of a loop that is left once it has what it waits for. Fail the test at the limit."""
+    deadline, count = time.monotonic() + seconds, 0
+    while True:
+        yield count
+        count += 1
+        assert time.monotonic() < deadline, what() if what else "the condition never came true"
+
+
+def pause(seconds: float) -> None:
+    """Let real time pass before a fault or between two requests. Nothing may depend on how long it was."""
+    time.sleep(seconds)
+
+
+async def rest(seconds: float) -> None:
+    """Do as `pause`, in an event loop: timers of one loop keep their order, however late they are."""
+    await asyncio.sleep(seconds)
+
+
+def clock_ms() -> float:
+    """Return the monotonic clock's time, for what stands in for a part of the product."""
+    return time.monotonic() * 1000
+
+
+async def hang(*_: object) -> None:
+    """Never return, unless cancelled."""
+    await asyncio.get_running_loop().create_future()
+
+
+def stop_clock(broker: Broker) -> None:
+    """Let the clock of a broker in this process stand still, apart from `pass_time`."""
+    assert broker._running is not None
+    clock = broker._running.clock
+    monotonic_ns, wall_ns = clock._monotonic_ns(), clock._wall_ns()
+    clock._monotonic_ns, clock._wall_ns = lambda: monotonic_ns, lambda: wall_ns
+
+
+def pass_time(broker: Broker, ms: int) -> None:
+    """Set the clock of a broker in this process forward, and let the broker do what is due then.
+
+    Deadlines of the node pass, and those of connections. Time that a client measures does not pass.
+    """
+    running, thread = broker._running, broker._thread
+    assert running is not None and thread is not None
+
+    def sweep() -> None:
+        if running.server._sweeper is not None:
+            running.server._sweeper.cancel()
+        running.server._sweep()
+
+    async def go_on() -> None:
+        sweep()  # what connections did until now counts as done now
+        running.clock._anchor_ns += ms * 1_000_000
+        running.server._tick()
+        sweep()
+
+    thread.run(go_on(), LIMIT_S)
+
+
+class HeldTimers:
+    """The timers that a module sets on its event loop. They fire when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        self.delays_s: list[float] = []
+        self._held: list[tuple[Any, asyncio.TimerHandle, partial[object]]] = []
+        monkeypatch.setattr(module, "asyncio", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def get_running_loop(self) -> Any:
+        """Return the running loop with another `call_later`."""
+        call_soon = asyncio.get_running_loop().call_soon
+        return SimpleNamespace(call_later=self._call_later, call_soon=call_soon)
+
+    def _call_later(self, delay_s: float, function: Callable[..., object], *args: object) -> object:
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(86_400, function, *args)
+        self._held.append((loop, handle, partial(function, *args)))
+        self.delays_s.append(delay_s)
+        return handle
+
+    def fire(self) -> None:
+        """Run those that were not cancelled, in their event loops."""
+        held, self._held = self._held, []
+        for loop, handle, call in held:
+            if not handle.cancelled():
+                handle.cancel()
+                loop.call_soon_threadsafe(call)
