@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench lock behaviours clean
+.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -54,6 +54,9 @@ simulate: setup  ## the real parts against simulated faults; SEEDS=A..B or how m
 
 bench: setup  ## measure beside Apache Kafka (about 50 minutes), and write docs/benchmarks.md anew
 	$(BIN)/oncelog bench all
+
+mutants: setup  ## change one operator at a time, and list the changes that no quick test notices; MODULES=... SECONDS=...
+	$(BIN)/python tools/mutation.py $(or $(MODULES),rules) --seconds $(or $(SECONDS),1800) --write
 
 behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
 	$(BIN)/python tools/behaviours.py

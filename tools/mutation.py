@@ -1,0 +1,663 @@
+"""Change one operator, constant or statement of a module at a time, and see if a quick test fails.
+
+The tests are collected once. A first run notes what each test calls. Each mutant gets a fork of the
+process that collected them. The fork replaces the code of one function, or the value of one name of the
+module. It runs only the tests that call it, cheapest first, until one fails.
+
+    make mutants MODULES="rules/append rules/marker" SECONDS=600
+    .venv/bin/python tools/mutation.py rules/append --tests tests/rules/test_rules_append.py
+
+A module is a path below src/oncelog without `.py`, or a directory of them. Without `--tests`, the tests of
+the directories in TESTS are used. tools/equivalent_mutants.txt lists accepted survivors with a reason each.
+`--write` puts the rows of these modules into docs/internals/mutation.md.
+
+Exit code 0: each mutant was killed or is accepted; 1: some survived; 2: the time ran out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gc
+import os
+import pickle
+import random
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "oncelog"
+PAGE = ROOT / "docs" / "internals" / "mutation.md"
+EQUIVALENT = ROOT / "tools" / "equivalent_mutants.txt"
+MARKS = "<!-- mutation -->", "<!-- /mutation -->"
+TESTS = {
+    "rules": ["tests/rules"],
+    "log": ["tests/log"],
+    "broker": ["tests/broker"],
+    "spark": ["tests/spark"],
+    "wire": ["tests/wire"],
+    "client": ["tests/client"],
+}
+"""Where the tests of a directory of modules are looked for."""
+MAX_TEST_SECONDS = 5.0
+"""The tests of one mutant take at most this long; beyond that the most expensive ones are left out."""
+CPU_FACTOR, CPU_EXTRA = 5, 3
+"""A mutant is a time-out when its tests take this factor of their processor time, and these seconds more."""
+WALL_FACTOR, WALL_EXTRA = 30, 60
+
+MODULE_LEVEL = "<module>"
+KILLED, TIMEOUT, EQUAL = "killed", "timeout", "accepted"
+SURVIVED, UNTESTED, LEFT = "survived", "untested", "not run"
+
+
+# The mutations.
+
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitAnd,
+}
+_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_NOT_MUTATED = {"__repr__", "__str__", "__rich__"}
+"""Functions whose result is for people only."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    module: str
+    """Its path below src/oncelog, without `.py`."""
+    function: str
+    """The qualified name of the outermost function, or MODULE_LEVEL and the name of a constant."""
+    line: int
+    change: str
+    """What stands there, and what the mutant has instead."""
+    number: int
+    """Counts equal changes of one function, from 1."""
+    tree: ast.Module = field(repr=False, compare=False)
+    node: ast.AST = field(repr=False, compare=False)
+    replacement: ast.AST = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        again = f" #{self.number}" if self.number > 1 else ""
+        return f"{self.module} {self.function}: {self.change}{again}"
+
+
+def mutants_of(module: str, source: str) -> Iterator[Mutant]:
+    """Yield each mutant of a module, in the order of its lines."""
+    tree = ast.parse(source)
+    seen: Counter[tuple[str, str]] = Counter()
+    for node, function, line in _mutable_nodes(tree):
+        before = _text(node)
+        for replacement in _replacements(node):
+            change = f"`{before}` -> `{_text(replacement)}`"
+            seen[function, change] += 1
+            yield Mutant(module, function, line, change, seen[function, change], tree, node, replacement)
+
+
+def _text(node: ast.AST) -> str:
+    """Return a node's source in one line; of a statement with a body only its head."""
+    match node:
+        case ast.match_case(pattern=pattern, guard=guard):
+            return f"case {ast.unparse(pattern)}" + (f" if {ast.unparse(guard)}" if guard else "")
+        case ast.If(test=test):
+            return f"if {ast.unparse(test)}"
+        case ast.While(test=test):
+            return f"while {ast.unparse(test)}"
+        case ast.Match(cases=cases):
+            return "; ".join(_text(case) for case in cases)
+        case ast.comprehension():
+            return ast.unparse(node).strip()
+    return " ".join(ast.unparse(node).split())
+
+
+def _mutable_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
+    """Yield the nodes that may be changed, with the name of what is replaced for it, and the line."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield from _walk(value, f"{MODULE_LEVEL}.{name}", value.lineno)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield from _walk(value, f"{MODULE_LEVEL}.{name}", value.lineno)
+            case _:
+                yield from _within(statement, "")
+
+
+def _within(statement: ast.stmt, prefix: str) -> Iterator[tuple[ast.AST, str, int]]:
+    if isinstance(statement, ast.ClassDef):
+        for child in statement.body:
+            yield from _within(child, f"{prefix}{statement.name}.")
+    elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name not in _NOT_MUTATED:
+        for child in statement.body:
+            yield from _walk(child, prefix + statement.name, child.lineno)
+
+
+def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, str, int]]:
+    """Yield a node and those below it, without what only people read and what only the type checker reads."""
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        return
+    line = getattr(node, "lineno", line)
+    yield node, function, line
+    if isinstance(node, ast.Raise | ast.JoinedStr):
+        return  # the text of an error
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _walk(child, function, line)
+
+
+def _replacements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a mutant has in place of a node."""
+    match node:
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            for index, op in enumerate(ops):
+                changed = [*ops[:index], _COMPARISONS[type(op)](), *ops[index + 1 :]]
+                yield ast.Compare(left, changed, comparators)
+        case ast.BoolOp(op=op, values=values):
+            yield ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            yield ast.BinOp(left, _OPERATORS[type(op)](), right)
+        case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
+            yield operand
+        case ast.IfExp(body=body, orelse=orelse):
+            yield body
+            yield orelse
+        case ast.comprehension(target=target, iter=values, ifs=ifs, is_async=is_async):
+            for index in range(len(ifs)):
+                yield ast.comprehension(target, values, [*ifs[:index], *ifs[index + 1 :]], is_async)
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield ast.Constant(value + 1)
+        case ast.Name(id=name) if name in _NAMES:
+            yield ast.Name(_NAMES[name], ast.Load())
+    yield from _replacements_of_statements(node)
+
+
+def _replacements_of_statements(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.If(test=test, body=body, orelse=orelse):
+            yield ast.If(_negated(test), body, orelse)
+        case ast.While(test=test, body=body, orelse=orelse):
+            yield ast.While(_negated(test), body, orelse)
+        case ast.AugAssign(target=target, op=op, value=value):
+            if type(op) in _OPERATORS:
+                yield ast.AugAssign(target, _OPERATORS[type(op)](), value)
+            yield ast.Pass()
+        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+            yield ast.Return(ast.Constant(None))
+        case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never"))):
+            return
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.Raise() | ast.Delete():
+            yield ast.Pass()
+        case ast.Continue():
+            yield ast.Break()
+        case ast.Break():
+            yield ast.Continue()
+        case ast.Match(subject=subject, cases=cases) if len(cases) > 1:
+            for index in range(len(cases)):
+                if not _never_happens(cases[index]):
+                    yield ast.Match(subject, [*cases[:index], *cases[index + 1 :]])
+        case ast.match_case(pattern=pattern, guard=ast.expr(), body=body):
+            yield ast.match_case(pattern, None, body)
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _never_happens(case: ast.match_case) -> bool:
+    return "assert_never" in ast.unparse(case.body[-1])
+
+
+# A mutant put in place of what is loaded. This happens in a fork that ends with it.
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, node: ast.AST, replacement: ast.AST) -> None:
+        self._node, self._replacement = node, replacement
+
+    def visit(self, node: ast.AST) -> Any:
+        if node is self._node:
+            return (
+                ast.copy_location(self._replacement, node) if hasattr(node, "lineno") else self._replacement
+            )
+        return self.generic_visit(node)
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of the functions and methods of a module or class, without nested functions."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and "<locals>" not in constant.co_qualname:
+            yield constant
+            yield from codes_of(constant)
+
+
+def put_in_place(mutant: Mutant, loaded: ModuleType, functions: dict[CodeType, list[FunctionType]]) -> None:
+    """Replace the code of the mutant's function, or the value of its name. Raises if that is not possible."""
+    path = str(loaded.__file__)
+    mutated = _Replace(mutant.node, mutant.replacement).visit(mutant.tree)
+    ast.fix_missing_locations(mutated)
+    name = mutant.function.removeprefix(f"{MODULE_LEVEL}.")
+    if name != mutant.function:
+        for statement in mutated.body:
+            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+            if isinstance(targets[0], ast.Name) and targets[0].id == name:
+                value = eval(compile(ast.Expression(statement.value), path, "eval"), vars(loaded))
+                _rebind(loaded, name, value)
+        return
+    changed = {
+        (code.co_qualname, code.co_firstlineno): code for code in codes_of(compile(mutated, path, "exec"))
+    }
+    replaced = 0
+    for code, owners in functions.items():
+        if code.co_filename == path and code.co_qualname == mutant.function:
+            for function in owners:
+                function.__code__ = changed[code.co_qualname, code.co_firstlineno]
+                replaced += 1
+    if not replaced:
+        raise LookupError(mutant.function)
+
+
+def _rebind(loaded: ModuleType, name: str, value: Any) -> None:
+    old = vars(loaded)[name]
+    if isinstance(old, type) or type(value) is not type(old) or value == old:
+        raise ValueError(name)
+    if isinstance(old, dict | set):
+        old.clear()
+        old.update(value)
+    elif isinstance(old, list):
+        old[:] = value
+    for module in [loaded, *sys.modules.values()]:
+        if getattr(module, "__dict__", {}).get(name) is old and not isinstance(old, dict | set | list):
+            setattr(module, name, value)
+
+
+def loaded_functions(paths: set[str]) -> dict[CodeType, list[FunctionType]]:
+    """Return the functions of these files by their code, decorated ones and those of properties too."""
+    functions: dict[CodeType, list[FunctionType]] = {}
+    for value in gc.get_objects():
+        if isinstance(value, FunctionType) and value.__code__.co_filename in paths:
+            functions.setdefault(value.__code__, []).append(value)
+    return functions
+
+
+# The tests, collected once and run in forks.
+
+RAN, FAILED, NOT_POSSIBLE = 0, 1, 3
+"""Exit codes of a fork."""
+
+
+@dataclass
+class Baseline:
+    """What the first run of all tests showed."""
+
+    seconds: dict[int, float]
+    """By a test's index, its processor time."""
+    calls: dict[tuple[str, str], set[int]]
+    """By file and qualified name of a function, the tests that call it."""
+    failed: list[str]
+
+
+class Runner:
+    """The pytest plugin that runs mutants in place of pytest's own loop."""
+
+    def __init__(
+        self, modules: dict[str, Path], deadline: float, jobs: int, accepted: dict[str, str]
+    ) -> None:
+        self.modules = modules
+        self.deadline = deadline
+        self.jobs = jobs
+        self.accepted = accepted
+        self.results: dict[Mutant, str] = {}
+        self.baseline = Baseline({}, {}, [])
+        self._items: list[pytest.Item] = []
+        self._on_failure: Callable[[str], None] = lambda nodeid: None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        # Before the test modules are imported: their own settings begin with this profile.
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
+        settings.load_profile("mutation")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("a test module could not be collected")
+        self._items = session.items
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all forks
+        functions = loaded_functions({str(path) for path in self.modules.values()})
+        gc.collect()
+        gc.freeze()  # forks share what is not touched
+        self.baseline = self._first_run()
+        self._run_mutants(functions)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._on_failure(report.nodeid)
+
+    def _run_items(self, indices: list[int]) -> Iterator[int]:
+        """Run tests, and yield the index of each before it runs."""
+        for position, index in enumerate(indices):
+            item = self._items[index]
+            following = self._items[indices[position + 1]] if position + 1 < len(indices) else None
+            yield index
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _first_run(self) -> Baseline:
+        """Run all tests in a fork, and note what each costs and calls."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _be_quiet()
+            with os.fdopen(writing, "wb") as stream:
+                pickle.dump(self._measure(), stream)
+            os._exit(RAN)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as stream:
+            text = stream.read()
+        os.waitpid(pid, 0)
+        if not text:
+            raise RuntimeError("the first run of the tests ended early")
+        result: Baseline = pickle.loads(text)
+        return result
+
+    def _measure(self) -> Baseline:
+        found = Baseline({}, {}, [])
+        paths = {str(path) for path in self.modules.values()}
+        names: dict[CodeType, tuple[str, str] | None] = {}
+        now: set[CodeType] = set()
+
+        def note(frame: Any, event: str, _argument: Any) -> None:
+            if event == "call":
+                now.add(frame.f_code)
+
+        self._on_failure = found.failed.append
+        sys.setprofile(note)
+        threading.setprofile(note)
+        before, last = time.process_time(), -1
+
+        def close() -> None:
+            found.seconds[last] = time.process_time() - before
+            for code in now:
+                if code not in names:
+                    is_ours = code.co_filename in paths
+                    names[code] = (
+                        (code.co_filename, code.co_qualname.split(".<locals>")[0]) if is_ours else None
+                    )
+                if name := names[code]:
+                    found.calls.setdefault(name, set()).add(last)
+
+        for index in self._run_items(list(range(len(self._items)))):
+            if last >= 0:
+                close()
+            now.clear()
+            before, last = time.process_time(), index
+        if last >= 0:
+            close()
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        return found
+
+    def _tests_of(self, mutant: Mutant) -> list[int]:
+        """Return the tests that call a mutant's function, cheapest first, up to MAX_TEST_SECONDS."""
+        path = str(self.modules[mutant.module])
+        if mutant.function.startswith(MODULE_LEVEL):
+            indices = set().union(
+                *(tests for (file, _), tests in self.baseline.calls.items() if file == path)
+            )
+        else:
+            indices = self.baseline.calls.get((path, mutant.function), set())
+        failed = set(self.baseline.failed)
+        chosen, seconds = [], 0.0
+        for index in sorted(indices, key=lambda index: (self.baseline.seconds[index], index)):
+            seconds += self.baseline.seconds[index]
+            if seconds > MAX_TEST_SECONDS and chosen:
+                break
+            if self._items[index].nodeid not in failed:
+                chosen.append(index)
+        return chosen
+
+    def _run_mutants(self, functions: dict[CodeType, list[FunctionType]]) -> None:
+        mutants = [
+            mutant for module, path in self.modules.items() for mutant in mutants_of(module, path.read_text())
+        ]
+        # In a drawn order that is always the same: what is run before the time is out is a sample of all.
+        random.Random(0).shuffle(mutants)
+        loaded = {module: sys.modules.get(f"oncelog.{module.replace('/', '.')}") for module in self.modules}
+        running: dict[int, Fork] = {}
+        try:
+            for mutant in mutants:
+                while len(running) >= self.jobs:
+                    self._collect(running)
+                tests, module = self._tests_of(mutant), loaded[mutant.module]
+                if mutant.name in self.accepted:
+                    self.results[mutant] = EQUAL
+                elif time.monotonic() > self.deadline:
+                    self.results[mutant] = LEFT
+                elif not tests or module is None:
+                    self.results[mutant] = UNTESTED
+                else:
+                    fork = self._start(mutant, module, functions, tests)
+                    running[fork.pipe] = fork
+            while running:
+                self._collect(running)
+        finally:
+            for fork in running.values():
+                _end_group(fork.pid)
+
+    def _start(
+        self,
+        mutant: Mutant,
+        module: ModuleType,
+        functions: dict[CodeType, list[FunctionType]],
+        tests: list[int],
+    ) -> Fork:
+        seconds = sum(self.baseline.seconds[index] for index in tests)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            os.setpgid(0, 0)
+            limit = int(seconds * CPU_FACTOR) + CPU_EXTRA
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _be_quiet()
+            self._on_failure = lambda nodeid: os._exit(FAILED)
+            try:
+                put_in_place(mutant, module, functions)
+            except Exception:
+                os._exit(NOT_POSSIBLE)
+            try:
+                for _ in self._run_items(tests):
+                    pass
+            except BaseException:
+                os._exit(FAILED)
+            os._exit(RAN)
+        os.close(writing)
+        return Fork(mutant, pid, reading, time.monotonic() + seconds * WALL_FACTOR + WALL_EXTRA)
+
+    def _collect(self, running: dict[int, Fork]) -> None:
+        """Wait until a fork has ended, or one has had its time, and note its result."""
+        first = min(fork.deadline for fork in running.values())
+        ended, _, _ = select.select(list(running), [], [], max(0.0, first - time.monotonic()))
+        late = [pipe for pipe, fork in running.items() if fork.deadline < time.monotonic()]
+        for pipe in {*ended, *late}:
+            fork = running.pop(pipe)
+            os.close(pipe)
+            if pipe not in ended:
+                os.kill(fork.pid, signal.SIGKILL)
+            _, status = os.waitpid(fork.pid, 0)
+            _end_group(fork.pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code == NOT_POSSIBLE:
+                continue
+            by_code = {RAN: SURVIVED, FAILED: KILLED, -signal.SIGXCPU: TIMEOUT, -signal.SIGKILL: TIMEOUT}
+            self.results[fork.mutant] = by_code.get(code, KILLED)
+
+
+@dataclass(frozen=True)
+class Fork:
+    mutant: Mutant
+    pid: int
+    pipe: int
+    """Reads its end: nothing is written into it."""
+    deadline: float
+
+
+def _be_quiet() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+
+
+def _end_group(pid: int) -> None:
+    """End what the tests of a fork left running."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+# The command.
+
+
+def modules_of(names: list[str]) -> dict[str, Path]:
+    """Return the files of the modules and directories with these names."""
+    files: dict[str, Path] = {}
+    for name in names:
+        path = SOURCE / name
+        found = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+        files |= {
+            str(file.relative_to(SOURCE).with_suffix("")): file for file in found if file.stem != "__init__"
+        }
+    return files
+
+
+def read_accepted(text: str) -> dict[str, str]:
+    """Return the reason for each accepted survivor by its name: one line each, `name | reason`."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name.strip(): reason.strip() for name, _, reason in (line.rpartition(" | ") for line in lines)}
+
+
+HEAD = ["| module | mutants | killed | time-out | accepted | survived | no test | score | commit |"]
+HEAD += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
+
+
+def row_of(module: str, results: list[str], commit: str) -> str:
+    count = Counter(results)
+    judged = len(results) - count[EQUAL] - count[LEFT]
+    score = f"{100 * (count[KILLED] + count[TIMEOUT]) / judged:.1f} %" if judged else "-"
+    run = f"{len(results) - count[LEFT]} of {len(results)}" if count[LEFT] else str(len(results))
+    cells = [run, *(str(count[result]) for result in (KILLED, TIMEOUT, EQUAL, SURVIVED, UNTESTED)), score]
+    return f"| {module} | " + " | ".join([*cells, commit]) + " |"
+
+
+def write_rows(rows: dict[str, str]) -> None:
+    """Put rows into the table of the page in place of those of the same modules."""
+    text = PAGE.read_text()
+    before, rest = text.split(MARKS[0])
+    table, after = rest.split(MARKS[1])
+    old = {line.split("|")[1].strip(): line for line in table.strip().splitlines()[2:]}
+    lines = [row for _, row in sorted((old | rows).items())]
+    PAGE.write_text(before + "\n".join([MARKS[0], *HEAD, *lines, MARKS[1]]) + after)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modules", nargs="*", default=["rules"])
+    parser.add_argument("--tests", nargs="*")
+    parser.add_argument("--seconds", type=float, default=1_800.0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", action="store_true", help="write the rows of these modules into the page")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    modules = modules_of(options.modules)
+    directories = sorted({name.split("/")[0] for name in modules})
+    tests = options.tests or [path for directory in directories for path in TESTS[directory]]
+    accepted = read_accepted(EQUIVALENT.read_text())
+    runner = Runner(modules, time.monotonic() + options.seconds, options.jobs, accepted)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = ["-o", "addopts=--import-mode=importlib", "-p", "no:terminal", "-p", "no:cacheprovider"]
+        arguments += [f"--basetemp={directory}/tests", "--timeout=0", "-m", "quick", *tests]
+        pytest.main(arguments, plugins=[runner])
+    return report(runner, options.write)
+
+
+def report(runner: Runner, write: bool) -> int:
+    results = sorted(runner.results.items(), key=lambda pair: (pair[0].module, pair[0].line, pair[0].change))
+    commit = subprocess.run(
+        ["git", "log", "-1", "--format=%h %cs"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    rows = {
+        module: row_of(module, [result for mutant, result in results if mutant.module == module], commit)
+        for module in runner.modules
+        if any(mutant.module == module for mutant in runner.results)
+    }
+    for nodeid in runner.baseline.failed:
+        print(f"fails without a mutant, not used: {nodeid}")
+    for mutant, result in results:
+        if result in (SURVIVED, UNTESTED):
+            print(f"{result:9} {mutant.line:4} {mutant.name}")
+    names = {mutant.name for mutant in runner.results}
+    stale = [name for name in runner.accepted if name.split()[0] in runner.modules and name not in names]
+    for name in stale:
+        print(f"no such mutant any more, in {EQUIVALENT.name}: {name}")
+    print("\n".join([*HEAD, *rows.values()]))
+    if write:
+        write_rows(rows)
+    found = {result for _, result in results}
+    if LEFT in found:
+        return 2
+    return 1 if found & {SURVIVED, UNTESTED} or stale or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
