@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -250,3 +252,36 @@ def test_a_second_member_takes_over_many_partitions_in_little_work(
         assert set(shares["b"]) == set(owned[1::2])
     assert [len(share) for share in shares.values()] == [partition_count // 2] * 2
     assert looked < 10 * partition_count
+
+
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_many_members_come_to_a_few_in_little_work(are_alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hand-over looked at all members: 1,000 that came to two with 10,000 partitions took 1.7 s."""
+    looked = 0
+
+    class Loads(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(index)
+
+    class Counted(sticky._Loads):
+        def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
+            super().__init__(members, partition_counts)
+            self._load = Loads(self._load)
+
+    monkeypatch.setattr(sticky, "_Loads", Counted)
+    partition_count, member_count = 2_000, 200
+    counts = {"t": partition_count, "u": partition_count}
+    owned = tuple(TopicPartition(topic, index) for topic in counts for index in range(partition_count))
+    members = [
+        Subscriber("a", None, frozenset(counts), owned[::2]),
+        Subscriber("b", None, frozenset(counts), owned[1::2]),
+    ]
+    for number in range(member_count - 2):
+        topics = frozenset(counts) if are_alike or number % 2 else frozenset("t")
+        members.append(Subscriber(f"m{number:03}", None, topics))
+    shares = assign_sticky(members, counts)
+    assert {len(share) for share in shares.values()} == {2 * partition_count // member_count}
+    # Fifty looks for each partition, a quarter of what there are members.
+    assert looked < 50 * 2 * partition_count

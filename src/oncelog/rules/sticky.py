@@ -66,6 +66,7 @@ class _Loads:
         for index, member in enumerate(self._members):
             for topic in member.topics & partition_counts.keys():
                 self._readers[topic].append(index)
+        self._kept: dict[str, set[int]] = {topic: set() for topic in partition_counts}
         self._topics: list[list[str]] = [[] for _ in self._members]
         """The topics of `_held`, sorted."""
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
@@ -74,6 +75,12 @@ class _Loads:
         """(member, topic) -> other member -> heap of what it may give back to that one."""
         self._missed: dict[int, dict[str, set[int]]] = {}
         """Member -> topic -> what it has read before and does not hold."""
+        self._takers: list[list[tuple[int, int]]] = []
+        """Heaps of (load, member), one for topics of the same readers; entries of earlier loads are void."""
+        self._heap_of: dict[str, int] = {}
+        """Topic -> the place of its readers' heap in `_takers`."""
+        self._heaps_with: list[list[int]] = [[] for _ in self._members]
+        """Member -> the places of the heaps that it is in."""
 
     def shares(self) -> Shares:
         """Member -> its partitions, by topic and number."""
@@ -89,8 +96,9 @@ class _Loads:
     def keep(self, at: TopicPartition, owner: str) -> None:
         """It stays, if there still is such a partition and its owner still wants it."""
         index = self._index[owner]
-        if index in self._readers.get(at.topic, ()) and at.partition < self._counts[at.topic]:
+        if at.topic in self._members[index].topics and 0 <= at.partition < self._counts.get(at.topic, 0):
             self._give(at.topic, at.partition, index)
+            self._kept[at.topic].add(at.partition)
 
     def _give(self, topic: str, partition: int, index: int) -> None:
         self._held[index].setdefault(topic, set()).add(partition)
@@ -99,7 +107,9 @@ class _Loads:
     def deal(self) -> None:
         """What nobody keeps goes to whoever reads least; topics with few readers first."""
         for topic, readers in sorted(self._readers.items(), key=lambda each: (len(each[1]), each[0])):
-            kept = set().union(*(self._held[index].get(topic, ()) for index in readers))
+            kept = self._kept[topic]
+            if len(kept) == self._counts[topic]:
+                continue
             turns = [(self._load[index], index) for index in readers]
             heapq.heapify(turns)
             for partition in range(self._counts[topic]) if turns else ():
@@ -116,6 +126,7 @@ class _Loads:
         """
         givers = [(-load, index) for index, load in enumerate(self._load)]
         heapq.heapify(givers)
+        self._note_takers()
         done: set[int] = set()
         while givers:
             load, giver = -givers[0][0], givers[0][1]
@@ -130,9 +141,14 @@ class _Loads:
                 self._hand_over(source, topic, target)
             for index in (giver, chain[-1][2]):
                 heapq.heappush(givers, (-self._load[index], index))
+                for place in self._heaps_with[index]:
+                    heapq.heappush(self._takers[place], (self._load[index], index))
 
     def _chain(self, giver: int, done: set[int]) -> tuple[list[tuple[int, str, int]], set[int]]:
         """The shortest hand-overs (from, topic, to) that end with the least loaded, two below the giver."""
+        direct = self._direct(giver, done)
+        if direct is not None:
+            return [direct], set()
         came: dict[int, tuple[int, str]] = {}
         topics_seen: set[str] = set()
         reached, ring = {giver}, [giver]
@@ -156,6 +172,40 @@ class _Loads:
                 return self._back(least, came), reached
             ring = following
         return [], reached
+
+    def _note_takers(self) -> None:
+        places: dict[tuple[int, ...], int] = {}
+        for topic, readers in self._readers.items():
+            place = self._heap_of[topic] = places.setdefault(tuple(readers), len(places))
+            if place == len(self._takers):
+                self._takers.append([(self._load[index], index) for index in readers])
+                heapq.heapify(self._takers[place])
+                for index in readers:
+                    self._heaps_with[index].append(place)
+
+    def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
+        """Return the hand-over to the least loaded that reads one of the giver's topics, if it evens out.
+
+        Do not look at all members: many may come to a few at once.
+        See test_many_members_come_to_a_few_in_little_work.
+        """
+        best: tuple[int, int, str] | None = None
+        seen: set[int] = set()
+        for topic in self._topics_of(giver):
+            place = self._heap_of[topic]
+            if place in seen or not self._held[giver][topic]:
+                continue
+            seen.add(place)
+            takers = self._takers[place]
+            while takers and (takers[0][0] != self._load[takers[0][1]] or takers[0][1] in done):
+                heapq.heappop(takers)
+            if takers and (best is None or takers[0] < best[:2]):
+                best = (*takers[0], topic)
+            if len(self._readers[topic]) == len(self._members):
+                break
+        if best is None or best[0] > self._load[giver] - 2:
+            return None
+        return giver, best[2], best[1]
 
     @staticmethod
     def _back(target: int, came: Mapping[int, tuple[int, str]]) -> list[tuple[int, str, int]]:
