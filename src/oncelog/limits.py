@@ -71,6 +71,8 @@ class Limits:
     """Groups or transactional ids that one step looks at when offsets, ids and transactions expire."""
     pattern_step_cost: int = 4_000_000
     """Instructions times bytes matched in one heartbeat or step: 20 ms at worst, mostly far below 1 ms."""
+    assignment_burst_cost: int = 20_000
+    """Members and partitions in assignments that a consumer group is made at once; the next one waits."""
     max_catalogued_topics: int = 100_000
     """Topics in all remembered subscriptions of consumer groups together."""
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.errors import BrokerError
-from oncelog.rules.consumer_group import Beat, ConsumerGroup, ConsumerGroupState, TopicInfo
-from oncelog.rules.consumer_member import ConsumerMember, MemberState, Place, reconcile
+from oncelog.rules import consumer_group
+from oncelog.rules.assignors import Shares
+from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, ConsumerGroupState, TopicInfo
+from oncelog.rules.consumer_member import NOTHING, ConsumerMember, MemberState, Place, reconcile
+from oncelog.rules.sticky import assign_sticky
 
 TOPICS = {"t": TopicInfo(b"t" * 16, 4), "u": TopicInfo(b"u" * 16, 3)}
 
@@ -66,15 +70,15 @@ def check_law(group: ConsumerGroup) -> None:
             assert one is other or not one.assigned & other.held
 
 
-@given(st.randoms(use_true_random=False), st.integers(1, 4))
-def test_members_come_and_go(chance: random.Random, size: int) -> None:
-    group = ConsumerGroup("g", session_timeout_ms=1000)
+@given(st.randoms(use_true_random=False), st.integers(1, 4), st.sampled_from([1, 20_000]))
+def test_members_come_and_go(chance: random.Random, size: int, burst: int) -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000, assignment_burst=burst)
     epochs: dict[str, int] = {}
     reading: dict[str, frozenset[Place]] = {}
 
-    def beat(name: str, now_ms: int, *, gives_up: bool) -> None:
+    def beat(name: str, now_ms: int, topics: frozenset[str] | None = None, *, gives_up: bool) -> None:
         member = group.members.get(name)
-        topics = frozenset("tu") if name not in epochs else None
+        topics = frozenset("tu") if name not in epochs else topics
         if gives_up and member:
             reading[name] = reading[name] & member.assigned
         answer = group.heartbeat(
@@ -85,17 +89,20 @@ def test_members_come_and_go(chance: random.Random, size: int) -> None:
         reading[name] = reading.get(name, frozenset()) | (answer.assigned or frozenset())
         check_law(group)
 
-    for now_ms in range(0, 400, 10):
+    now_ms = 0
+    for _ in range(40):
+        now_ms += chance.choice((0, 10))
         name = f"m{chance.randrange(size)}"
         if name in epochs and chance.random() < 0.15:
             group.heartbeat(Beat(name, -1), catalogue, now_ms)
             del epochs[name], reading[name]
         else:
-            beat(name, now_ms, gives_up=chance.random() < 0.5)
+            topics = frozenset(chance.choice(("t", "u", "tu"))) if chance.random() < 0.2 else None
+            beat(name, now_ms, topics, gives_up=chance.random() < 0.5)
         check_law(group)
-    for _ in range(4):
+    for round_ms in range(400, 450, 10):
         for name in list(epochs):
-            beat(name, 400, gives_up=True)
+            beat(name, round_ms, frozenset("tu"), gives_up=True)
     if epochs:
         assert group.state is ConsumerGroupState.STABLE
         every = {(info.topic_id, index) for info in TOPICS.values() for index in range(info.partition_count)}
@@ -125,3 +132,56 @@ def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
     group.tick(1010)
     assert group.state is ConsumerGroupState.EMPTY
     assert group.next_deadline_ms() is None
+
+
+def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a look at all members and partitions: 300 of them, with 10,000 partitions, took 40 s."""
+    topic = {"t": TopicInfo(b"t" * 16, 1000)}
+    made = 0
+
+    def assign(*arguments: Any) -> Shares:
+        nonlocal made
+        made += 1
+        return assign_sticky(*arguments)
+
+    monkeypatch.setitem(consumer_group.SERVER_ASSIGNORS, "uniform", assign)
+    group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=2_000)
+    beats: dict[str, Beat] = {}
+
+    def beat(name: str, now_ms: int) -> None:
+        said = beats.setdefault(name, Beat(name, 0, None, None, 500, frozenset("t"), owned=NOTHING))
+        answer = group.heartbeat(said, lambda names, regexes: topic, now_ms)
+        owned = said.owned if answer.assigned is None else answer.assigned
+        beats[name] = said._replace(epoch=answer.epoch, owned=owned)
+
+    for number in range(100):
+        beat(f"m{number:02}", number)
+    # 2,000 at once and 20 a millisecond, where each takes at least 1,000.
+    assert 2 <= made <= 5
+    assert group.state is ConsumerGroupState.ASSIGNING
+    for now_ms in range(5_000, 25_000, 5_000):
+        for name in beats:
+            beat(name, now_ms)
+    check_law(group)
+    assert group.state is ConsumerGroupState.STABLE
+    assert sorted(len(member.assigned) for member in group.members.values()) == [10] * 100
+
+
+def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=1)
+
+    def beat(epoch: int, topics: str | None, owned: frozenset[Place] | None, now_ms: int) -> BeatAnswer:
+        named = None if topics is None else frozenset(topics)
+        return group.heartbeat(Beat("a", epoch, None, None, 500, named, owned=owned), catalogue, now_ms)
+
+    both = beat(0, "tu", NOTHING, 0).assigned
+    assert both is not None and len(both) == 7
+    left = beat(2, "t", both, 0)  # in the same millisecond, in which no second target is made
+    assert (left.epoch, left.assigned) == (2, places("0123"))
+    assert group.state is ConsumerGroupState.ASSIGNING
+    given_up = beat(2, None, places("0123"), 0)
+    assert (given_up.epoch, group.members["a"].state) == (2, MemberState.STABLE)
+    assert group.members["a"].assigned == places("0123")
+    beat(2, None, places("0123"), 1)
+    assert group.state is ConsumerGroupState.STABLE
+    assert group.members["a"].epoch == 3

@@ -83,6 +83,7 @@ class ConsumerGroups:
             session_timeout_ms=self._session_ms(group_id),
             max_size=settings["group.consumer.max.size"],
             assignor=settings["group.consumer.assignors"][0],
+            assignment_burst=self._node.limits.assignment_burst_cost,
         )
 
     def _session_ms(self, group_id: str) -> int:

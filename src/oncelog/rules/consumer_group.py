@@ -5,8 +5,9 @@
     Reconciling   members are on their way to the target, each at its own pace
     Stable        all have arrived
 
-A member that joins, leaves, falls silent or subscribes anew, and a topic that grows, raise the group's epoch;
-the next heartbeat of anyone makes a target of that epoch. What must be stored is named in `unsaved`.
+A member that joins, leaves, falls silent or subscribes anew, and a topic that grows, raise the group's epoch.
+A heartbeat, of anyone, makes a target of that epoch. Targets of large groups that change again and again are
+made less often than their epochs rise (KIP-1263). What must be stored is named in `unsaved`.
 Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
 """
 
@@ -28,6 +29,7 @@ from oncelog.errors import (
     UnreleasedInstanceId,
     UnsupportedVersion,
 )
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.assignors import Shares, Subscriber, assign_range
 from oncelog.rules.consumer_member import (
     LEAVE_EPOCH,
@@ -49,6 +51,11 @@ SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], 
 FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
 """Of a group nobody joined yet; the first member raises it."""
+ASSIGNMENT_COST_PER_MS = 20
+"""Members and partitions a millisecond for which a group's targets may be made: a fifth of the broker's time.
+
+Source: KIP-1263 for the idea; Kafka makes one target a second.
+"""
 
 
 class TopicInfo(NamedTuple):
@@ -120,7 +127,13 @@ class ConsumerGroup:
     """One group. Times are milliseconds since the epoch."""
 
     def __init__(
-        self, group_id: str, *, session_timeout_ms: int, max_size: int = 2**31, assignor: str = "uniform"
+        self,
+        group_id: str,
+        *,
+        session_timeout_ms: int,
+        max_size: int = 2**31,
+        assignor: str = "uniform",
+        assignment_burst: int = DEFAULT_LIMITS.assignment_burst_cost,
     ) -> None:
         self.group_id = group_id
         self.epoch, self.assignment_epoch = FIRST_EPOCH, 0
@@ -129,6 +142,9 @@ class ConsumerGroup:
         self.unsaved: dict[Entry, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
         self._session_ms, self._max_size, self._default_assignor = session_timeout_ms, max_size, assignor
+        self._assignment_burst = assignment_burst
+        self._assignment_cost, self._assignment_cost_ms = 0, 0
+        """Cost of the targets made so far, less what time has taken off, and when that was reckoned."""
         self._silent_until_ms: dict[str, int] = {}
         self._revoked_by_ms: dict[str, int] = {}
 
@@ -193,12 +209,18 @@ class ConsumerGroup:
         is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
             self._put(member, Entry(MEMBER, member.member_id))
-        self._assign(catalogue, is_changed, is_pending)
-        subscribed_ids = (
-            {each.topic_id for each in _subscribed(member, catalogue).values()} if is_changed else None
-        )
+        self._assign(catalogue, is_changed, is_pending, now_ms)
+        target = self.targets.get(member.member_id, NOTHING)
+        # The target is of an earlier epoch, perhaps of an earlier subscription of this member.
+        is_behind = self.epoch > self.assignment_epoch and self._topics is not None
+        is_behind = is_behind and not is_pending(frozenset(filter(None, [member.regex])))
+        subscribed_ids = None
+        if is_behind or (is_changed and not member.is_reconciled_to(self.assignment_epoch)):
+            subscribed_ids = {each.topic_id for each in _subscribed(member, catalogue).values()}
+        if is_behind and subscribed_ids is not None:
+            target = frozenset(place for place in target if place[0] in subscribed_ids)
         after = reconcile(
-            member, self.targets.get(member.member_id, NOTHING), self.assignment_epoch,
+            member, target, self.assignment_epoch,
             self._held_by_others(member), beat.owned, subscribed_ids,
         )  # fmt: skip
         if after != member:
@@ -268,7 +290,7 @@ class ConsumerGroup:
 
     # Assigning
 
-    def _assign(self, catalogue: Catalogue, is_changed: bool, is_pending: IsPending) -> None:
+    def _assign(self, catalogue: Catalogue, is_changed: bool, is_pending: IsPending, now_ms: int) -> None:
         """Another epoch if the group or its topics changed, and the target that belongs to it."""
         names = frozenset[str]().union(*(member.topics for member in self.members.values()))
         regexes = frozenset(member.regex for member in self.members.values() if member.regex)
@@ -285,8 +307,17 @@ class ConsumerGroup:
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        if self.epoch > self.assignment_epoch:
+        # When a thousand members join one after the other, each would have a target made for all of them.
+        # See test_many_joins_share_few_assignments.
+        if self.epoch > self.assignment_epoch and self._may_make_targets(now_ms):
             self._make_targets(topics, catalogue)
+            self._assignment_cost += len(self.members) + sum(each.partition_count for each in topics.values())
+
+    def _may_make_targets(self, now_ms: int) -> bool:
+        passed_ms = max(now_ms - self._assignment_cost_ms, 0)
+        self._assignment_cost = max(self._assignment_cost - passed_ms * ASSIGNMENT_COST_PER_MS, 0)
+        self._assignment_cost_ms = now_ms
+        return self._assignment_cost < self._assignment_burst
 
     def _is_off(self, topics: Mapping[str, TopicInfo]) -> bool:
         """After a restart: whether the stored target misses or exceeds the topics there are now."""

@@ -69,11 +69,11 @@ def reconcile(
 ) -> ConsumerMember:
     """Return the member one step nearer to its target.
 
-    `owned`: the partitions it says it reads; None: not said. `subscribed_ids`: the topics of its new
-    subscription; None: it did not change.
+    `owned`: the partitions it says it reads; None: not said. `subscribed_ids`: the topics of its
+    subscription, where that may be newer than the target; None: it is not.
     """
     if member.is_reconciled_to(assignment_epoch):
-        return member
+        return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
     if member.state is MemberState.UNREVOKED and (owned is None or owned & member.revoking):
         return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
     kept = member.assigned & target
@@ -103,4 +103,10 @@ def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) ->
     if kept == member.assigned:
         return member
     revoking = member.revoking | (member.assigned - kept)
-    return replace(member, previous_epoch=member.epoch, assigned=kept, revoking=revoking)
+    return replace(
+        member,
+        previous_epoch=member.epoch,
+        state=MemberState.UNREVOKED,
+        assigned=kept,
+        revoking=revoking,
+    )
