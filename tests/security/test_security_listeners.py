@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from oncelog.client.admin_types import ConfigResource
 from oncelog.config import BROKER
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker, checked_listeners
+from oncelog.edge.listener import Accepted, listen
 from oncelog.errors import AuthenticationError, ConfigError, StorageError, TopicAuthorizationFailed
 from oncelog.wire.messages import DescribeClusterRequest, FindCoordinatorRequest, MetadataRequest
 
@@ -237,3 +240,35 @@ def test_one_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> None:
             Broker(tmp_path, config=config).start()
         with Broker(tmp_path, port=ports[0]) as broker:  # neither the port nor the directory is held
             assert broker.port == ports[0]
+
+
+def test_an_ipv6_address_that_is_not_there_keeps_no_other_from_being_listened_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""
+    real = socket.socket.bind
+
+    def bind(this: socket.socket, address: tuple[object, ...]) -> None:
+        if this.family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        real(this, address)
+
+    async def addresses(host: str) -> list[str]:
+        found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))]
+        if host == "localhost":
+            found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)))
+
+        async def getaddrinfo(*_: object, **__: object) -> list[object]:
+            return list(found)
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        listening = await listen(Accepted, host, 0)
+        try:
+            return [each.getsockname()[0] for each in listening.sockets]
+        finally:
+            listening.close()
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    assert asyncio.run(addresses("localhost")) == ["127.0.0.1"]
+    with pytest.raises(OSError, match="Cannot assign"):
+        asyncio.run(addresses("::1"))

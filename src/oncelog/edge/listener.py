@@ -7,6 +7,7 @@ tried again; clients wait in the system's queue meanwhile.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ ACCEPTS_A_TURN = 64
 RETRY_SECONDS = 1.0
 HANDSHAKE_SECONDS = 60.0
 """The server's own deadline is shorter."""
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds, seconds, times: a peer that is gone without a word is noticed in two minutes."""
 
@@ -54,23 +56,37 @@ class ListeningSockets:
         found = await self._loop.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        missing: OSError | None = None
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            listening = socket.socket(family, kind, protocol)
-            self.sockets.append(listening)
+            try:
+                self._bind(family, kind, protocol, address)
+            except OSError as error:
+                if family != socket.AF_INET6 or error.errno not in _NO_IPV6:
+                    self.close()
+                    raise
+                # /etc/hosts names ::1 for localhost also where IPv6 is off, as in many containers.
+                missing = error
+        if missing is not None:
+            if not self.sockets:
+                raise missing
+            log_event("warning", "this machine lacks an IPv6 address of the listener", host=host)
+        for listening in self.sockets:
+            self._listen(listening)
+
+    def _bind(self, family: int, kind: int, protocol: int, address: Any) -> None:
+        listening = socket.socket(family, kind, protocol)
+        try:
             listening.setblocking(False)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             _keep_alive(listening)
-            try:
-                listening.bind(address)
-                listening.listen(BACKLOG)
-            except OSError:
-                self.close()
-                raise
-            port = port or listening.getsockname()[1]
-        for listening in self.sockets:
-            self._listen(listening)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+        self.sockets.append(listening)
 
     def _listen(self, listening: socket.socket) -> None:
         self._resting.pop(listening, None)

@@ -18,7 +18,9 @@ OUT_OF_REACH: dict[str, str] = {
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 L24a L24b"
     ),
-    "TLS, SASL, ACLs, quotas and the metrics port are not played": ("S6 S7 S10 S11 S13 S20 R5 R44 R182 R254"),
+    "TLS, SASL, ACLs, quotas and the metrics port are not played": (
+        "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508"
+    ),
     "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70",
     "Spark itself is not played": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408"
@@ -38,6 +40,8 @@ OUT_OF_REACH: dict[str, str] = {
     "nothing checks that a full disk gets room": "R353",
     "no power goes after a start that fences": "R475",
     "no disk loses what was synced": "R364 R450",
+    "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510",
+    "no client closes right after requests without an answer": "R509",
     "nobody subscribes by pattern": "R1 R17 R20",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
