@@ -17,9 +17,11 @@ from helpers_wait import pass_time
 
 import oncelog
 from oncelog.client.connection import ConnectionCore
+from oncelog.config import ADMIN, BROKER
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
 from oncelog.edge.link_protocol import LinkProtocol
+from oncelog.edge.tls import ServerTls, client_context
 from oncelog.errors import (
     AuthenticationError,
     ConfigError,
@@ -105,6 +107,47 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         pass_time(broker, 0)
         with Admin(client_config(broker, old)) as admin:  # what cannot be read changes nothing
             assert admin.list_topics() == []
+
+
+@pytest.mark.parametrize("key", ["ssl.truststore.location", "ssl.ca.location"])
+@pytest.mark.parametrize(
+    "name", ["keystore.jks", "empty.pem", "directory", "none.pem", "loop.pem", "long.pem"]
+)
+def test_a_truststore_that_cannot_be_used_is_named(tmp_path: Path, name: str, key: str) -> None:
+    (tmp_path / "keystore.jks").write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2")
+    (tmp_path / "empty.pem").touch()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "long.pem").symlink_to("x" * 300)
+    settings = ADMIN.parse({"security.protocol": "SSL", key: str(tmp_path / name)})
+    with pytest.raises(ConfigError, match=rf"{key}.*{name}"):
+        client_context(settings)
+
+
+def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """An error here once ended the sweep of connections: no deadline of theirs held any more."""
+    truststore = tmp_path / "trusted.pem"
+    truststore.write_bytes(certificates.authority.read_bytes())
+    tls = ServerTls(
+        BROKER.parse(
+            {
+                "security.protocol": "SSL",
+                "ssl.keystore.location": str(certificates.broker),
+                "ssl.client.auth": "required",
+                "ssl.truststore.location": str(truststore),
+            }
+        )
+    )
+    old = tls.context
+    truststore.unlink()
+    truststore.symlink_to("x" * 300)
+    tls.refresh()
+    assert tls.context is old
+    truststore.unlink()
+    truststore.write_bytes(certificates.authority.read_bytes())
+    tls.refresh()
+    assert tls.context is not old
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -219,7 +219,11 @@ class Server:
 
     def _sweep(self) -> None:
         """Look at what time changes: files, and how long connections take."""
-        self._refresh_files()
+        try:
+            self._refresh_files()
+        except Exception as error:
+            # Without the next sweep no deadline of a connection would hold.
+            log_event("error", "files cannot be looked at", error=repr(error), exc_info=error)
         if self._ends > LOGGED_ENDS:
             log_event("warning", "more connections closed", count=self._ends - LOGGED_ENDS)
         self._ends = 0

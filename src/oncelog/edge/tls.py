@@ -12,11 +12,14 @@ import tempfile
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from oncelog.config import MECHANISMS
 from oncelog.edge.event_log import log_event
 from oncelog.errors import ConfigError
 from oncelog.settings import Settings
+
+T = TypeVar("T")
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {
@@ -24,6 +27,8 @@ _CLIENT_AUTH = {
     "requested": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
+_OWN = "a certificate chain with its private key (ssl.key.password if that is encrypted)"
+_AUTHORITIES = "the certificates of authorities, not a Java keystore"
 _FILES = ("ssl.keystore.location", "ssl.truststore.location")
 
 
@@ -51,7 +56,10 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
     """None without TLS. Raises ConfigError for files that are not there or not what they should be."""
     if not uses_tls(settings):
         return None
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **_trusted(settings))
+    what, trusted = _trusted(settings)
+    context = _reading(
+        lambda: ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **trusted), what, _AUTHORITIES
+    )
     _set_versions(context, settings)
     if settings["ssl.endpoint.identification.algorithm"] != "https":
         context.check_hostname = False
@@ -68,14 +76,14 @@ def _server_context(settings: Settings) -> ssl.SSLContext:
             "ssl.keystore.location to a PEM file with the chain and its private key"
         )
     context.verify_mode = _CLIENT_AUTH[settings["ssl.client.auth"]]
-    trusted = _trusted(settings)
+    what, trusted = _trusted(settings)
     if context.verify_mode is not ssl.CERT_NONE:
         if not trusted:
             raise ConfigError(
                 f"ssl.client.auth={settings['ssl.client.auth']} needs ssl.truststore.location: whose "
                 "certificates are to be believed?"
             )
-        _reading(lambda: context.load_verify_locations(**trusted), "ssl.truststore.*")
+        _reading(lambda: context.load_verify_locations(**trusted), what, _AUTHORITIES)
     return context
 
 
@@ -88,20 +96,23 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
     context.minimum_version, context.maximum_version = min(versions), max(versions)
 
 
-def _trusted(settings: Settings) -> dict[str, str]:
-    """Arguments of load_verify_locations; empty: whom the system trusts."""
+def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
+    """Return what names whom to trust, and the arguments of load_verify_locations.
+
+    No arguments: whom the system trusts. Raises ConfigError.
+    """
     files = [key for key in ("ssl.truststore.location", "ssl.ca.location") if settings.get(key)]
     text = settings["ssl.truststore.certificates"]
     if len(files) + bool(text) > 1:
         names = [*files, *(["ssl.truststore.certificates"] if text else [])]
         raise ConfigError(f"{' and '.join(names)} say whom to trust; keep one of them")
     if text:
-        return {"cadata": text.value}
+        return "ssl.truststore.certificates", {"cadata": text.value}
     if not files:
-        return {}
-    if not Path(settings[files[0]]).is_file():
-        raise ConfigError(f"{files[0]}={settings[files[0]]!r}: there is no such file")
-    return {"cafile": settings[files[0]]}
+        return "the system's certificates", {}
+    what = f"{files[0]}={settings[files[0]]!r}"
+    _reading(lambda: os.stat(settings[files[0]]), what, _AUTHORITIES)
+    return what, {"cafile": settings[files[0]]}
 
 
 def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
@@ -116,25 +127,26 @@ def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # 0600; OpenSSL reads files only
             file.write(f"{chain.value}\n{key.value}\n")
             file.flush()
-            _reading(lambda: context.load_cert_chain(file.name, None, password), "ssl.keystore.*")
+            _reading(lambda: context.load_cert_chain(file.name, None, password), "ssl.keystore.*", _OWN)
         return True
     certificate = settings["ssl.keystore.location"] or settings.get("ssl.certificate.location")
     if not certificate:
         return False
     key_file = settings.get("ssl.key.location")
     what = "ssl.keystore.location" if settings["ssl.keystore.location"] else "ssl.certificate.location"
-    _reading(lambda: context.load_cert_chain(certificate, key_file, password), f"{what}={certificate!r}")
+    what = f"{what}={certificate!r}"
+    _reading(lambda: context.load_cert_chain(certificate, key_file, password), what, _OWN)
     return True
 
 
-def _reading(load: Callable[[], None], what: str) -> None:
+def _reading(load: Callable[[], T], what: str, content: str) -> T:
+    """Return what `load` returns. Raises ConfigError, whatever is wrong with the file."""
     try:
-        load()
+        return load()
+    except FileNotFoundError:
+        raise ConfigError(f"{what}: there is no such file") from None
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise ConfigError(
-            f"{what} cannot be used: {error}; it must be PEM, a certificate chain with its private key "
-            "(ssl.key.password if that is encrypted)"
-        ) from error
+        raise ConfigError(f"{what} cannot be used: {error}; it must be PEM, {content}") from error
 
 
 class ServerTls:
