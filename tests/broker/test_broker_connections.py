@@ -94,6 +94,28 @@ def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
     assert is_served(broker)
 
 
+def test_requests_without_an_answer_are_carried_out_after_the_end(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    """A producer with acks=0 closes when the system has taken the last request; one round is 64 of them."""
+    request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
+    with RawClient(broker.bootstrap_servers) as other:
+        other.socket.sendall(request * 1_000)
+    wait_until(lambda: client.offset(topic) == 1_000)
+    wait_until(lambda: broker.metrics()["connections"] == 1)
+
+
+def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    wait = encode_request(fetch_request([(topic, 0, 0)], max_wait_ms=2**31 - 1, min_bytes=1), 12, 1, "x")
+    request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
+    with RawClient(broker.bootstrap_servers) as other:
+        other.socket.sendall(wait + request)
+    wait_until(lambda: broker.metrics()["connections"] == 1)
+    assert client.offset(topic) == 0
+
+
 def test_the_request_limit_is_a_setting() -> None:
     config = {"socket.request.max.bytes": 2_000}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:

@@ -66,6 +66,8 @@ class Connection(Accepted):
         self.peer = self.address = ""
         self.active_ms = self.opened_ms = server.clock.now_ms()
         self.is_closing = False
+        self._is_gone = False
+        """True once the transport has ended; requests that came before may still be carried out."""
         self.door = Door(self.node, acceptor.listener, needs_sasl=True)
         self._handshake: asyncio.Task[None] | None = None
         self._is_plain = False
@@ -164,6 +166,23 @@ class Connection(Accepted):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._is_gone = True
+        if self.is_closing or self._has_no_more:
+            self._finish()
+            return
+        # A producer with acks=0 closes as soon as the system has taken its last request. Kafka, too, carries
+        # out what it has received. Guard: test_requests_without_an_answer_are_carried_out_after_the_end.
+        self._outbox.discard()
+        self._outbox.transport = None
+        self._is_write_paused = False
+        self._ask_for_turn()
+
+    @property
+    def _has_no_more(self) -> bool:
+        """True if nothing is left to carry out of a client that is gone, or something holds it back."""
+        return bool(self._holds) or not (self._backlog or self._arrived)
+
+    def _finish(self) -> None:
         self.is_closing = True
         self._throttle.cancel()
         self._outbox.discard()
@@ -244,6 +263,8 @@ class Connection(Accepted):
 
     def _end_round(self, now_ms: int) -> None:
         self._outbox.flush()
+        if self._is_gone and self._has_no_more:
+            self._finish()
         has_bytes = self._reader.pending_bytes or self._backlog
         if self.is_closing or not (has_bytes or self._is_holding or self._is_read_paused):
             return
@@ -403,7 +424,7 @@ class Connection(Accepted):
             self.server.hold_answers(self, held_bytes, taken_bytes, now_ms)
 
     def _pace_reading(self) -> None:
-        if self.transport is None or self.is_closing:
+        if self.transport is None or self.is_closing or self._is_gone:
             return
         is_full = len(self._backlog) + len(self._arrived) >= self.server.max_pending_bytes
         is_full = is_full or self._is_write_paused or self._throttle.is_silent
@@ -434,7 +455,7 @@ class Connection(Accepted):
             return
         self.is_closing = True
         self.server.note_end(self.peer, reason, bound)
-        if at_once or self.transport is None:
+        if at_once or self.transport is None or self._is_gone:
             self.abort()
         else:
             self._outbox.flush()
@@ -442,7 +463,10 @@ class Connection(Accepted):
 
     def abort(self) -> None:
         """End the connection, whatever it is at."""
-        if self.transport is not None:
+        self.is_closing = True
+        if self._is_gone:
+            self._finish()
+        elif self.transport is not None:
             self.transport.abort()
         elif self._handshake is not None:
             self._handshake.cancel()
