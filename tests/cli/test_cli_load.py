@@ -23,9 +23,9 @@ from helpers_producer import new_topic, values
 
 from oncelog import Admin, Broker, Producer
 from oncelog.edge.admin import ConfigResource, NewTopic
-from oncelog.errors import LoadRefused, PeerError
+from oncelog.errors import InvalidTxnState, LoadRefused, OncelogError, PeerError
 from oncelog.load import marks
-from oncelog.load.loader import Load, Report, run_load
+from oncelog.load.loader import Load, Report, run_load, taking_over
 from oncelog.load.marks import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
 from oncelog.load.parsing import Options
 from oncelog.rules.loading import Mark
@@ -285,6 +285,17 @@ def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> N
         with pytest.raises(LoadRefused, match="was deleted and made anew"):
             run_load(loaded, config, make_again)
     assert values(broker.bootstrap_servers, "again") == []
+
+
+def test_a_commit_that_apache_kafka_takes_for_a_repeated_abort_tells_of_the_other_loader(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    loaded = Load([write_csv(tmp_path / "a.csv", 0, 1)], topic, topic)
+    with (
+        pytest.raises(OncelogError, match="another loader with this id has taken over"),
+        taking_over(loaded, {"bootstrap.servers": broker.bootstrap_servers}),
+    ):
+        raise InvalidTxnState("the state is CompleteAbort")
 
 
 @pytest.mark.behaviour("P4")

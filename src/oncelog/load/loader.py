@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from oncelog.edge.producer import Producer
 from oncelog.errors import (
     InvalidProducerEpoch,
+    InvalidTxnState,
     LoadRefused,
     MessageTooLarge,
     MisuseError,
@@ -165,7 +166,8 @@ def taking_over(load: Load, config: Mapping[str, Any], index: int | None = None)
         with Producer({**config, "transactional.id": name}) as producer:
             producer.init_transactions()
             yield producer
-    except (ProducerFenced, InvalidProducerEpoch) as error:
+    except (ProducerFenced, InvalidProducerEpoch, InvalidTxnState) as error:
+        # INVALID_TXN_STATE: Apache Kafka 4 takes a fenced producer's commit for a repeated abort.
         raise OncelogError(
             f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
             f"longer than transaction.timeout.ms ({error})"
