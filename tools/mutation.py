@@ -220,7 +220,7 @@ def _replacements_of_statements(node: ast.AST) -> Iterator[ast.AST]:
             if type(op) in _OPERATORS:
                 yield ast.AugAssign(target, _OPERATORS[type(op)](), value)
             yield ast.Pass()
-        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+        case ast.Return(value=ast.expr() as value) if not _is_falsy(value):
             yield ast.Return(ast.Constant(None))
         case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never"))):
             return
@@ -244,8 +244,9 @@ def _negated(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_falsy(node: ast.AST) -> bool:
+    """True for None, and for False: callers do not tell these apart."""
+    return isinstance(node, ast.Constant) and node.value in (None, False)
 
 
 def _never_happens(case: ast.match_case) -> bool:

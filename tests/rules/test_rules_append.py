@@ -71,6 +71,7 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
         ([(0, 0)], "-", "e0 0+2t", "store e0 0-1@100 txn@100"),
         ([(0, 0)], "-", "e0 2+1t", "refuse 45"),
         ([(0, 2), (0, 0)], "-", "e0 2+1t", "refuse 45"),
+        ([(0, 0), (0, 2)], "-", "e0 2+1t", "refuse 45"),
         ([(0, 2)], "-", "e0 2+1t", "store e0 2-2@100 txn@100"),
         ([(0, 0), (1, 3)], "-", "e1 3+1t", "store e1 3-3@100 txn@100"),
         ([(1, 3), (0, 0)], "-", "e1 3+1t", "store e1 3-3@100 txn@100"),
@@ -87,6 +88,29 @@ def test_no_batch_overtakes_one_that_waits_to_be_verified(
     for epoch, sequence in asked[1:]:
         verification = verification.with_batch(epoch, sequence)
     assert _verdict(entry, batch, verification=verification) == expected
+
+
+@pytest.mark.behaviour("T5", "I14")
+@pytest.mark.parametrize(
+    ("entry", "batch", "expected"),
+    [
+        ("-", "e1 3+1t", "refuse 45"),
+        ("-", "e1 0+1t", "store e1 0-0@100 txn@100"),
+        ("e1 c1", "e1 3+1t", "refuse 45"),
+        ("e1 0-2@10 c1", "e1 3+1t", "store e1 0-2@10 3-3@100 txn@100 c1"),
+    ],
+)
+def test_a_transaction_that_raises_the_epoch_does_not_begin_late(
+    entry: str, batch: str, expected: str
+) -> None:
+    verification = Verification(1, 3, raises_epoch=True)
+    assert _verdict(entry, batch, verification=verification) == expected
+
+
+def test_a_batch_without_a_sequence_has_neither_first_nor_last() -> None:
+    batch, remembered = parse_batch("e0 none+2t"), parse_entry("e0 none@10+2")
+    assert batch.last_sequence is None
+    assert remembered is not None and remembered.batches[0].first_sequence is None
 
 
 def test_names_are_unique() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Iterable
 
 import psutil
 import pytest
+from helpers_rules_append import format_entry, parse_entry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,7 +22,7 @@ from oncelog.rules.append import (
     Store,
     decide_append,
 )
-from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry
+from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry, with_older
 from oncelog.types import Origin
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -44,6 +46,39 @@ ENTRIES = st.builds(
 @given(ENTRIES)
 def test_packing_loses_nothing(entry: ProducerEntry) -> None:
     assert unpack_entry(pack_entry(entry)) == entry
+
+
+def test_packing_keeps_the_first_and_no_sequence_of_batches_that_lie_far_apart() -> None:
+    known = (RememberedBatch(0, 5, 0, 9), RememberedBatch(None, 2**40, 0, 9))
+    entry = ProducerEntry(0, None, 9, 9, None, known)
+    assert unpack_entry(pack_entry(entry)) == entry
+    assert pack_entry(entry._replace(batches=known[1:])).endswith(b"\xff" * 4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "earlier", "expected"),
+    [
+        ("e0 5-5@15", "e0 3-3@13 4-4@14", "e0 3-3@13 4-4@14 5-5@15"),
+        ("e0 5-5@15", "e0 4-4@14 5-5@15 6-6@16", "e0 4-4@14 5-5@15"),
+        ("e0 6-9@16", "e0 1-1@1 2-2@2 3-3@3 4-4@4 5-5@5", "e0 2-2@2 3-3@3 4-4@4 5-5@5 6-9@16"),
+        ("e1 0-0@15", "e0 3-3@13 4-4@14", "e1 0-0@15"),
+        ("e0 c1", "e0 3-3@13", "e0 3-3@13 c1"),
+    ],
+)
+def test_batches_of_the_deleted_part_of_a_log_stay_known(entry: str, earlier: str, expected: str) -> None:
+    known, before = parse_entry(entry), parse_entry(earlier)
+    assert known is not None and before is not None
+    assert format_entry(with_older(known, before)) == expected
+
+
+def test_the_largest_id_is_found_among_those_at_work_and_idle_ones() -> None:
+    table = ProducerTable(max_at_work=2, shard_entries=2)
+    assert table.largest_id == -1
+    for pid in (9, 30, 4, 5, 6, 7):
+        table.put(pid, _entry(pid))
+    assert table.largest_id == 30
+    table.put(31, _entry(31))
+    assert table.largest_id == 31
 
 
 def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> ProducerEntry:
@@ -110,6 +145,10 @@ def test_a_table_that_shrank_gives_its_memory_back() -> None:
     assert empty < full / 10
 
 
+def _joined(parts: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
+    return {pid: packed for part in parts for pid, packed in part.items()}
+
+
 class TableMachine(RuleBasedStateMachine):
     """Appends of many producers through rule and table, against a list of every batch ever stored."""
 
@@ -120,6 +159,8 @@ class TableMachine(RuleBasedStateMachine):
         self.last_append: dict[int, int] = {}
         self.next_offset = 0
         self.now_ms = 1000
+        self.image = self.table.image()
+        self.imaged: dict[int, bytes] = {}
 
     def _decide(self, pid: int, epoch: int, sequence: int, count: int) -> object:
         batch = ProducedBatch(pid, epoch, sequence, count - 1, 5, False)
@@ -156,6 +197,17 @@ class TableMachine(RuleBasedStateMachine):
         assert not isinstance(verdict, Store)
         if isinstance(verdict, Duplicate):
             assert verdict.base_offset == offset
+
+    @rule()
+    def take_image(self) -> None:
+        assert _joined(self.image.drain()) == self.imaged
+        self.image = self.table.image()
+        self.imaged = {pid: pack_entry(entry) for pid, entry in self.table.items()}
+        assert self.image.entry_count == len(self.imaged)
+
+    @invariant()
+    def image_stays_as_it_was(self) -> None:
+        assert _joined(self.image.parts()) == self.imaged
 
     @rule(step_ms=st.integers(1, 500))
     def expire(self, step_ms: int) -> None:

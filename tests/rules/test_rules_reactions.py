@@ -27,6 +27,7 @@ def test_reaction(row: list[str]) -> None:
 def test_a_code_from_the_future_fails_its_records_as_possibly_stored() -> None:
     reaction = reaction_to(9_999, Mode.IDEMPOTENT)
     assert (reaction.action.value, reaction.mark.value, reaction.may_be_stored) == ("fail", "abortable", True)
+    assert not reaction.is_metadata_stale
 
 
 def test_what_the_broker_calls_retriable_is_never_fatal() -> None:

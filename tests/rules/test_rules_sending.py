@@ -192,6 +192,116 @@ def test_pieces_share_out_the_numbers_of_their_batch() -> None:
         sequences.split(later, [NumberedBatch(1)])
 
 
+@pytest.mark.behaviour("I10")
+def test_pieces_count_among_the_five() -> None:
+    sequences = warm()
+    large, later, *_ = sent(sequences, 3)
+    for batch in list(sequences.in_flight):
+        sequences.on_no_outcome(batch, may_be_stored=False)
+    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, pieces)
+    for batch in sequences.in_flight:
+        sequences.send(batch)
+    assert not sequences.may_number(FIRST), "five are numbered"
+    sequences.on_stored(pieces[0])
+    assert len(sent(sequences, 1)) == 1
+    for piece in pieces[1:]:
+        sequences.on_stored(piece)
+    # `later` is the lowest: it, one more and the sixth are in flight, and two may follow.
+    assert sequences.in_flight[0] is later
+    assert len(sent(sequences, 2)) == 2
+    assert not sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I11")
+def test_of_two_lost_batches_only_a_successor_of_the_higher_proves_both_stored() -> None:
+    sequences = warm()
+    lowest, between, highest, successor = sent(sequences, 4)
+    for batch in (lowest, highest):
+        sequences.on_no_outcome(batch, may_be_stored=True)
+    sequences.on_given_up(highest)
+    sequences.on_given_up(lowest)
+    sequences.on_stored(between)
+    assert not sequences.may_number(FIRST), "nothing proves that the higher one is stored"
+    sequences.on_stored(successor)
+    assert sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I11")
+def test_pieces_below_a_lost_batch_do_not_prove_it_stored() -> None:
+    sequences = warm()
+    large, lost, successor = sent(sequences, 3)
+    sequences.on_no_outcome(lost, may_be_stored=True)
+    sequences.on_given_up(lost)
+    sequences.on_no_outcome(large, may_be_stored=False)
+    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, pieces)
+    for piece in pieces:
+        sequences.on_stored(piece)
+        assert not sequences.may_number(FIRST)
+    sequences.on_stored(successor)
+    assert sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I11")
+def test_after_a_gap_what_may_be_stored_is_sent_again_when_nothing_is_on_the_wire() -> None:
+    sequences = warm()
+    refused, maybe, on_wire = sent(sequences, 3)
+    sequences.on_no_outcome(refused, may_be_stored=False)
+    sequences.on_given_up(refused)
+    sequences.on_no_outcome(maybe, may_be_stored=True)
+    assert sequences.next_retry() is None
+    sequences.on_no_outcome(on_wire, may_be_stored=False)
+    assert sequences.next_retry() is maybe
+    assert not sequences.is_restart_due
+
+
+@pytest.mark.behaviour("I11")
+def test_a_piece_above_a_lost_batch_proves_it_stored() -> None:
+    sequences = warm()
+    lost, large = sent(sequences, 2)
+    sequences.on_no_outcome(lost, may_be_stored=True)
+    sequences.on_given_up(lost)
+    sequences.on_no_outcome(large, may_be_stored=False)
+    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, pieces)
+    for piece in pieces:
+        sequences.send(piece)
+    sequences.on_stored(pieces[0])
+    assert sequences.may_number(FIRST)
+    assert not pieces[0].is_on_wire
+
+
+@pytest.mark.behaviour("I11")
+def test_nothing_is_numbered_or_sent_again_before_numbering_starts_again() -> None:
+    sequences = warm()
+    refused, behind = sent(sequences, 2)
+    sequences.on_no_outcome(refused, may_be_stored=False)
+    sequences.on_given_up(refused)
+    sequences.on_no_outcome(behind, may_be_stored=False)
+    assert sequences.next_retry() is None, "surely refused: it is numbered again"
+    assert not sequences.may_number(FIRST)
+    sequences.on_given_up(behind)
+    assert not sequences.may_number(FIRST)
+
+
+@pytest.mark.behaviour("I10")
+def test_no_new_batch_is_sent_while_one_waits_to_be_sent_again() -> None:
+    sequences = warm()
+    assert sequences.next_retry() is None
+    first, _ = sent(sequences, 2)
+    sequences.on_no_outcome(first, may_be_stored=True)
+    assert not sequences.may_number(FIRST)
+
+
+def test_an_id_that_the_broker_forgot_is_a_gap_also_behind_another_batch() -> None:
+    sequences = warm()
+    _, second = sent(sequences, 2)
+    assert sequences.on_unknown_producer(second) is OutOfOrder.RENUMBER
+    assert sequences.is_restart_needed
+
+
 def test_epochs_end_at_32767() -> None:
+    assert MAX_EPOCH == 32_767
     assert next_epoch(Identity(7, MAX_EPOCH - 1)) == Identity(7, MAX_EPOCH)
     assert next_epoch(Identity(7, MAX_EPOCH)) is None

@@ -189,9 +189,11 @@ class PartitionSequences(Generic[B]):
 
     def on_stored(self, batch: B) -> None:
         """Acknowledged, as new or as a duplicate."""
-        index = self._take(batch)
+        # Before the batch is taken out, which lowers `unresolved` if the batch is below the unknown one.
+        is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
+        self._take(batch)
         self.known_producer_id = batch.identity.producer_id if batch.identity else None
-        if self.unresolved is not None and index >= self.unresolved:
+        if is_above_unknown:
             self.unresolved = None  # the broker stores in sequence, so what was unknown is stored
 
     def on_no_outcome(self, batch: B, *, may_be_stored: bool) -> None:
