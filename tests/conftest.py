@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from oncelog import Admin, Producer
 from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
+from oncelog.errors import TransactionalIdNotFound
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
 pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("helpers_*.py")))
@@ -38,6 +40,8 @@ PROMPT = {
     "group.consumer.heartbeat.interval.ms": 300,
 }
 """So that Apache Kafka assigns within the heartbeat that made it necessary, as ours, and says so soon."""
+STEADY = {"broker.session.timeout.ms": 120_000}
+"""So that Apache Kafka's controller does not fence a broker that a busy machine lets stand still."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,15 +115,21 @@ def kafka_class_path() -> str:
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for the whole run, started by the first test that asks."""
-    with ApacheKafka(properties=QUICK_SCANS | PROMPT) as kafka:
+    with ApacheKafka(properties=QUICK_SCANS | PROMPT | STEADY) as kafka:
         _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
 
 
 def _create_internal_topics(servers: str) -> None:
-    """Ask both coordinators once: their topics take a busy machine longer than a test's client waits."""
+    """Ask all coordinators once: their topics take a busy machine longer than a test's client waits.
+
+    Each of the 50 partitions of both topics has a coordinator to load; the names below fall into all of them.
+    """
     patient = {"bootstrap.servers": servers, "request.timeout.ms": 120_000, "max.block.ms": 300_000}
     with Producer({**patient, "transactional.id": "first-of-all"}) as producer:
         producer.init_transactions()
     with Admin({"bootstrap.servers": servers, "request.timeout.ms": 120_000}) as admin:
-        admin.group_offsets("first-of-all")
+        for name in map(str, range(87)):
+            admin.group_offsets(name)
+            with contextlib.suppress(TransactionalIdNotFound):
+                admin.describe_transactions(name)

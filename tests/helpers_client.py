@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from helpers_wait import attempts, rest
+
 from oncelog.config import ADMIN
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.errors import raise_for_code
+from oncelog.errors import NotLeaderOrFollower, raise_for_code
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader, decode_request, encode_response
@@ -169,6 +171,8 @@ def append(
 ) -> list[int]:
     """Produce whole batches one request each, without a producer; gives their base offsets.
 
+    A batch is sent again while its partition has no leader: Apache Kafka shows a topic before it serves it.
+
     With a transactional id, as clients do that know no transaction version 2.
     """
 
@@ -184,8 +188,12 @@ def append(
                     acks=-1, timeout_ms=10_000, topic_data=[topic], transactional_id=transactional_id
                 )
                 version = 11 if transactional_id else 12
-                response = await cluster.request(await cluster.leader(tp), request, max_version=version)
-                answer = response.responses[0].partition_responses[0]
+                for _ in attempts():
+                    response = await cluster.request(await cluster.leader(tp), request, max_version=version)
+                    answer = response.responses[0].partition_responses[0]
+                    if answer.error_code != NotLeaderOrFollower.code:
+                        break
+                    await rest(0.02)
                 raise_for_code(answer.error_code, str(answer.error_message))
                 offsets.append(answer.base_offset)
         finally:

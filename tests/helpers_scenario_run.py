@@ -38,8 +38,8 @@ from oncelog.wire.frames import decode_response
 from oncelog.wire.messages import API_BY_NAME, Api
 
 PATIENCE_S = 60.0
-SETTLE_S = 0.5
-"""A broker that was just elected may be fenced once more when it has many partitions to lead."""
+EPOCHS_OF_A_RESTART = 2
+"""Apache Kafka raises leader epochs when it fences the broker, and when it elects it again."""
 POOL = 16
 """Topics made at a time: a controller writes them down in one go."""
 
@@ -323,10 +323,10 @@ class Run(ConsumerGroupSteps):
         self.known_to_groups.clear()
         self.restarts += 1
         if self.broker.epochs_rise:
-            # Before it is fenced and elected again the broker serves as it did: that does not last.
-            wait_until_served(self.client, self.partitions, self.restarts)
-            time.sleep(SETTLE_S)
-        wait_until_served(self.client, self.partitions)
+            # Until it is fenced and elected again the broker serves as it did: that does not last.
+            wait_until_served(self.client, self.partitions, EPOCHS_OF_A_RESTART * self.restarts)
+        else:
+            wait_until_served(self.client, self.partitions)
 
     def _place(self, text: str) -> tuple[str, bytes, int]:
         name, _, index = text.partition("/")
@@ -354,6 +354,17 @@ class Run(ConsumerGroupSteps):
         if self._expected(words) not in ([ANYTHING], [str(actual)]):
             raise Mismatch(f"got {actual}")
 
+    def eventually(self, verb: str, *rest: str) -> None:
+        """Repeat a step until it succeeds: Apache Kafka's broker applies the controller's answer later."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return _STEPS[verb](self, *rest)  # type: ignore[no-any-return]
+            except Mismatch:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
     def wait(self, seconds: str) -> None:
         time.sleep(float(seconds))
 
@@ -368,6 +379,7 @@ _STEPS = {
         "fetch",
         "restart",
         "kill",
+        "eventually",
         "wait",
         *TRANSACTION_STEPS,
         *GROUP_STEPS,

@@ -17,7 +17,7 @@
 Versions are classic (Produce 11, EndTxn 4, TxnOffsetCommit 4), or with `Transactions: epoch` those that
 raise the epoch (12, 5, 5), unless `Versions:` names the API. An answer that passes by itself
 (CONCURRENT_TRANSACTIONS, COORDINATOR_...) is asked for again unless it is the expected one; what is read is
-read until it is as expected, at most 10 s.
+read until it is as expected, at most 60 s.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ the broker is stopped and started.
     fetch T/1 from=0 -> a b                       -> values or error; `-> nothing`
     produce T a -> oncelog:0 apache:INVALID_RECORD       expected of each broker
     > Fetch {topics: [...]}                       a request; `> Fetch 4 {...}` at a version
-    >> Fetch {topics: [...]}                      the same until the answer is as expected, at most 10 s
+    >> Fetch {topics: [...]}                      the same until the answer is as expected, at most 60 s
     > frame {api_key: 99, api_version: 0, body: "00ff"}      raw bytes; tags: hex of the header's tag block
     < {error_code: NONE}                          its answer; `< closed`: the connection ends; `< nothing`
     < ApiVersions 0 {...}                         an answer read as another API's or version's
     <oncelog {...}  <apache {...}                 expected of one broker only
+    eventually produce T a -> 0                   any step by name, repeated until it succeeds, at most 60 s
     restart, kill                                 the broker is stopped (SIGTERM, SIGKILL) and started
     wait 0.5                                      seconds
     init, add, end, write, read ...               transactions: see helpers_scenario_txn

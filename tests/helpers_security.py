@@ -12,12 +12,13 @@ from typing import Any
 
 import trustme
 from cryptography.hazmat.primitives import serialization
-from helpers_wait import LIMIT_S
+from helpers_wait import LIMIT_S, wait_until
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
 from oncelog import Producer
 from oncelog.broker.users import Users
+from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
 from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
@@ -126,6 +127,15 @@ def write_keys(path: Path, *keys: RSAKey) -> None:
 
 _SHORT = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
 _SHORT |= {"transactional id": ResourceType.TRANSACTIONAL_ID}
+
+
+def add_acls(admin: Admin, acls: list[Acl]) -> None:
+    """Create ACLs and wait until the broker applies them.
+
+    Apache Kafka's broker learns of them from the controller a moment later, and of users created before them.
+    """
+    admin.create_acls(acls)
+    wait_until(lambda: set(acls) <= set(admin.describe_acls()))
 
 
 def documented_acls(who: str, principal: str) -> list[Acl]:

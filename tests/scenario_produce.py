@@ -6,6 +6,7 @@ import itertools
 from typing import NamedTuple
 
 from helpers_broker import RawClient
+from helpers_scenario_run import wait_until_served
 from helpers_wait import attempts, pause
 
 from oncelog.errors import (
@@ -18,7 +19,7 @@ from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import CreateTopicsRequest, InitProducerIdRequest, ProduceRequest
 from oncelog.wire.records import NewRecord
 
-PRODUCE_VERSION, CREATE_TOPICS_VERSION, INIT_PRODUCER_ID_VERSION = 9, 5, 4
+PRODUCE_VERSION, CREATE_TOPICS_VERSION, INIT_PRODUCER_ID_VERSION = 9, 7, 4
 topic_numbers = itertools.count()
 
 
@@ -36,6 +37,7 @@ def create_topic(client: RawClient) -> str:
     wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
     answer = client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
     assert [each.error_code for each in answer.topics] == [0]
+    wait_until_served(client, {answer.topics[0].topic_id: 1})
     return topic
 
 

@@ -6,16 +6,17 @@ import itertools
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers_broker import wait_until
 from helpers_cli import oncelog
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog.client.admin_types import ConfigResource
 from oncelog.dev.apache_kafka import ApacheKafka, run_tool
 
 _numbers = itertools.count()
@@ -38,9 +39,18 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
     kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
     whole = ["--bootstrap-server", kafka.bootstrap_servers, "--entity-type", "brokers", "--entity-default"]
     config = "kafka.admin.ConfigCommand"
-    run_tool(config, *whole, "--alter", "--add-config", f"{UNVERIFIED}=false")
-    yield kafka.bootstrap_servers
-    run_tool(config, *whole, "--alter", "--delete-config", UNVERIFIED)
+    broker = ConfigResource("broker", "1")
+    with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+
+        def is_verified() -> bool:
+            return admin.describe_configs(broker)[broker].entries[UNVERIFIED].value == "true"
+
+        # The broker learns of it from the controller a moment later, and serves topics made after that later.
+        run_tool(config, *whole, "--alter", "--add-config", f"{UNVERIFIED}=false")
+        wait_until(lambda: not is_verified())
+        yield kafka.bootstrap_servers
+        run_tool(config, *whole, "--alter", "--delete-config", UNVERIFIED)
+        wait_until(is_verified)
 
 
 def rows(*arguments: str, servers: str, code: int = 0) -> list[dict[str, Any]]:
@@ -93,9 +103,8 @@ def test_a_transaction_that_is_open_then_committed(servers: str) -> None:
         assert all(row["hanging"] == f"no: {name!r} is Ongoing" for row in opened)
 
         producer.commit_transaction()
-    deadline = time.monotonic() + 30
-    while values(servers, topic) != [b"a", b"b"]:  # Apache Kafka answers before the markers are written
-        assert time.monotonic() < deadline
+    # Apache Kafka answers before the markers are written.
+    wait_until(lambda: values(servers, topic) == [b"a", b"b"])
     assert rows("find-hanging", "--topic", topic, servers=servers) == []
     (told,) = rows("describe", name, servers=servers)
     assert told["state"] in ("PrepareCommit", "CompleteCommit")

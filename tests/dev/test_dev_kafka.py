@@ -31,8 +31,13 @@ def test_start_status_stop(directory: str) -> None:
     assert started.code == 0, started.err
     bootstrap_servers = started.out.strip()
     oncelog("topics", "create", "kept", servers=bootstrap_servers)
-    (row,) = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
-    assert (row["topic"], row["partitions"]) == ("kept", 4)
+
+    def listed() -> list[tuple[str, int]]:
+        rows = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
+        return [(row["topic"], row["partitions"]) for row in rows]
+
+    # Apache Kafka's broker learns of a topic from the controller, a moment after it was created.
+    wait_until(lambda: listed() == [("kept", 4)])
 
     (node,) = json.loads(oncelog("dev", "kafka", "status", "--directory", directory, "-o", "json").out)
     assert (node["address"], node["state"]) == (bootstrap_servers, "running")

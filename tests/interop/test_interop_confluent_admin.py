@@ -38,6 +38,7 @@ from confluent_kafka.admin import (
 )
 from helpers_broker import wait_until
 
+import oncelog
 from oncelog import Broker
 
 TIMEOUT_S = 60.0
@@ -55,11 +56,16 @@ class Cluster:
         return f"admin-{uuid.uuid4().hex}"
 
     def topic(self, partitions: int = 2, **config: str) -> str:
-        """Create a topic and return its name when its leaders are known."""
+        """Create a topic and return its name when its leaders serve it."""
         name = self.name()
         (future,) = self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values()
         future.result(TIMEOUT_S)
-        self.produce(name, 0, 0)
+        latest = {oncelog.TopicPartition(name, partition): "latest" for partition in range(partitions)}
+        # librdkafka remembers for long that a topic was unknown; our client asks again.
+        with oncelog.Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            wait_until(
+                lambda: all(o.error is None for o in admin.list_offsets(latest, raise_errors=False).values())
+            )
         return name
 
     def produce(self, topic: str, partition: int, count: int) -> None:
@@ -280,12 +286,19 @@ def test_scram_users_are_set_described_and_deleted(cluster: Cluster) -> None:
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 8192)
     upsertion = UserScramCredentialUpsertion(user, info, b"password", b"salt")
     assert result_of(cluster.admin.alter_user_scram_credentials([upsertion])) is None
-    described = result_of(cluster.admin.describe_user_scram_credentials([user]))
-    assert [(i.mechanism, i.iterations) for i in described.scram_credential_infos] == [(info.mechanism, 8192)]
+
+    def described() -> Any:
+        found = result_of(cluster.admin.describe_user_scram_credentials([user]))
+        if isinstance(found, str):
+            return found
+        return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
+
+    # Kafka's brokers learn of a user from the controller, a moment after the change was answered.
+    wait_until(lambda: described() == [(info.mechanism, 8192)])
     deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
     assert result_of(cluster.admin.alter_user_scram_credentials([deletion])) is None
     assert result_of(cluster.admin.alter_user_scram_credentials([deletion])) == "RESOURCE_NOT_FOUND"
-    assert result_of(cluster.admin.describe_user_scram_credentials([user])) == "RESOURCE_NOT_FOUND"
+    wait_until(lambda: described() == "RESOURCE_NOT_FOUND")
 
 
 def test_acls_without_an_authorizer_are_refused(cluster: Cluster) -> None:

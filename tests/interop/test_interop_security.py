@@ -14,6 +14,7 @@ from helpers_security import (
     AUTHORIZER,
     PASSWORD,
     Certificates,
+    add_acls,
     apache_properties,
     client_config,
     make_certificates,
@@ -189,9 +190,9 @@ def _apache(properties: dict[str, object]) -> Iterator[ApacheKafka]:
     with ApacheKafka(properties=properties, also_listen=["SASL_SSL", "SSL"]) as kafka:
         with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
             admin.set_user("alice", PASSWORD)
-            assert set(admin.list_users()["alice"]) == set(Mechanism)
             admin.create_topics([NewTopic("secured", num_partitions=1)])
-            admin.create_acls(
+            add_acls(
+                admin,
                 [
                     Acl(
                         ResourceType.TOPIC,
@@ -202,8 +203,9 @@ def _apache(properties: dict[str, object]) -> Iterator[ApacheKafka]:
                         Operation.ALL,
                         Permission.ALLOW,
                     )
-                ]
+                ],
             )
+            assert set(admin.list_users()["alice"]) == set(Mechanism)
         yield kafka
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers_broker import wait_until
 from helpers_security import (
     AUTHORIZER,
     PASSWORD,
     Certificates,
+    add_acls,
     apache_properties,
     documented_acls,
     make_certificates,
@@ -108,8 +110,8 @@ def _prepared(plain: str, scram: str, certified: str, certificates: Certificates
         admin.create_topics([NewTopic(name, num_partitions=2) for name in ("flights", "enriched")])
         for who, user in USERS.items():
             admin.set_user(user, PASSWORD)
-            admin.create_acls(documented_acls(who, user))
-        admin.create_acls(documented_acls("Spark source", "alice") + documented_acls("Spark sink", "alice"))
+            add_acls(admin, documented_acls(who, user))
+        add_acls(admin, documented_acls("Spark source", "alice") + documented_acls("Spark sink", "alice"))
     return Locked(plain, scram, certified, certificates)
 
 
@@ -287,8 +289,9 @@ def test_none_of_the_acls_can_be_left_out(locked: Locked, who: str) -> None:
                 acl.resource_type, acl.name, acl.pattern_type, acl.principal, None, acl.operation
             )
             assert len(admin.delete_acls([taken])) == 1
+            wait_until(lambda gone=acl: gone not in admin.describe_acls())  # type: ignore[misc]
             try:
                 with pytest.raises(OncelogError, match=r"AUTHORIZATION|may DESCRIBE"):
                     USES[who](locked, next(numbers))
             finally:
-                admin.create_acls([acl])
+                add_acls(admin, [acl])
