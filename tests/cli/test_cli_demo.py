@@ -267,6 +267,9 @@ HARSH = [
     Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.1),
     Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.1),
     Rule(action=Action.HOLD, api="Produce", probability=0.05, release_after=1, delay_ms=50),
+    # Once each whatever chance does: a slow machine sends few requests, full ones.
+    Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=2),
+    Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=2),
 ]
 
 
