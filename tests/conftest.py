@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--order-seed", metavar="N", type=int, help="run files and tests in a random order")
 
 
+TEMPORARY = pytest.StashKey[str]()
+
+
+def use_own_temporary_directory(config: pytest.Config) -> None:
+    """Put the temporary files of all processes into one directory, which goes with this run.
+
+    A process that is killed leaves its files. pytest keeps its own directories where they were, with what a
+    failed test leaves. The processes of xdist use the directory of the first process.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    directory = tempfile.mkdtemp(prefix="oncelog-tests-")
+    config.stash[TEMPORARY] = directory
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # A JVM ignores TMPDIR. spark-submit adds these options to the driver's.
+    os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={directory}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if TEMPORARY in config.stash:
+        shutil.rmtree(config.stash[TEMPORARY], ignore_errors=True)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    use_own_temporary_directory(config)
     config.pluginmanager.register(plugin_tiers.Tiers())
     from helpers_spark_python import spark_python  # here, where its asserts have been registered
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,20 @@ def test_a_directory_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> 
     (tmp_path / "taken").write_text("")
     with pytest.raises(StorageError, match="taken"):
         Broker(tmp_path / "taken").start()
+
+
+def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R540: each one that was never started, or could not be, left an empty directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Broker() as running:
+        assert running.data_dir.parent == tmp_path and running.data_dir.stat().st_mode & 0o777 == 0o700
+        Broker()
+        with pytest.raises(StorageError):
+            Broker(port=running.port).start()
+        assert list(tmp_path.iterdir()) == [running.data_dir]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unreadable_producer_id_file_stops_the_start(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
+from helpers_broker import wait_until
 from helpers_browser import chromium
 from playwright.sync_api import Browser
 
 from oncelog.cli.demo import command
+from oncelog.demo.enriching import Job
 from oncelog.demo.flights import (
     RESULT_COLUMNS,
     TOTAL_ROWS,
@@ -24,7 +27,7 @@ from oncelog.demo.flights import (
     enriched_truth,
     load_flights,
 )
-from oncelog.demo.killing import choose_moment
+from oncelog.demo.killing import _Driver, choose_moment
 from oncelog.demo.lanes import Ended, rows_that, tell_lanes, with_rows
 from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
 from oncelog.demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
@@ -305,6 +308,22 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
         assert lost == 0 and doubled > 0
         lost, doubled = lost_and_doubled(broker, AT_MOST_ONCE)
         assert lost > 0 and doubled == 0
+
+
+def test_a_driver_that_is_killed_leaves_no_temporary_files(tmp_path: Path) -> None:
+    """R541: each demonstration left the files of two killed drivers of Spark."""
+
+    class Waits(Job):
+        def command(self) -> list[str]:
+            program = "import tempfile, signal; print(tempfile.mkdtemp(), flush=True); signal.pause()"
+            return [sys.executable, "-c", program]
+
+    log = tmp_path / "log"
+    with _Driver(Waits("", "", 1, "oncelog", {}, ""), log):
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"), 60)
+        temporary = Path(log.read_text().strip())
+        assert temporary.is_dir()
+    assert not temporary.parent.exists() and "oncelog-demo-" in temporary.parent.name
 
 
 @pytest.mark.full("the demonstration starts a Spark driver of its own")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers_broker import wait_until
 
-from oncelog.dev import standing
+from oncelog.dev import apache_kafka, standing
 from oncelog.errors import MisuseError
 
 
@@ -26,6 +26,15 @@ def nodes_of(directory: Path) -> list[int]:
     ).stdout
     rows = (line.split(None, 1) for line in listed.splitlines())
     return [int(pid) for pid, command in rows if f"kafka.Kafka {directory}" in command]
+
+
+def test_a_node_has_its_temporary_files_in_its_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R541: a node ends by SIGKILL, so nothing removes the libraries that it unpacks elsewhere."""
+    monkeypatch.setattr(apache_kafka, "fetch_jars", lambda: "jars")
+    node = apache_kafka.kafka_node(1, 9092, tmp_path)
+    assert f"-Djava.io.tmpdir={tmp_path}" in node._command
 
 
 @pytest.fixture

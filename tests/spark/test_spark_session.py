@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,15 @@ def test_missing_pyspark_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch
 
 def test_logging_is_configured_by_a_file_that_is_there() -> None:
     assert "level = error" in oncelog.spark.session._LOG_CONFIG.read_text()
+
+
+def test_the_jvm_has_the_temporary_directory_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R541: a driver that was killed left its files in /tmp, whatever TMPDIR said."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of tests"))
+    options = shlex.split(oncelog.spark.session._java_options(is_short=True))
+    assert f"-Djava.io.tmpdir={tmp_path / 'of tests'}" in options
 
 
 @pytest.mark.spark

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -144,22 +145,29 @@ class _Watch:
 class _Driver:
     """The program and the JVM it starts, a process group of its own, for the block; then SIGKILL to both.
 
-    Tasks' Python workers end as they find their JVM gone.
+    Tasks' Python workers end as they find their JVM gone. Its temporary files go with it.
     """
 
     def __init__(self, job: Job, log_file: Path) -> None:
         self._job, self._log_file = job, log_file
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="oncelog-demo-driver-", ignore_cleanup_errors=True
+        )
 
     def __enter__(self) -> Self:
         with self._log_file.open("ab") as log:
             command = self._job.command()
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            environment = {**os.environ, "TMPDIR": self._temporary.name}
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
         return self
 
     def __exit__(self, *_error: object) -> None:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._temporary.cleanup()
 
     def wait_for(self, moment: threading.Event) -> None:
         """Wait until it is time. Raises OncelogError when the program ends before, TimedOut."""

@@ -95,7 +95,9 @@ def kafka_node(
     node_id: int, port: int, home: Path, *, heap_mb: int = 512, outlive_parent: bool = False
 ) -> KafkaNode:
     """Return the node whose `server.properties` is in `home`, not started yet."""
-    command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, "-cp", fetch_jars(), "kafka.Kafka"]
+    # A node ends by SIGKILL, and so leaves the native libraries that it unpacks: `stop` removes `home`.
+    temporary = f"-Djava.io.tmpdir={home}"
+    command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, temporary, "-cp", fetch_jars(), "kafka.Kafka"]
     prefix = [] if outlive_parent else dying_with_parent()
     return KafkaNode(node_id, port, home, [*prefix, *command, str(home / "server.properties")])
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -241,7 +242,8 @@ class Broker:
         self._settings = BROKER.parse({"listeners": address_text(host, port), **(config or {})})
         self._listeners = checked_listeners(self._settings)
         self._is_temporary = data_dir is None
-        self.data_dir = Path(data_dir if data_dir is not None else tempfile.mkdtemp(prefix="oncelog-"))
+        # A temporary directory is made by `start`: a broker that never runs must leave none.
+        self.data_dir = Path(data_dir) if data_dir is not None else _temporary_name()
         self._metrics = None if metrics_port is None else (METRICS_HOST, metrics_port)
         self._on_append = on_append
         self._running: RunningBroker | None = None
@@ -251,6 +253,16 @@ class Broker:
         """Open the data directory and listen. Raises StorageError, MisuseError when it runs already."""
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
+        try:
+            if self._is_temporary:
+                self.data_dir.mkdir(mode=0o700, exist_ok=True)
+            self._run()
+        except BaseException:
+            self._remove_temporary()
+            raise
+        return self
+
+    def _run(self) -> None:
         clock = Clock()
         node = open_node(self.data_dir, self._settings, clock, self._on_append)
         thread = LoopThread("oncelog-broker")
@@ -260,7 +272,10 @@ class Broker:
             thread.stop()
             raise
         self._running, self._thread, self._listeners = running, thread, running.listeners
-        return self
+
+    def _remove_temporary(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def stop(self) -> None:
         """Clean stop; may be called twice."""
@@ -270,8 +285,7 @@ class Broker:
                 self._thread.run(running.stop(), STOP_SECONDS)
             finally:
                 self._thread.stop()
-        if self._is_temporary:
-            shutil.rmtree(self.data_dir, ignore_errors=True)
+        self._remove_temporary()
 
     def __enter__(self) -> Self:
         return self if self._running is not None else self.start()
@@ -315,6 +329,10 @@ class Broker:
         if self._running is None or self._thread is None:
             raise MisuseError("the broker is not running; metrics are there between start and stop")
         return self._thread.run(_metrics(self._running.node), START_SECONDS)
+
+
+def _temporary_name() -> Path:
+    return Path(tempfile.gettempdir()) / f"oncelog-{uuid.uuid4().hex[:12]}"
 
 
 async def _start(

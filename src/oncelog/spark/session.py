@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,15 +65,12 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
     # A newer pandas than Spark has been tested with; nothing here uses it.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.master(master).appName(app_name)
-    java_options = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"
-    if is_short:
-        java_options += f" {SHORT_LIVED}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         # Read by the JVM as it starts, before a log level can be set.
-        "spark.driver.extraJavaOptions": java_options,
+        "spark.driver.extraJavaOptions": _java_options(is_short=is_short),
     }
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -83,3 +82,10 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
     for key, value in {**settings, **conf}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _java_options(*, is_short: bool) -> str:
+    # A JVM ignores TMPDIR. A killed one leaves its files, so they must be where its caller removes them.
+    temporary = shlex.quote(f"-Djava.io.tmpdir={tempfile.gettempdir()}")
+    options = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {temporary}"
+    return f"{options} {SHORT_LIVED}" if is_short else options
