@@ -14,6 +14,7 @@ a list in any order, `!has` a list with more in it, `!size 9` records of 9 bytes
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -57,7 +58,9 @@ def _construct(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
 _Loader.add_multi_constructor("!", _construct)
 
 
+@cache
 def read_yaml(text: str) -> Any:
+    """Return the text's value, for reading only. A scenario reads a text once for each version and broker."""
     return yaml.load(text, _Loader)
 
 

@@ -12,20 +12,22 @@ from helpers_interop import READERS, WRITERS, Row, make_topic, stored_batches
 from oncelog.dev.served import ServedBroker
 
 PARTITIONS = 12
-RECORDS = 24_000
+RECORDS = 8_000
+PATIENCE_S = 120
 
 
 class KillOnce:
-    """Counts acknowledgements; at the given number it wakes the killer, once."""
+    """Counts acknowledgements. At the given number it wakes the killer, and the client waits for the kill."""
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0
-        self.reached = threading.Event()
+        self.reached, self.killed = threading.Event(), threading.Event()
 
     def __call__(self) -> None:
         self.count += 1
         if self.count == self.at:
             self.reached.set()
+            self.killed.wait(PATIENCE_S)
 
 
 @pytest.mark.behaviour("I17", "I1")
@@ -47,11 +49,12 @@ def test_killed_while_producing(tmp_path: Path, writer: str) -> None:
 
         thread = threading.Thread(target=produce)
         thread.start()
-        acknowledged.reached.wait(200)
+        assert acknowledged.reached.wait(PATIENCE_S)
         before = acknowledged.count
         broker.kill()
+        acknowledged.killed.set()
         broker.start()
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert not failed
         assert before < RECORDS, "everything was acknowledged before the kill: the test shows nothing"
         seen = Counter(row.key for row in READERS["oncelog"](broker.bootstrap_servers, "killed", PARTITIONS))
