@@ -3,42 +3,71 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from helpers_spark_fork import ADDRESS, ForkServer
 from helpers_spark_python import AUTHENTICATION_TIMEOUT
 
 import oncelog
 from oncelog.spark.session import SHORT_LIVED
 
+CHEAP = f"{SHORT_LIVED} -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""A JVM of two minutes on two cores: one compiler, no threads of a collector, Spark's classes unverified."""
+
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def fork_server() -> Iterator[ForkServer | None]:
+    """The process that forks the Python workers of `spark`. None where libraries start threads (macOS)."""
+    if sys.platform != "linux":
+        yield None
+        return
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark(fork_server: ForkServer | None) -> Iterator[Any]:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    work_dir = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("oncelog tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.python.authenticate.socketTimeout", AUTHENTICATION_TIMEOUT)
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+    with TemporaryDirectory(prefix="oncelog-spark-") as work_dir:
+        builder = (
+            SparkSession.builder.master("local[2]")
+            .appName("oncelog tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "OFF")
+            .config("spark.python.authenticate.socketTimeout", AUTHENTICATION_TIMEOUT)
+            .config("spark.driver.memory", "1g")
+            .config("spark.driver.extraJavaOptions", CHEAP)
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.local.dir", work_dir)
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.warehouse.dir", f"{work_dir}/warehouse")
+            # Plans here run over some hundred rows: compiling one costs more than interpreting it.
+            .config("spark.sql.codegen.wholeStage", "false")
+            .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        )
+        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment it starts with
+            if fork_server is not None:
+                patch.setenv(ADDRESS, fork_server.address)
+            session = builder.getOrCreate()
+        yield session
+        session.stop()
+        # The JVM would otherwise end after this process, and be killed before it has removed its files.
+        gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from helpers_spark_fork import ADDRESS, ForkServer
 from helpers_spark_python import spark_python
 
 SECRET = b"0123456789abcdef" * 4
+ECHO = """
+import os, sys
+from_the_start = "oncelog.spark.source" in sys.modules
+print(sys.argv[1:], __name__, os.environ["WORD"], sys.stdin.read(), from_the_start)
+print("to errors", file=sys.stderr)
+"""
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the fork server runs on Linux only")
 SOURCE_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
@@ -58,3 +68,28 @@ def test_it_is_this_interpreter_for_everything_else() -> None:
         [spark_python(), "-c", "import sys, oncelog; print(sys.argv)", "a"], capture_output=True
     )
     assert done.stdout == b"['-c', 'a']\n"
+
+
+@on_linux
+def test_a_fork_server_gives_a_process_with_the_same_arguments_environment_and_streams(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    environment = {**os.environ, ADDRESS: fork_server.address, "PYTHONPATH": str(tmp_path), "WORD": "told"}
+    command = [spark_python(), "-m", "echo", "a", "b"]
+    done = subprocess.run(command, env=environment, input=b"read", capture_output=True)
+    assert done.stdout == b"['a', 'b'] __main__ told read True\n" and done.stderr == b"to errors\n"
+
+
+@on_linux
+def test_a_worker_of_a_fork_server_ends_with_the_program_that_spark_started(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "wait.py").write_text("print('started', flush=True)\nimport signal\nsignal.pause()")
+    environment = {**os.environ, ADDRESS: fork_server.address, "PYTHONPATH": str(tmp_path)}
+    command = [spark_python(), "-m", "wait"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"started\n"
+        worker.terminate()
+        assert worker.stdout.read() == b"", "the stream ends with the last process that holds it"

@@ -238,7 +238,9 @@ def test_extreme_times_in_conditions_change_nothing_of_the_answer(
     try:
         for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in TIMES for sign in (">=", "=")]
+            # A zone moves a time over the first or last day of Python's datetimes, and no other of these.
+            chosen = TIMES if zone == "UTC" else [TIMES[0], TIMES[1], TIMES[-2]]
+            conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in chosen for sign in (">=", "=")]
             conditions.append("timestamp < TIMESTAMP '0001-01-01 00:00:00'")
             counts = frame.selectExpr(*[f"count_if({text})" for text in conditions]).first()
             assert max(counts) == len(times)
