@@ -204,7 +204,8 @@ def test_describe_and_alter_configs_of_a_topic(cluster: Cluster) -> None:
     changed = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "segment.bytes": "1073741824"}
     wait_until(lambda: values() == changed)
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.bytes": "1048576"})
-    assert result_of(cluster.admin.alter_configs([replaced])) is None
+    with pytest.warns(DeprecationWarning, match="alter_configs has been deprecated"):
+        assert result_of(cluster.admin.alter_configs([replaced])) is None
     changed = {"retention.ms": "604800000", "cleanup.policy": "delete", "segment.bytes": "1048576"}
     wait_until(lambda: values() == changed)
     wrong = ConfigEntry("retention.ms", "soon", incremental_operation=AlterConfigOpType.SET)
