@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from helpers_client import scripted_broker
 from helpers_group_session import Coordinator, Member
 
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.edge.group_consumer import ConsumerProtocolSession
+from oncelog.errors import OncelogError
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -78,5 +80,32 @@ def test_a_poll_that_is_cancelled_as_news_comes_ends() -> None:
         done, _ = await asyncio.wait([step], timeout=60)
         assert done and step.cancelled()
         await session.close()
+
+    asyncio.run(work())
+
+
+def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
+    """The second one ended what followed the first: connections, and a record without an outcome."""
+
+    async def work() -> None:
+        async with scripted_broker() as broker:
+            broker.topics = {"t": 1}
+            broker.handlers["Produce"] = lambda header, message: None
+            producer = AsyncProducer(
+                {"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": False}
+            )
+            sent = await producer.send("t", b"v")
+            await until(lambda: any(name == "Produce" for name, _ in broker.seen))
+            closing = asyncio.create_task(producer.close())
+            await until(lambda: producer._driver is not None and producer._driver._waiters)
+            closing.cancel()
+            await until(lambda: producer._closed)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(closing, 60)
+            with pytest.raises(OncelogError):
+                await asyncio.wait_for(sent, 60)
+            await producer.close()
+            await until(lambda: broker.idle)
 
     asyncio.run(work())

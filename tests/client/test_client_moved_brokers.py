@@ -85,6 +85,32 @@ def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked()
             assert topic in {listed.name for listed in admin.list_topics()}
 
 
+def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried() -> None:
+    """As where a name stands for several machines, and the first one drops packets."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def addresses(host: str, port: int, **_: Any) -> list[Any]:
+            return [(0, 0, 0, "", (address, port)) for address in ("192.0.2.1", "127.0.0.1")]
+
+        async def connected(factory: Any, host: str, port: int, **options: Any) -> Any:
+            if host != "127.0.0.1":
+                await asyncio.Event().wait()
+            return await connect(factory, host, port, **options)
+
+        loop.getaddrinfo, loop.create_connection = addresses, connected  # type: ignore[method-assign]
+        async with scripted_broker() as broker:
+            config = {"bootstrap.servers": f"kafka.example:{broker.port}"}
+            limits = {"socket.connection.setup.timeout.ms": 500, "oncelog.bootstrap.timeout.ms": 60_000}
+            async with Consumer(config, **limits) as consumer:
+                assert consumer._cluster is not None
+                assert consumer._cluster.metadata.brokers
+
+    asyncio.run(run())
+
+
 def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> None:
     """All were waited for, up to request.timeout.ms, before one that was found was fetched."""
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections import deque
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from oncelog.client.connection import ConnectionCore
@@ -30,6 +33,10 @@ GOODBYE_SECONDS = 1.0
 
 _CUT_WHILE_CONNECTED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """What asyncio and uvloop raise for a connection that stood and ended; a refused one is another error."""
+
+
+class _AddressFailed(Exception):
+    """One of several addresses of a host does not take a connection."""
 
 
 class _Outgoing(NamedTuple):
@@ -236,23 +243,50 @@ class BrokerLink:
     async def _open(self) -> LinkProtocol:
         """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms."""
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
-        core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
-        protocol = LinkProtocol(self, core)
         try:
             async with asyncio.timeout(setup_ms / 1000):
-                await self.loop.create_connection(
-                    lambda: protocol, self.host, self.port, ssl=self._security.context
-                )
-                assert protocol.transport is not None
-                protocol.transport.write(core.hello(self.now_ms(), setup_ms))
-                await asyncio.shield(protocol.ready)
+                addresses = await self._addresses()
+                for address in addresses[:-1]:
+                    # One that drops packets must not keep the next from being tried, in each attempt. See
+                    # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
+                    with suppress(_AddressFailed):
+                        return await self._open_at(address, setup_ms / 1000 / len(addresses), setup_ms)
+                return await self._open_at(addresses[-1], None, setup_ms)
         except TimeoutError:
-            protocol.fail(TimedOut("abandoned"))
             raise DisconnectedError(
                 f"{self.peer} did not finish connecting within socket.connection.setup.timeout.ms="
                 f"{setup_ms}; check the address, that a Kafka broker listens there, and that "
                 f"security.protocol={self._settings['security.protocol']} is what it speaks"
             ) from None
+
+    async def _addresses(self) -> list[str]:
+        """Return the addresses of the host, in the order in which they are to be tried."""
+        try:
+            ip_address(self.host)
+        except ValueError:
+            found = await self.loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)) or [self.host]
+        return [self.host]
+
+    async def _open_at(self, address: str, limit_s: float | None, setup_ms: float) -> LinkProtocol:
+        """Connect to one address. With a limit, raises _AddressFailed where it does not take a connection."""
+        core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
+        protocol = LinkProtocol(self, core)
+        context = self._security.context
+        name = self.host if context is not None else None
+        try:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self.loop.create_connection(
+                        lambda: protocol, address, self.port, ssl=context, server_hostname=name
+                    )
+            except OSError as error:
+                if limit_s is None or isinstance(error, (ssl.SSLError, *_CUT_WHILE_CONNECTED)):
+                    raise
+                raise _AddressFailed from error
+            assert protocol.transport is not None
+            protocol.transport.write(core.hello(self.now_ms(), setup_ms))
+            await asyncio.shield(protocol.ready)
         except BaseException:
             protocol.fail(DisconnectedError("abandoned"))
             raise

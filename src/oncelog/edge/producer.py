@@ -65,6 +65,7 @@ class AsyncProducer(AsyncTransactionalCalls):
         self._driver: ProducerDriver | None = None
         self._transactions: Transactions | None = None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._started()
@@ -159,6 +160,8 @@ class AsyncProducer(AsyncTransactionalCalls):
         The abort takes max.block.ms at most. A transaction that another producer began is left to that one.
         """
         if self._closed:
+            if self._closing is not None and not self._closing.done():
+                await asyncio.shield(self._closing)
             return
         check_running_loop(self._driver.loop if self._driver else None, "producer")
         try:
@@ -171,7 +174,10 @@ class AsyncProducer(AsyncTransactionalCalls):
         finally:
             self._closed = True
             if self._driver is not None:
-                await self._driver.close()
+                # A cancellation must not leave connections behind, nor records without an outcome. See
+                # test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
+                self._closing = asyncio.create_task(self._driver.close())
+                await asyncio.shield(self._closing)
 
 
 def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:

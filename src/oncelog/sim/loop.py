@@ -240,6 +240,10 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def _pause_s(self) -> float:
         return self._chance.uniform(0.0, self.pause_limit_s)
 
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        """Each host has one address, which is its name."""
+        return [(0, 0, 0, "", (host, port))]
+
     async def create_connection(
         self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
     ) -> tuple[Any, Any]:
