@@ -38,9 +38,10 @@ from oncelog.limits import Limits
 from oncelog.log.chores import Job
 from oncelog.log.config import LogConfig
 from oncelog.log.manager import LogManager
+from oncelog.log.segment import Segment
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
-from oncelog.wire.batch import build_batch
+from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.control import encode_end_marker
 from oncelog.wire.records import NewRecord
 
@@ -139,7 +140,6 @@ class LogMachine(RuleBasedStateMachine):
         self.durable_end = self.seen_end = self.may_be_compacted = 0
         self.start_after_kill = self.start_after_power_loss = 0
         self.tombstones: dict[int, int] = {}
-        self.was_power_lost = False  # the files of a new topic have the times at which they are written
 
     # Processes
 
@@ -374,36 +374,31 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     @survives
     def retain(self) -> None:
-        """Retention deletes what is old or too much, and nothing else."""
+        """Retention deletes what is old or too much, and nothing else, on compacted topics, too."""
         partition, now_ms = self.partition, self.now_ms
-        high_watermark = partition.high_watermark
-        segments = [(each.end_offset, each.size_bytes) for each in partition._segments]
-        times = [self.largest_time(each.base_offset, each.end_offset) for each in partition._segments]
         expected, excess = self.model.start, partition.size_bytes - self.settings["retention_bytes"]
-        for (end, size), largest_ms in zip(segments, times, strict=True):
-            is_old = largest_ms < now_ms - RETENTION_MS
-            is_excess = self.settings["retention_bytes"] >= 0 and excess >= size
-            if not size or not (is_old or is_excess) or end > high_watermark:
+        for segment in partition._segments if partition.config.is_deleted else ():
+            is_old = self.largest_time(segment) < now_ms - RETENTION_MS
+            is_excess = self.settings["retention_bytes"] >= 0 and excess >= segment.size_bytes
+            is_new = segment is partition._segments.active and not segment.size_bytes
+            if is_new or not (is_old or is_excess) or segment.end_offset > partition.high_watermark:
                 break
-            expected, excess = max(expected, end), excess - size
-        if not self.partition.config.is_deleted:
-            expected = self.model.start
-        self.model.start, before = max(expected, self.model.start), self.model.start
+            expected, excess = max(expected, segment.end_offset), excess - segment.size_bytes
+        self.model.start = expected
         self.do(lambda: partition.enforce_retention(now_ms))
-        if self.is_compacted:
-            # The model does not know which times are left, only that they are not larger.
-            assert before <= partition.log_start_offset
-            self.model.start = partition.log_start_offset
-        assert partition.log_start_offset == self.model.start
+        assert partition.log_start_offset == expected
 
-    def largest_time(self, begin: int, end: int) -> int:
-        """Return the largest time of a segment's records; that of its file if none has one."""
-        batches = [each for each in self.model.batches if begin <= each.base_offset < end]
-        timed = [each.timestamp_ms for each in batches if each.timestamp_ms >= 0]
-        if timed:
-            return max(timed)
-        # After a power loss the file's time is later.
-        return 1 << 60 if self.was_power_lost else max([each.append_ms for each in batches], default=1 << 60)
+    def largest_time(self, segment: Segment) -> int:
+        """Return the largest time that clients gave to what is left in a segment; without any, its file's.
+
+        The file tells only which batches compaction left.
+        """
+        # While a swap waits for its end, the old segment's name is that of the new file.
+        data = memoryview(segment.file.pread(segment.size_bytes, 0))
+        left = {header.base_offset for _, header in iter_batches(data)}
+        timed = [each.timestamp_ms for each in self.model.batches if each.base_offset in left]
+        largest_ms = max(timed, default=-1)
+        return largest_ms if largest_ms >= 0 else self.disk.modified_ms(segment.log_path)
 
     @precondition(lambda self: self.is_compacted)
     @rule(is_rolled=st.booleans(), is_finished=st.booleans())
@@ -494,7 +489,6 @@ class LogMachine(RuleBasedStateMachine):
         """A number of bytes later the process is killed, or (with a seed) the power goes."""
         self.disk.crash_after = self.disk.steps + steps
         self.power_loss = None if seed is None else Random(seed)
-        self.was_power_lost |= seed is not None
 
     @precondition(has_news)
     @rule(seed=st.none() | st.integers(0, 1_000))
@@ -502,7 +496,6 @@ class LogMachine(RuleBasedStateMachine):
     def end_process(self, seed: int | None) -> None:
         """Kill the process, or (with a seed) let the power go."""
         self.power_loss = None if seed is None else Random(seed)
-        self.was_power_lost |= seed is not None
         self.restart_after_crash(None, reports=seed is not None)
 
     @precondition(has_news)
@@ -521,7 +514,7 @@ class LogMachine(RuleBasedStateMachine):
         self.power_loss = None
         self.restart_after_crash(None, reports=False)
         self.flush()
-        self.power_loss, self.was_power_lost = Random(seed), True
+        self.power_loss = Random(seed)
         self.restart_after_crash(None)
 
     @precondition(has_news)
