@@ -272,7 +272,7 @@ def test_a_damaged_topic_id_is_an_error_that_names_the_file_and_what_to_do() -> 
     file = disk.open(path)
     file.pwrite(bytes([file.pread(1, 28)[0] ^ 1]), 28)
     manager = _open(disk)
-    with pytest.raises(StorageError, match=r"orders-0/partition\.metadata.*remove the file"):
+    with pytest.raises(StorageError, match=r"orders-0/partition\.metadata.*remove the file.*topics\.json"):
         manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
     disk.remove(path)
     assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_end_offset == 1

@@ -572,6 +572,7 @@ def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes
         raise StorageError(
             f"{path} says topic_id {encode_uuid(stored)}, the topic has {encode_uuid(topic_id)}. If the"
             " directory belongs to a topic of the same name with another id, move it away; if the file is"
-            " damaged, remove the file, which is written again"
+            " damaged, remove the file, which is written again; if all partitions of the topic say so,"
+            " oncelog-topics.json is damaged: correct its topic_id"
         )
     return stored

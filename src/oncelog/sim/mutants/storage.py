@@ -231,7 +231,7 @@ MUTANTS = [
         ((store, "_check_topic_id", _check_id_without_name),),
         None,
         ROTTEN_IDS,
-        findings=("R150",),
+        findings=("R150", "R530"),
     ),
     Mutant(
         "directories of others count as partitions",
