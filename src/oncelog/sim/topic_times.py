@@ -21,6 +21,7 @@ must go, they are measured by the virtual time since the settings changed.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -29,10 +30,12 @@ from oncelog.broker.node import Node
 from oncelog.client.admin_types import ConfigResource, NewTopic
 from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.errors import OncelogError
+from oncelog.limits import DEFAULT_LIMITS
 from oncelog.sim.checks import batches_of
 from oncelog.sim.clients import QUICK, Sender
 from oncelog.sim.faults import REFUSED_WRITES
 from oncelog.sim.jobs import WHOLE
+from oncelog.sim.kafka_log import KafkaBatch
 from oncelog.sim.topic_changes import (
     KeyedSender,
     KeyedWriter,
@@ -68,6 +71,11 @@ SLOW_SYNCS_MS = 4 * SECOND_MS
 """A batch is told of when it is synced: on a slow disk after two syncs of 1.5 s (seed 1048)."""
 SETTLE_MS = 45 * SECOND_MS
 """Retention and compaction have looked again so long after a change."""
+FAR_CHANCE = 0.4
+"""Of a seed to begin near one of the following offsets."""
+FAR_ENDS = (2**31, 2**31, 2**32)
+"""Offsets within a segment and within a batch have 32 bits with a sign."""
+MAX_RELATIVE_OFFSET = DEFAULT_LIMITS.max_relative_offset
 LAST_SECONDS = 110.0
 """Between the last record and the last look: more than max.compaction.lag.ms and the above."""
 
@@ -230,12 +238,18 @@ class TimeChanger(TopicChanger):
         self.in_effect: list[tuple[int, Kept]] = [(0, Kept("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))]
         """What may be in effect, each with the virtual time from which on."""
         self.changed_us = 0
+        self.first_offset = 0
+        """The end of each partition before the first record."""
+        self.is_one_batch = False
+        """True when one batch without records spans all offsets below `first_offset`."""
         self.is_sure = True
         """False while nobody knows whether a change was made."""
 
     async def work(self) -> None:
         async with AsyncAdmin(QUICK) as admin:
             await self._create(admin)
+            if self.first_offset:
+                await self._begin_far()
             self.timed.is_made = True
             while self.steps_left > 0:
                 self.steps_left -= 1
@@ -251,6 +265,28 @@ class TimeChanger(TopicChanger):
         while not all(each.is_done for each in self.senders):
             await asyncio.sleep(1.0)
         await asyncio.sleep(LAST_SECONDS)
+
+    async def _begin_far(self) -> None:
+        """Let the empty partitions end far above 0, as if what was below was deleted or compacted away."""
+        broker = self.world.hosts["broker"]
+        assert isinstance(broker, BrokerHost)
+        while broker.node is None:
+            await asyncio.sleep(0.1)
+        broker.kill()
+        disk = broker.disk.after_kill()
+        for tp in self.partitions:
+            directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
+            if self.is_one_batch:
+                # Of a batch compaction may leave the header alone: its last offset is not given again.
+                left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
+                disk.replace(f"{directory}/{first}.log", left)
+            else:
+                for name in [each for each in disk.list(directory) if each.startswith(first)]:
+                    disk.rename(f"{directory}/{name}", f"{directory}/{self.first_offset:020}{name[20:]}")
+                self.asked[tp] = self.first_offset
+            disk.sync_directory(directory)
+        broker.replace_disk(disk)
+        broker.start_again()
 
     async def _set_policy(self, admin: AsyncAdmin) -> None:
         policy = self.chance.choice(POLICIES)
@@ -328,6 +364,10 @@ class TopicTimes(TopicChanges):
         self.witness = self.timed
         topic = NewTopic(self.topic, configs=configs)
         self.changer = self.times = TimeChanger(world, changer, topic, self.partitions, self.timed)
+        far = world.chance("far offsets")
+        if far.random() < FAR_CHANCE:
+            self.times.first_offset = far.choice(FAR_ENDS) - far.choice((0, 2, 5, 20))
+            self.times.is_one_batch = far.random() < 0.7 and self.times.first_offset <= MAX_RELATIVE_OFFSET
         plain = TimedSender(world, sender, self.topic, scenario.partitions, BURSTS)
         writing = TimedWriter(world, writer, self.topic, scenario.partitions, BURSTS)
         plain.witness = writing.witness = self.timed
@@ -339,6 +379,10 @@ class TopicTimes(TopicChanges):
             world, f"last-{self.topic}", self.partitions, self.timed
         )
         self.applications, self.readers = [self.changer, *self.senders], [self.reader]
+
+    def prepare(self, broker: BrokerHost) -> None:
+        if self.times.is_one_batch:
+            broker.limits = replace(broker.limits, max_relative_offset=MAX_RELATIVE_OFFSET)
 
     def look(self, node: Node) -> None:
         self._check_starts(node)

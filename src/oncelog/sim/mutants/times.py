@@ -8,11 +8,12 @@ from typing import Any
 
 from oncelog.log import compacted, validation
 from oncelog.log.partition import Partition
+from oncelog.log.segment import Segment
 from oncelog.rules import compaction
 from oncelog.sim import simulation, topic_times
 from oncelog.sim.faults import Fault
 from oncelog.sim.jobs import WHOLE, JobSettings
-from oncelog.sim.mutants.mutant import Mutant, Patch, nothing
+from oncelog.sim.mutants.mutant import Mutant, Patch, nothing, true
 
 
 def _by_largest_timestamp(closed: Any, **how: Any) -> Any:
@@ -69,6 +70,11 @@ COMPACTED: tuple[Patch, ...] = (
     (topic_times, "MAX_LAGS_MS", (40 * topic_times.SECOND_MS,)),
 )
 """A topic that is compacted all the time, without faults."""
+FAR: tuple[Patch, ...] = (
+    (topic_times, "FAR_CHANCE", 1.0),
+    (topic_times, "FAR_ENDS", (topic_times.MAX_RELATIVE_OFFSET,)),
+)
+"""Offsets begin a few below 2^31 in each seed, mostly in a segment that begins at 0."""
 _FIND_DIRTY, _IS_DUE = compaction.find_dirty, compaction.DirtyRange.is_due
 _RETAINED_FROM = Partition._retained_from
 MUTANTS = [
@@ -93,6 +99,13 @@ MUTANTS = [
     Mutant("timestamps have no bounds", ((validation, "_check_times", nothing),), "timed"),
     Mutant("a third of retention.ms counts", ((Partition, "_retained_from", _retained_of_less),), "timed"),
     Mutant("a quarter of retention.bytes counts", ((Partition, "_retained_from", _less_bytes),), "timed"),
+    Mutant(
+        "a segment spans more than 2^31 offsets",
+        ((Segment, "fits", true),),
+        "timed",
+        FAR,
+        guards=("log/test_log_retention.py::test_a_segment_ends_when_offsets_no_longer_fit",),
+    ),
     Mutant("retention deletes nothing", ((Partition, "_retained_from", _retained_always),), "timed"),
 ]
 """In the order of a record's life."""
