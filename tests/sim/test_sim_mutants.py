@@ -47,6 +47,7 @@ def test_what_no_seed_notices_has_a_guard_that_exists() -> None:
         assert re.search(rf"\bdef {name}\(", (ROOT / "tests" / path).read_text()), guard
 
 
+@pytest.mark.full("starts pytest twice")
 def test_a_guard_fails_with_its_mutant_and_else_passes(tool: ModuleType) -> None:
     sound = ALL["older markers are let in"]
     assert tool.run_guards([sound]) == 0
