@@ -10,7 +10,7 @@ Source: Kafka's ConsumerCoordinator; KIP-429.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,7 +28,14 @@ from oncelog.client.poll_activity import PollActivity
 from oncelog.client.subscription import Holding, decode_share
 from oncelog.edge.cluster import ClusterConnection
 from oncelog.edge.group import GroupSession, Rebalance
-from oncelog.errors import ConfigError, OncelogError, error_for_code, raise_for_code
+from oncelog.errors import (
+    ConfigError,
+    OncelogError,
+    RebalanceInProgress,
+    TimedOut,
+    error_for_code,
+    raise_for_code,
+)
 from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.rules.sticky import ASSIGNORS, is_cooperative
 from oncelog.settings import Settings
@@ -70,6 +77,8 @@ class ClassicSession(GroupSession):
         self._joining: asyncio.Task[_Share | None] | None = None
         self._given_back: _Share | None = None
         self._awaiting_topics: asyncio.Task[None] | None = None
+        # The look-up of the positions of a new share; cancelled when the group goes on without it.
+        self._looking_up: asyncio.Task[dict[TopicPartition, OffsetAndMetadata]] | None = None
 
     def _resubscribe(self) -> None:
         self._must_join = True
@@ -185,16 +194,43 @@ class ClassicSession(GroupSession):
                     await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
                     attempt += 1
 
-    async def _share_of(self, joined: Joined) -> _Share:
+    async def _share_of(self, joined: Joined) -> _Share | None:
+        """Return the member's share with its positions; None: it was lost while these were looked up."""
         counts = {topic: count or 0 for topic, count in self._counts.items()}
         answer = await self._ask(sync_request(joined, counts))
         raise_for_code(answer.error_code)
         partitions = decode_share(answer.assignment)
         held = frozenset(self._owned)
         added = [tp for tp in partitions if tp not in held]
-        share = _Share(joined.member, partitions, await self.committed(added))
+        # An open transaction of the group may hold the positions back for longer than the session lasts. See
+        # test_a_member_that_waits_for_its_positions_stays_in_its_group.
         self._beating = asyncio.create_task(self._beat(joined.member))
-        return share
+        self._looking_up = asyncio.create_task(self._positions_of(added))
+        try:
+            await asyncio.wait([self._looking_up])
+        finally:
+            looking_up, self._looking_up = self._looking_up, None
+            looking_up.cancel()
+        error = RebalanceInProgress() if looking_up.cancelled() else looking_up.exception()
+        if error is None:
+            return _Share(joined.member, partitions, looking_up.result())
+        self._stop_beating()
+        if self._is_lost:
+            return None
+        self._must_join = False  # it joins again at once
+        raise error
+
+    async def _positions_of(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what the group has committed, however long that takes."""
+        while True:
+            with suppress(TimedOut):
+                return await self.committed(partitions)
+
+    def _stop_looking_up(self) -> None:
+        if self._looking_up is not None:
+            self._looking_up.cancel()
 
     async def _join_once(self) -> Joined:
         if self._pattern is not None:
@@ -276,6 +312,7 @@ class ClassicSession(GroupSession):
                 return True
             case GroupAction.JOIN:
                 self._must_join = True
+                self._stop_looking_up()
                 self._wake()
                 return True
             case GroupAction.END:
@@ -292,6 +329,7 @@ class ClassicSession(GroupSession):
         self._cancel_commits()
         self._end_membership(self.member.member_id if why is GroupAction.LOST else "")
         self._must_join = self._is_lost = True
+        self._stop_looking_up()
         self._wake()
 
     def _end(self, error: OncelogError) -> None:

@@ -1,0 +1,48 @@
+"""A member of a classic group whose positions an open transaction holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helpers_groups import fill, member, wait_for
+from helpers_producer import new_topic, requests
+
+from oncelog import Consumer, Producer, TopicPartition
+from oncelog.faults import Proxy
+
+
+def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], bool]:
+    def step() -> bool:
+        for consumer in consumers:
+            consumer.poll(0.05)
+        return is_so()
+
+    return step
+
+
+def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, group: str) -> None:
+    """It sent no heartbeat meanwhile, so the group went on without it, again and again."""
+    topic = new_topic(ours, 2)
+    fill(ours, topic, 0, 20, 2)
+    with (
+        Proxy(ours) as proxy,
+        Producer({"bootstrap.servers": ours, "transactional.id": group}) as producer,
+        member(proxy.bootstrap_servers, group) as waiting,
+        member(ours, group) as other,
+    ):
+
+        def count(api: str) -> int:
+            return len(requests(proxy, api))
+
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({TopicPartition(topic, 0): 4}, group)
+        waiting.subscribe(topic)
+        wait_for(polling(lambda: count("Heartbeat") >= 2, waiting))
+        assert not waiting.assignment()
+        # And it takes part in the next rebalance at once.
+        joined = count("JoinGroup")
+        other.subscribe(topic)
+        wait_for(polling(lambda: count("JoinGroup") > joined, waiting, other))
+        producer.commit_transaction()
+        wait_for(polling(lambda: len(waiting.assignment()) == len(other.assignment()) == 1, waiting, other))
