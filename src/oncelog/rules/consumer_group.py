@@ -14,7 +14,7 @@ Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
@@ -221,7 +221,7 @@ class ConsumerGroup:
             target = frozenset(place for place in target if place[0] in subscribed_ids)
         after = reconcile(
             member, target, self.assignment_epoch,
-            self._held_by_others(member), beat.owned, subscribed_ids,
+            self._held_by_others(member, target), beat.owned, subscribed_ids,
         )  # fmt: skip
         if after != member:
             self._put(after, Entry(CURRENT, after.member_id))
@@ -354,11 +354,21 @@ class ConsumerGroup:
         self.assignment_epoch = self.epoch
         self.unsaved[Entry(TARGET_EPOCH)] = None
 
-    def _held_by_others(self, member: ConsumerMember) -> set[Place]:
-        if member.is_reconciled_to(self.assignment_epoch):
-            return set()
-        others = (each for each in self.members.values() if each.member_id != member.member_id)
-        return set().union(*(each.held for each in others))
+    def _held_by_others(self, member: ConsumerMember, target: Set[Place]) -> set[Place]:
+        """Return what others hold of the partitions that the member lacks to its target.
+
+        Each member on its way asks, so make no set of all partitions of the group.
+        """
+        held: set[Place] = set()
+        lacks = target - member.assigned
+        if not lacks or member.is_reconciled_to(self.assignment_epoch):
+            return held
+        for other in self.members.values():
+            if other.member_id != member.member_id:
+                for places in (other.assigned, other.revoking):
+                    if places and not lacks.isdisjoint(places):
+                        held.update(lacks & places)
+        return held
 
     # Leaving
 
