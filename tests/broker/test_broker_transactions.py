@@ -291,6 +291,31 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
     node.log_manager.release()
 
 
+def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable(
+    tmp_path: Path,
+) -> None:
+    """AddPartitionsToTxn was answered NOT_COORDINATOR, for its sync failed, or not answered yet."""
+    place = Place(tmp_path / "data", log_flush_interval_messages=1, oncelog_transaction_version=0)
+    node = place.node
+    node.topics.create("t", 1, {}, NOW_MS)
+    who = identity(node.transactions.init("x", None, 60_000, NOW_MS).entry)
+    flush_all(node)
+    node.transactions.add_partitions("x", who, PARTITIONS[:1], NOW_MS)
+    answers: list[Any] = []
+    waiting = produce(node, who, b"value", 11)
+    assert isinstance(waiting, Deferred)
+    waiting.listen(answers.append)
+    assert place.log(PARTITIONS[0]) == []
+    for partition in node.flushes.take():
+        node.flushes.finished(partition, OSError("no"))
+    assert answers[0].responses[0].partition_responses[0].error_code == NotEnoughReplicas.code
+    assert place.log(PARTITIONS[0]) == []
+    produce(node, who, b"value", 11)
+    flush_all(node)
+    assert place.log(PARTITIONS[0]) == ["value"]
+    node.log_manager.release()
+
+
 def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
@@ -384,8 +409,8 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     place.node.log_manager.release()
 
 
-def produce(node: Node, who: Identity, value: bytes) -> Answer:
-    """Produce 12, which makes t/0 part of the transaction, with the first batch there."""
+def produce(node: Node, who: Identity, value: bytes, version: int = 12) -> Answer:
+    """Produce the first batch in t/0, which from version 12 on makes it part of the transaction."""
     data = build_batch(
         [NewRecord(NOW_MS, None, value)],
         producer_id=who.producer_id,
@@ -396,7 +421,7 @@ def produce(node: Node, who: Identity, value: bytes) -> Answer:
     part = ProduceRequest.PartitionProduceData(index=0, records=memoryview(data))
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=[part])
     message = ProduceRequest(transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=[topic])
-    header = RequestHeader(api_key=0, api_version=12, correlation_id=1, client_id="c", body_position=0)
+    header = RequestHeader(api_key=0, api_version=version, correlation_id=1, client_id="c", body_position=0)
     return node.handle(Request(1, header, message), NOW_MS)
 
 

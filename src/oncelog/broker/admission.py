@@ -72,6 +72,10 @@ class Admission:
         self._written: list[Written] = []
         if dialect.adds:
             self._add()
+        elif outside and node.settings["transaction.partition.verification.enable"]:
+            # An answer of AddPartitionsToTxn was not waited for, or said that the disk failed.
+            # See test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
+            self._written += node.transactions.newest(transactional_id)
 
     @property
     def is_early(self) -> bool:

@@ -88,7 +88,7 @@ class TransactionCoordinator:
         self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
         self._last_offsets: dict[str, int] = {}
-        """Offset of the newest record of each transactional id that was written since the start."""
+        """Offset of the newest record of each transactional id."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
         """Where a marker is still to be written, by transactional id."""
         self._marked: dict[str, list[Written]] = {}
@@ -171,6 +171,10 @@ class TransactionCoordinator:
             return Done(entry, (self._newest(transactional_id),))
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
 
+    def newest(self, transactional_id: str) -> list[Written]:
+        """Return what must be durable before anything is stored by what is known of an id."""
+        return [self._newest(transactional_id)] if transactional_id in self._entries else []
+
     def verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> None:
         """Raises what `rules.transaction.verify` refuses with when the partition is in no transaction."""
         _check_id(transactional_id)
@@ -229,14 +233,15 @@ class TransactionCoordinator:
             try:
                 transactional_id = decode_key(key)
                 self._entries[transactional_id] = decode_value(transactional_id, record.value)
+                self._last_offsets[transactional_id] = record.offset
             except (PeerError, ValueError) as error:
                 raise UnreadableRecord(record.offset, str(error)) from error
 
     def _forget_partition(self, index: int) -> None:
         # Not aborted either: what was decided of them may be a commit.
-        self._entries = {
-            key: entry for key, entry in self._entries.items() if self.topic.partition_of(key) != index
-        }
+        for key in [key for key in self._entries if self.topic.partition_of(key) == index]:
+            del self._entries[key]
+            self._last_offsets.pop(key, None)
 
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that may have been initialized before this start.
