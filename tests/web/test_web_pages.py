@@ -78,6 +78,13 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
 
 
 @pytest.mark.behaviour("T14")
+def _stable_end(servers: str, topic: str) -> int:
+    """Return where readers of committed records stop. `values` would wait for the end of the transaction."""
+    tp = TopicPartition(topic, 0)
+    with Consumer({"bootstrap.servers": servers}) as consumer:
+        return consumer.end_offsets([tp])[tp]
+
+
 def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
     topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
     lost = batch_of(
@@ -102,7 +109,7 @@ def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
             ({"first_offset": "1"}, 404),
         ]:
             assert pages.post("/abort", data={**fields, **wrong}).status_code == status
-        assert values(ours, topic) == []
+        assert _stable_end(ours, topic) == 0
         done = pages.post("/abort", data=fields)
         assert (done.status_code, done.headers["location"]) == (303, "/")
         assert values(ours, topic) == [b"behind"]
