@@ -90,19 +90,19 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG_ONES = ("spark", "pipeline", "dev", "cli", "kill", "interop", "bench")
+LONG_ONES = ("spark", "sim", "pipeline", "dev", "cli", "kill", "interop", "bench")
 
 
 class OneOfEach(LoadFileScheduling):
-    """Scheduling that gives a file to one process, all files about Spark to the same, and all files that
-    request the shared Apache Kafka to the same.
+    """Scheduling that gives a file to one process, all files with a Spark session to the same, and all files
+    that request the shared Apache Kafka to the same.
 
     A second session or server costs more than it gives, and two at a time starve each other on few cores.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        if file.startswith("tests/spark/"):
+        if file.startswith("tests/spark/") and _has_session(file):
             return "spark"
         is_for_apache_kafka = "apache" in plugin_tiers.words_of_parameters(nodeid) or _names_it(file)
         return "apache_kafka" if is_for_apache_kafka and self.config.option.markexpr != "quick" else file
@@ -111,6 +111,13 @@ class OneOfEach(LoadFileScheduling):
 @cache
 def _names_it(file: str) -> bool:
     return "apache_kafka:" in (Path(__file__).parents[1] / file).read_text()
+
+
+@cache
+def _has_session(file: str) -> bool:
+    """Return True for a file that requests the fixture `spark`, or starts drivers of its own."""
+    text = (Path(__file__).parents[1] / file).read_text()
+    return "spark: Any" in text or "PYSPARK_PYTHON" in text
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
