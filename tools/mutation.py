@@ -7,9 +7,10 @@ module. It runs only the tests that call it, cheapest first, until one fails.
     make mutants MODULES="rules/append rules/marker" SECONDS=600
     .venv/bin/python tools/mutation.py rules/append --tests tests/rules/test_rules_append.py
 
-A module is a path below src/oncelog without `.py`, or a directory of them. Without `--tests`, the tests of
-the directories in TESTS are used. tools/equivalent_mutants.txt lists accepted survivors with a reason each.
-`--write` puts the rows of these modules into docs/internals/mutation.md.
+A module is a path below src/oncelog without `.py`, or a directory of them. Each is run in its own process.
+Without `--tests`, the test files are those that import the module, have its name, or are in MORE_TESTS.
+tools/equivalent_mutants.txt lists accepted survivors with a reason each.
+`--seconds` counts from the end of the first run. `--write` puts the rows into docs/internals/mutation.md.
 
 Exit code 0: each mutant was killed or is accepted; 1: some survived; 2: the time ran out.
 """
@@ -22,6 +23,7 @@ import gc
 import os
 import pickle
 import random
+import re
 import resource
 import select
 import signal
@@ -45,15 +47,22 @@ SOURCE = ROOT / "src" / "oncelog"
 PAGE = ROOT / "docs" / "internals" / "mutation.md"
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.txt"
 MARKS = "<!-- mutation -->", "<!-- /mutation -->"
-TESTS = {
-    "rules": ["tests/rules"],
-    "log": ["tests/log"],
-    "broker": ["tests/broker"],
-    "spark": ["tests/spark"],
-    "wire": ["tests/wire"],
-    "client": ["tests/client"],
+TEST_DIRECTORIES = ("rules", "wire", "log", "broker", "client", "faults", "load", "spark", "security")
+"""Where the test files of a module are looked for."""
+MORE_TESTS = {
+    "rules/consumer_group": ["tests/broker/test_broker_groups.py"],
+    "rules/consumer_member": ["tests/broker/test_broker_groups.py"],
+    "rules/group": ["tests/broker/test_broker_groups.py"],
+    "rules/group_roster": ["tests/broker/test_broker_groups.py"],
+    "rules/hanging": ["tests/client/test_client_admin_broker.py"],
+    "rules/marker": ["tests/log/test_log_partition.py"],
+    "rules/offsets": ["tests/broker/test_broker_groups.py", "tests/broker/test_broker_expiry.py"],
+    "rules/scram": ["tests/security/test_security_sasl.py"],
+    "rules/transaction": ["tests/broker/test_broker_transactions.py"],
+    "rules/transaction_entry": ["tests/broker/test_broker_transactions.py"],
+    "rules/txn_session": ["tests/client/test_client_transactions.py"],
 }
-"""Where the tests of a directory of modules are looked for."""
+"""Files that test a module without naming it."""
 MAX_TEST_SECONDS = 5.0
 """The tests of one mutant take at most this long; beyond that the most expensive ones are left out."""
 CPU_FACTOR, CPU_EXTRA = 5, 3
@@ -345,11 +354,10 @@ class Baseline:
 class Runner:
     """The pytest plugin that runs mutants in place of pytest's own loop."""
 
-    def __init__(
-        self, modules: dict[str, Path], deadline: float, jobs: int, accepted: dict[str, str]
-    ) -> None:
+    def __init__(self, modules: dict[str, Path], seconds: float, jobs: int, accepted: dict[str, str]) -> None:
         self.modules = modules
-        self.deadline = deadline
+        self.seconds = seconds
+        self.deadline = 0.0
         self.jobs = jobs
         self.accepted = accepted
         self.results: dict[Mutant, str] = {}
@@ -374,6 +382,7 @@ class Runner:
         gc.collect()
         gc.freeze()  # forks share what is not touched
         self.baseline = self._first_run()
+        self.deadline = time.monotonic() + self.seconds
         self._run_mutants(functions)
         return True
 
@@ -609,6 +618,29 @@ def write_rows(rows: dict[str, str]) -> None:
     PAGE.write_text(before + "\n".join([MARKS[0], *HEAD, *lines, MARKS[1]]) + after)
 
 
+def tests_of(module: str) -> list[str]:
+    """Return the test files that import a module, have its name, or are said to test it."""
+    dotted = re.compile(rf"oncelog\.{module.replace('/', '.')}\b")
+    directory, stem = module.split("/")[0], module.split("/")[-1]
+    # What rules decide is shown without Spark; its tests of lanes begin with a session.
+    names = [name for name in TEST_DIRECTORIES if directory != "rules" or name != "spark"]
+    files = [file for name in names for file in sorted((ROOT / "tests" / name).glob("test_*.py"))]
+    named = re.compile(rf"test_{directory}_{stem}(_|$)")
+    chosen = [file for file in files if named.match(file.stem) or dotted.search(file.read_text())]
+    return sorted({str(file.relative_to(ROOT)) for file in chosen} | set(MORE_TESTS.get(module, [])))
+
+
+def run_each(modules: list[str], options: argparse.Namespace) -> int:
+    """Run each module in a process of its own, which gets its share of the time that is left."""
+    until, worst = time.monotonic() + options.seconds, 0
+    for index, module in enumerate(modules):
+        share = max(1.0, (until - time.monotonic()) / (len(modules) - index))
+        command = [sys.executable, __file__, module, f"--seconds={share}", f"--jobs={options.jobs}"]
+        command += ["--write"] * options.write + (["--tests", *options.tests] if options.tests else [])
+        worst = max(worst, subprocess.run(command, check=False).returncode)
+    return worst
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -621,13 +653,18 @@ def main() -> int:
     options = parser.parse_args()
     os.chdir(ROOT)
     modules = modules_of(options.modules)
-    directories = sorted({name.split("/")[0] for name in modules})
-    tests = options.tests or [path for directory in directories for path in TESTS[directory]]
+    if len(modules) > 1:
+        return run_each(list(modules), options)
+    (module,) = modules
+    tests = options.tests or tests_of(module)
+    if not tests:
+        print(f"no test file for {module}")
+        return 0
     accepted = read_accepted(EQUIVALENT.read_text())
-    runner = Runner(modules, time.monotonic() + options.seconds, options.jobs, accepted)
+    runner = Runner(modules, options.seconds, options.jobs, accepted)
     with tempfile.TemporaryDirectory() as directory:
         arguments = ["-o", "addopts=--import-mode=importlib", "-p", "no:terminal", "-p", "no:cacheprovider"]
-        arguments += [f"--basetemp={directory}/tests", "--timeout=0", "-m", "quick", *tests]
+        arguments += [f"--basetemp={directory}/tests", "--timeout=0", "-m", "quick and not spark", *tests]
         pytest.main(arguments, plugins=[runner])
     return report(runner, options.write)
 

@@ -25,6 +25,7 @@ from oncelog.rules.transaction import (
     fence,
     is_expired,
     is_timed_out,
+    retire,
     verify,
 )
 from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
@@ -88,11 +89,12 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
 def test_at_rest_the_epoch_is_raised(
     state: TransactionState, given: Identity | None, last: int, expected: object
 ) -> None:
-    verdict = init(entry(state, last_producer_epoch=last), given)
+    verdict = init(entry(state, last_producer_epoch=last, client_version=2), given)
     if isinstance(verdict, Persist):
         made = verdict.entry
         assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
         assert (made.state, made.partitions, made.timeout_ms) == (S.EMPTY, frozenset(), 9_000)
+        assert (made.client_version, made.next_producer_id) == (0, -1)
     else:
         assert refused_with(verdict) is expected
 
@@ -117,7 +119,12 @@ def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int,
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, (9, 0, -1)), (Identity(7, 32_766), (9, 0, 32_766)), (Identity(7, 32_765), ProducerFenced)],
+    [
+        (None, (9, 0, -1)),
+        (Identity(7, 32_766), (9, 0, 32_766)),
+        (Identity(7, 32_765), ProducerFenced),
+        (Identity(8, 32_766), ProducerFenced),
+    ],
 )
 def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expected: object) -> None:
     known = entry(S.COMPLETE_COMMIT, epoch=32_766)
@@ -130,6 +137,12 @@ def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expe
     made = verdict.entry
     assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
     assert made.previous_producer_id == 7
+
+
+def test_the_answer_with_the_last_epoch_may_be_asked_for_again() -> None:
+    verdict = init(entry(S.EMPTY, epoch=32_766, last_producer_epoch=32_765), Identity(7, 32_765), new=9)
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (7, 32_766)
 
 
 def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
@@ -254,6 +267,21 @@ def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, 
     assert refused_with(end(None, Identity(7, 5), is_commit, 2)) is InvalidProducerIdMapping
 
 
+def test_an_end_takes_no_new_producer_id_before_the_last_epoch() -> None:
+    verdict = end(entry(S.ONGOING, client_version=2), Identity(7, 5), True, 2, new=9)
+    assert isinstance(verdict, Persist) and verdict.entry.next_producer_id == -1
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_after_a_restored_backup_no_epoch_of_the_producer_id_is_taken(state: TransactionState) -> None:
+    known = entry(state, previous_producer_id=6, last_producer_epoch=4, next_producer_id=9)
+    retired = retire(known, NOW_MS)
+    assert retired.state is (S.PREPARE_ABORT if state is S.ONGOING else state)
+    assert (retired.producer_id, retired.producer_epoch, retired.last_producer_epoch) == (7, 32_767, -1)
+    assert (retired.previous_producer_id, retired.next_producer_id) == (-1, -1)
+    assert (retired.partitions, retired.last_update_ms) == (known.partitions, NOW_MS)
+
+
 def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     known = entry(S.ONGOING, epoch=32_766, client_version=2)
     assert end(known, Identity(7, 32_766), True, 2) == NeedsProducerId()
@@ -322,6 +350,7 @@ def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer
     assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
     aborted = fenced(known, 2, new=9)
     assert (aborted.producer_epoch, aborted.next_producer_id) == (32_767, 9)
+    assert aborted.state is S.PREPARE_ABORT
     assert refused_with(init(aborted, Identity(7, epoch), version=2)) is ConcurrentTransactions
     done = complete(aborted, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch) == (9, 0)

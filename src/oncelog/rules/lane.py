@@ -72,9 +72,9 @@ class LaneMarker(NamedTuple):
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> LaneMarker | None:
         """None for no marker. Raises SinkError when the group holds something else."""
-        note = _note(group, kept, ("rows", "hash"))
-        if kept is None or note is None:
+        if kept is None:
             return None
+        note = _note(group, kept, ("rows", "hash"))
         return cls(kept.offset, RowSum(note["rows"], int(note["hash"], 16)), note.get("planned", ""))
 
 
@@ -101,9 +101,9 @@ class Finished(NamedTuple):
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Finished | None:
         """None for nothing noted. Raises SinkError when the group holds something else."""
-        note = _note(group, kept, ("lanes",))
-        if kept is None or note is None:
+        if kept is None:
             return None
+        note = _note(group, kept, ("lanes",))
         total = RowSum(note["rows"], int(note["hash"], 16)) if "hash" in note else None
         return cls(kept.offset, note["lanes"], total, note.get("planned", ""))
 
@@ -128,8 +128,10 @@ class PlanNote(NamedTuple):
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> PlanNote | None:
         """None for none. Raises SinkError when the group holds something else."""
+        if kept is None:
+            return None
         note = _note(group, kept, ("run", "earlier"))
-        return None if kept is None or note is None else cls(kept.offset, note["run"], tuple(note["earlier"]))
+        return cls(kept.offset, note["run"], tuple(note["earlier"]))
 
 
 class BatchBegun(NamedTuple):
@@ -147,13 +149,13 @@ class BatchBegun(NamedTuple):
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchBegun | None:
         """None for none. Raises SinkError when the group holds something else."""
+        if kept is None:
+            return None
         note = _note(group, kept, ("run", "begun_ms"))
-        return None if kept is None or note is None else cls(kept.offset, note["run"], note["begun_ms"])
+        return cls(kept.offset, note["run"], note["begun_ms"])
 
 
-def _note(group: str, kept: OffsetAndMetadata | None, names: Sequence[str]) -> Mapping[str, Any] | None:
-    if kept is None:
-        return None
+def _note(group: str, kept: OffsetAndMetadata, names: Sequence[str]) -> Mapping[str, Any]:
     try:
         note = json.loads(kept.metadata)
         if note["oncelog"] == _FORMAT and all(name in note for name in names):
@@ -398,9 +400,9 @@ class Claim(NamedTuple):
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Claim | None:
         """None for none. Raises SinkError when the group holds something else."""
-        note = _note(group, kept, ("writer", "cause"))
-        if kept is None or note is None:
+        if kept is None:
             return None
+        note = _note(group, kept, ("writer", "cause"))
         producer_id, producer_epoch = note["writer"]
         return cls(kept.offset, producer_id, producer_epoch, note["cause"])
 
