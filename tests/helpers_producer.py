@@ -24,7 +24,7 @@ def new_topic(servers: str, partitions: int = 1, **configs: object) -> str:
 
 def producer_of(servers: str, **settings: Any) -> Producer:
     """A producer that waits little; keywords are settings with underscores for dots."""
-    quick = {"linger_ms": 0, "retry_backoff_ms": 10, "retry_backoff_max_ms": 50, "max_block_ms": 5000}
+    quick = {"linger_ms": 0, "retry_backoff_ms": 10, "retry_backoff_max_ms": 50, "max_block_ms": 60_000}
     return Producer({"bootstrap.servers": servers}, **{**quick, **settings})
 
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import pytest
 
 from oncelog import Broker
+from oncelog.edge.machine import RealMachine
 
+T = TypeVar("T")
 LIMIT_S = 60.0
 _STEP_S = 0.01
 
@@ -96,6 +101,48 @@ def pass_time(broker: Broker, ms: int) -> None:
         sweep()
 
     thread.run(go_on(), LIMIT_S)
+
+
+class JumpingClock:
+    """The clock of the clients and brokers that this process makes from now on. It can jump forward.
+
+    Their timers jump with it. Call `jump` when nothing is under way that would then have run out of time.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead_ns = 0
+        self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        for name in ("monotonic_ns", "wall_ns"):
+            clock = getattr(RealMachine, name)
+            monkeypatch.setattr(RealMachine, name, staticmethod(lambda clock=clock: clock() + self._ahead_ns))
+        monkeypatch.setattr("oncelog.edge.loop.new_event_loop", self._new_event_loop)
+
+    def _new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop()  # uvloop's time cannot be set
+        loop.time = lambda: (time.monotonic_ns() + self._ahead_ns) / 1e9  # type: ignore[method-assign]
+        self._loops.add(loop)
+        return loop
+
+    def jump(self, seconds: float) -> None:
+        self._ahead_ns += round(seconds * 1e9)
+        for loop in list(self._loops):
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(lambda: None)
+
+    def outcome_of(self, call: Callable[[], T], step_s: float) -> T:
+        """Return what a call gives, or raise what it raises, that waits for a time-out in its thread."""
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(call)
+            self.jump_until(future.done, step_s)
+            return future.result()
+
+    def jump_until(self, is_so: Callable[[], object], step_s: float) -> None:
+        """Jump again and again until the condition holds."""
+        for _ in attempts():
+            if is_so():
+                return
+            time.sleep(_STEP_S)
+            self.jump(step_s)
 
 
 class HeldTimers:

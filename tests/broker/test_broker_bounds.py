@@ -118,9 +118,14 @@ def test_a_batch_in_another_codec_keeps_its_records() -> None:
     assert decode_records(stored) == before
 
 
-def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once() -> None:
+@pytest.mark.parametrize("limit", [40_000, pytest.param(None, marks=pytest.mark.full("a million records"))])
+def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
     """Apache Kafka and this broker take such a batch: it may not block who reads the partition."""
-    count = MAX_RECORDS + 5
+    if limit is not None:
+        monkeypatch.setattr(records, "MAX_RECORDS", limit)
+    count = (limit or MAX_RECORDS) + 5
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         client.produce("t", numbered(count))

@@ -194,7 +194,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
     """
     gate, work = threading.Event(), ChoreDriver._work
     monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
-    rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(50_000)]
+    rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(10_000)]
     request = OffsetForLeaderEpochRequest(
         topics=[OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="t", partitions=rows)]
     )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from helpers_wait import JumpingClock
 
 from oncelog import Broker
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -14,18 +15,20 @@ from oncelog.dev.apache_kafka import ApacheKafka
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
 """So that members of the consumer protocol learn of changes soon, as those of Apache Kafka in these tests."""
+FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
+"""Each partition is synced when the broker stops."""
 
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[str]:
-    with Broker(config=SOON) as broker:
+    with Broker(config=SOON | FEW) as broker:
         yield broker.bootstrap_servers
 
 
 @pytest.fixture(scope="module")
 def classic() -> Iterator[str]:
     """Our broker without an epoch per transaction."""
-    with Broker(config={"oncelog.transaction.version": 0}) as broker:
+    with Broker(config={"oncelog.transaction.version": 0, **FEW}) as broker:
         yield broker.bootstrap_servers
 
 
@@ -36,6 +39,11 @@ def servers(request: pytest.FixtureRequest) -> str:
         return kafka.bootstrap_servers
     address: str = request.getfixturevalue("ours")
     return address
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> JumpingClock:
+    return JumpingClock(monkeypatch)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,42 @@ import pytest
 from helpers_groups import SECONDS, Reader, fill, take, wait_for
 from helpers_groups import member as any_member
 from helpers_producer import new_topic
+from helpers_wait import JumpingClock, until
 
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.dev.served import ServedBroker
 from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.errors import FencedInstanceId, UnreleasedInstanceId
+from oncelog.errors import FencedInstanceId, MisuseError, UnreleasedInstanceId
 
-QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
+QUICK = {
+    "offsets.topic.num.partitions": 4,
+    "group.consumer.heartbeat.interval.ms": 100,
+    "group.consumer.session.timeout.ms": 2_000,
+}
 LONG_SESSION_MS = 60_000
 PROTOCOLS = ("classic", "consumer")
 ONE = {"group_instance_id": "one"}
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker(config=QUICK) as broker:
-        yield broker.bootstrap_servers
+def broker() -> Iterator[Broker]:
+    with Broker(config=QUICK) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ours(broker: Broker) -> str:
+    return broker.bootstrap_servers
+
+
+def heartbeats(broker: Broker) -> float:
+    metrics = broker.metrics()
+    return metrics["requests.Heartbeat"] + metrics["requests.ConsumerGroupHeartbeat"]
+
+
+def is_past(broker: Broker, count: float) -> bool:
+    """Return True once members have sent heartbeats for longer than max.poll.interval.ms, 100 ms each."""
+    return heartbeats(broker) > count + 5
 
 
 def member(servers: str, group: str, protocol: str = "classic", **settings: Any) -> Consumer:
@@ -96,7 +117,7 @@ def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
-    ours: str, group: str, protocol: str
+    broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
     """All are paused, so that nothing is fetched: the poll only waits."""
     topic = new_topic(ours, 2)
@@ -109,28 +130,43 @@ def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
             consumer.pause(*share)
 
         consumer.subscribe(topic, on_assigned=assigned, on_lost=lambda _: events.append("lost"))
-        assert consumer.poll(3) == []
+        with ThreadPoolExecutor(1) as thread:
+            polling = thread.submit(consumer.poll, 3_600)
+            wait_for(lambda: events)
+            count = heartbeats(broker)
+            wait_for(lambda: is_past(broker, count))
+            assert events == ["assigned"] and not polling.done()
+            assert len(consumer.paused()) == 2
+            consumer.close()
+            with pytest.raises(MisuseError, match="closed"):
+                polling.result(SECONDS)
         assert events == ["assigned"]
-        assert len(consumer.paused()) == 2
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_spare_member_in_one_long_poll_rebalances_nobody(ours: str, group: str, protocol: str) -> None:
+def test_a_spare_member_in_one_long_poll_rebalances_nobody(
+    broker: Broker, ours: str, group: str, protocol: str
+) -> None:
     topic = new_topic(ours)
-    settings = {"max_poll_interval_ms": 300, "partition_assignment_strategy": "sticky"}
-    if protocol == "consumer":
-        del settings["partition_assignment_strategy"]
-    with member(ours, group, protocol, **settings) as spare, member(ours, group, protocol, **settings) as one:
+    settings = {} if protocol == "consumer" else {"partition_assignment_strategy": "sticky"}
+    with (
+        member(ours, group, protocol, max_poll_interval_ms=200, **settings) as spare,
+        member(ours, group, protocol, **settings) as one,
+        ThreadPoolExecutor(1) as thread,
+    ):
         counts: list[int] = []
         one.subscribe(topic, on_assigned=lambda share: counts.append(len(share)))
         wait_for(lambda: one.poll(0.05) == [] and counts == [1])
         spare.subscribe(topic)
-        waiting = threading.Thread(target=lambda: spare.poll(3))
-        waiting.start()
-        while waiting.is_alive():
-            one.poll(0.05)
+        waiting = thread.submit(spare.poll, 3_600)
+        wait_for(lambda: one.poll(0.05) == [] and spare._async._group.member.generation_id >= 0)
+        count = heartbeats(broker)
+        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # of two members
         assert sum(counts) <= 2, "one rebalance when the spare one joins, and no further"
-        assert spare.assignment() == []
+        assert spare.assignment() == [] and not waiting.done()
+        spare.close()
+        with pytest.raises(MisuseError, match="closed"):
+            waiting.result(SECONDS)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -156,7 +192,7 @@ def test_a_callback_that_hangs_is_not_a_poll_that_waits(ours: str, group: str, p
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
-    ours: str, group: str, protocol: str
+    broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
     """A poll that was cancelled keeps nobody in the group."""
     topic = new_topic(ours, 2)
@@ -165,17 +201,18 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
         "group.id": group,
         "group.protocol": protocol,
         "max.poll.interval.ms": 300,
+        **({"heartbeat.interval.ms": 100} if protocol == "classic" else {}),
     }
     lost: list[int] = []
 
     async def work() -> None:
         async with AsyncConsumer(config) as consumer:
             consumer.subscribe([topic], on_lost=lambda share: lost.append(len(share)))
-            assert await consumer.poll(2) == []
-            assert len(consumer.assignment()) == 2
-            assert lost == []
             waiting = asyncio.create_task(consumer.poll(3600))
-            await asyncio.sleep(0)
+            await until(lambda: len(consumer.assignment()) == 2)
+            count = heartbeats(broker)
+            await until(lambda: is_past(broker, count))
+            assert lost == []
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             other = await asyncio.to_thread(lambda: Reader(member(ours, group, protocol), topic))
@@ -189,7 +226,7 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_polls_return_and_hand_out_while_the_coordinator_hangs(
-    tmp_path: Path, group: str, protocol: str
+    tmp_path: Path, group: str, protocol: str, clock: JumpingClock
 ) -> None:
     """An automatic commit that nobody answers is not waited for, by poll() or without bound by close()."""
     # A session outlives the stop: a broker that goes on may look at its clock before its sockets.
@@ -219,8 +256,7 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
-            polling.join(SECONDS)
-            assert not polling.is_alive(), "it waits for the coordinator"
+            clock.jump_until(lambda: not polling.is_alive(), 0.2)  # less than request.timeout.ms in all
             assert got == list(range(6)), "what was fetched is handed out"
         finally:
             os.kill(broker.pid, signal.SIGCONT)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from helpers_client import append
 from helpers_producer import new_topic, producer_of, read, requests, sequences, values
+from helpers_wait import JumpingClock, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.errors import (
@@ -136,15 +139,17 @@ def test_an_unanswered_request_is_repeated_with_its_sequence(
 @pytest.mark.behaviour("I11")
 @pytest.mark.parametrize(("direction", "stored"), [("request", False), ("response", True)])
 def test_after_the_delivery_timeout_nothing_is_missing_or_doubled(
-    servers: str, proxy: Proxy, direction: str, stored: bool
+    servers: str, proxy: Proxy, direction: str, stored: bool, clock: JumpingClock
 ) -> None:
     topic = new_topic(servers)
-    settings = {"request_timeout_ms": 1_500, "delivery_timeout_ms": 3_000}
+    settings = {"request_timeout_ms": 100_000, "delivery_timeout_ms": 200_000}
     with producer_of(proxy.bootstrap_servers, **settings) as producer:
         producer.send(topic, b"a").result(60)
         proxy.add(Rule(action="drop", api="Produce", direction=direction))
         errors: list[Exception | None] = []
         lost = producer.send(topic, b"b", on_delivery=lambda metadata, error: errors.append(error))
+        wait_until(lambda: len(requests(proxy)) > 1)
+        clock.jump_until(lost.done, 110)
         error = lost.exception(60)
         assert isinstance(error, DeliveryUnknown) and isinstance(error, TimedOut)
         assert error.reaction == "abortable"
@@ -204,18 +209,23 @@ def test_a_batch_too_large_is_cut_and_keeps_its_futures(servers: str) -> None:
 
 
 @pytest.mark.behaviour("I18")
-def test_a_fenced_epoch_and_an_unknown_topic(servers: str) -> None:
+def test_a_fenced_epoch_and_an_unknown_topic(servers: str, proxy: Proxy, clock: JumpingClock) -> None:
     topic = new_topic(servers)
     heard: list[Exception | None] = []
-    with producer_of(servers, request_timeout_ms=300) as producer:
+    settings = {"max_block_ms": 60_000, "request_timeout_ms": 600_000, "delivery_timeout_ms": 700_000}
+    with producer_of(proxy.bootstrap_servers, **settings) as producer, ThreadPoolExecutor(1) as thread:
         producer.send(topic, b"a").result(60)
         append(servers, TopicPartition(topic, 0), raw_batch(producer, 1, base_sequence=0, epoch_ahead=5))
         future = producer.send(topic, b"b", on_delivery=lambda metadata, error: heard.append(error))
         error = future.exception(10)
         assert isinstance(error, InvalidProducerEpoch) and error.reaction == "abortable"
         assert error.code == 47 and not error.retriable
+        count = len(requests(proxy, "Metadata"))
+        sending = thread.submit(producer.send, "nowhere", b"x")
+        wait_until(lambda: len(requests(proxy, "Metadata")) > count + 1)
+        clock.jump_until(sending.done, 61)
         with pytest.raises(UnknownTopicOrPartition, match="nowhere") as caught:
-            producer.send("nowhere", b"x")
+            sending.result(60)
     assert heard == [error]
     assert caught.value.code == 3 and caught.value.retriable
     assert values(servers, topic) == [b"a", b"foreign"]
@@ -269,7 +279,14 @@ def test_linger_and_batch_size(servers: str, proxy: Proxy) -> None:
 def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, buffer_memory=2000, max_block_ms=300) as producer:
-        producer.send(topic, b"warm").result(60)
+
+        def is_warm() -> bool:
+            with suppress(TimedOut):  # the first look at the topic may take longer
+                producer.send(topic, b"warm").result(60)
+                return True
+            return False
+
+        wait_until(is_warm)
         proxy.add(Rule(action="hold", api="Produce", direction="response"))
         futures = [producer.send(topic, b"x" * 900) for _ in range(2)]
         with pytest.raises(TimedOut, match=r"buffer\.memory=2000"):
@@ -277,8 +294,8 @@ def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Pr
         assert producer.metrics()["buffer-available-bytes"] < 900
         proxy.clear()
         proxy.release()
-        producer.send(topic, b"y" * 900).result(60)
         assert [future.result(60).offset for future in futures] == [1, 2]
+        producer.send(topic, b"y" * 900).result(60)
         assert producer.metrics()["buffer-available-bytes"] == 2000
     assert len(values(servers, topic)) == 4
 

@@ -26,7 +26,7 @@ WAIT_S = 60
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
-    with Broker() as broker:
+    with Broker(config={"offsets.topic.num.partitions": 4}) as broker:
         yield broker.bootstrap_servers
 
 
@@ -62,7 +62,7 @@ def test_threads_that_meet_new_topics_together_lose_nothing(servers: str) -> Non
     names = [f"met-{number}" for number in range(TOPICS)]
     busy_topic = new_topic(servers, 8)
     with Admin({"bootstrap.servers": servers}) as admin:
-        admin.create_topics([NewTopic(name, 20) for name in names])
+        admin.create_topics([NewTopic(name, 5) for name in names])
     futures: list[concurrent.futures.Future[RecordMetadata]] = []
     barrier, done = threading.Barrier(THREADS), threading.Event()
     with producer_of(servers, delivery_timeout_ms=30_000, request_timeout_ms=20_000) as producer:

@@ -282,7 +282,10 @@ def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(serv
 
 
 @pytest.mark.behaviour("T7")
-def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(servers: str) -> None:
+def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncelog.rules.txn_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
     # Longer than this test may take.
     with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:

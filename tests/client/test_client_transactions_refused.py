@@ -12,7 +12,7 @@ import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, requests, values
 from helpers_security import AUTHORIZER
-from helpers_wait import until
+from helpers_wait import JumpingClock, until
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.edge.producer import AsyncProducer
@@ -62,11 +62,11 @@ def test_an_abort_without_confirmed_offsets_can_be_repeated_whichever_answer_was
 
 
 @pytest.mark.behaviour("T4")
-def test_a_partition_whose_adding_was_not_answered_can_be_aborted(servers: str) -> None:
+def test_a_partition_whose_adding_was_not_answered_can_be_aborted(servers: str, clock: JumpingClock) -> None:
     topic = new_topic(servers)
     with (
         Proxy(servers) as proxy,
-        producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=700) as producer,
+        producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=60_000) as producer,
     ):
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -79,7 +79,7 @@ def test_a_partition_whose_adding_was_not_answered_can_be_aborted(servers: str) 
         wait_until(lambda: bool(requests(proxy, "AddPartitionsToTxn")[1:] or requests(proxy)[1:]))
         session = producer._transactions.session if producer._transactions is not None else None
         if session is not None and requests(proxy, "AddPartitionsToTxn"):
-            wait_until(lambda: session.state is State.MUST_ABORT)
+            clock.jump_until(lambda: session.state is State.MUST_ABORT, 10)
         proxy.clear()
         producer.abort_transaction(30)
         producer.begin_transaction()

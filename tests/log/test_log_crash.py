@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -49,6 +51,28 @@ def _steps() -> int:
     return disk.steps
 
 
+class _Counting(MemoryDisk):
+    """Notes how many steps there were after each change: a write of many bytes is one change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = [0]
+
+    def step(self, operation: str, path: str, count: int = 1) -> int:
+        done = super().step(operation, path, count)
+        self.ends.append(self.steps)
+        return done
+
+
+def _steps_of_each_kind() -> list[int]:
+    """Return the first two, the middle and the last step of each change of the disk."""
+    disk = _Counting()
+    Story().run(disk)
+    changes = itertools.pairwise(disk.ends)
+    steps = {step for begin, end in changes for step in (begin, begin + 1, (begin + end) // 2, end - 1)}
+    return sorted(steps - {disk.steps})
+
+
 def _crashed(step: int) -> tuple[Story, MemoryDisk]:
     story, disk = Story(), MemoryDisk()
     disk.crash_after = step
@@ -82,10 +106,22 @@ def _retries_are_known(partition: Partition, acknowledged: list[tuple[int, bytes
 
 
 @pytest.mark.behaviour("I17", "I20")
+def test_kill_within_every_write() -> None:
+    steps = _steps_of_each_kind()
+    assert 100 < len(steps) < 1_000
+    assert_survived(steps)
+
+
+@pytest.mark.full("takes 19 s of processor time; test_kill_within_every_write crashes within each write")
+@pytest.mark.behaviour("I17", "I20")
 def test_kill_at_every_byte() -> None:
     total = _steps()
     assert total > 2000
-    for step in range(total):
+    assert_survived(range(total))
+
+
+def assert_survived(steps: Iterable[int]) -> None:
+    for step in steps:
         story, disk = _crashed(step)
         partition = open_partition(disk.after_kill(), CONFIG, recovery_point=story.flushed_offset)
         stored = _stored(partition)
@@ -111,7 +147,7 @@ def _expected_stable(stored: list[tuple[int, bytes]], partition: Partition) -> i
 @pytest.mark.behaviour("I17")
 def test_power_loss_keeps_what_was_flushed() -> None:
     total = _steps()
-    for step in range(0, total, 3):
+    for step in sorted({*range(0, total, 40), *_steps_of_each_kind()[::2]}):
         story, disk = _crashed(step)
         survivor = disk.after_power_loss(Random(step))
         partition = open_partition(survivor, CONFIG, recovery_point=story.flushed_offset)
