@@ -1,14 +1,18 @@
-"""A member of a classic group whose positions an open transaction holds back."""
+"""Consumers whose positions an open transaction holds back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
 
 from helpers_groups import fill, member, wait_for
 from helpers_producer import new_topic, requests
 
 from oncelog import Consumer, Producer, TopicPartition
+from oncelog.aio import Consumer as AsyncConsumer
+from oncelog.errors import TimedOut, UnstableOffsetCommit
 from oncelog.faults import Proxy
+from oncelog.types import OffsetAndMetadata
 
 
 def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], bool]:
@@ -46,3 +50,31 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
         wait_for(polling(lambda: count("JoinGroup") > joined, waiting, other))
         producer.commit_transaction()
         wait_for(polling(lambda: len(waiting.assignment()) == len(other.assignment()) == 1, waiting, other))
+
+
+def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str) -> None:
+    """Each poll that came request.timeout.ms after the first raised TimedOut."""
+    tp = TopicPartition(new_topic(ours), 0)
+    fill(ours, tp.topic, 0, 1, 1)
+
+    async def run() -> None:
+        settings = {"bootstrap.servers": ours, "group.id": group, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer(settings) as consumer:
+            session, count = await consumer._session(), 0
+            committed = session.committed
+
+            async def held_back(
+                partitions: Collection[TopicPartition],
+            ) -> dict[TopicPartition, OffsetAndMetadata]:
+                nonlocal count
+                count += 1
+                if count <= 3:  # as `committed` does when its time is over
+                    raise TimedOut("no answer in time") from UnstableOffsetCommit()
+                return await committed(partitions)
+
+            session.committed = held_back  # type: ignore[method-assign]
+            consumer.assign(tp)
+            assert len(await consumer.poll(60)) == 1
+            assert count == 4
+
+    asyncio.run(run())

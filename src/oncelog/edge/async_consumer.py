@@ -21,7 +21,14 @@ from oncelog.edge.loop import check_running_loop
 from oncelog.edge.offsets import list_offsets
 from oncelog.edge.ranges import RangeFetcher, RangePiece, check_range, range_options
 from oncelog.edge.subscribing import AsyncSubscribing
-from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut, UnknownTopicOrPartition
+from oncelog.errors import (
+    DisconnectedError,
+    MisuseError,
+    OncelogError,
+    TimedOut,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
 from oncelog.settings import Settings
 from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
 
@@ -632,7 +639,10 @@ class AsyncConsumer(AsyncSubscribing):
                 offset = found.get(call.tp)
                 self._core.on_committed(call, offset.offset if offset is not None else None)
         except Exception as error:
-            if any(self._core.is_awaited(call) for call in calls):
+            # An open transaction that holds the positions back is waited for, as in Java. See
+            # test_assigned_partitions_wait_for_an_open_transaction.
+            is_held_back = isinstance(error, TimedOut) and isinstance(error.__cause__, UnstableOffsetCommit)
+            if not is_held_back and any(self._core.is_awaited(call) for call in calls):
                 self._core.note_error(error)  # once, however many partitions there are
         finally:
             self._core.end_resets(calls)
