@@ -553,3 +553,23 @@ def test_the_metadata_of_a_groups_members_is_bounded(own_broker: Broker) -> None
         assert (refused.error_code, refused.member_id) == (errors.GroupMaxSizeReached.code, "")
         for client in clients:
             client.socket.close()
+
+
+def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None:
+    """A member's part was remembered from before, so nobody read the topics, though the group was stable."""
+    place = GroupNode()
+    place.limits = Limits(pattern_step_cost=1)
+    place.restart()
+    place.ask(create("t"), 5)
+    place.ask(heartbeat("other", "c"), 1)  # which makes the coordinator's topic
+    place.node.log_manager.chores.on_added = lambda: None  # nothing is done in the background
+    pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
+    place.ask(heartbeat("g", "a", **pattern), 1)
+    place.ask(heartbeat("g", "b", subscribed_topic_names=["z"]), 1)
+    for _ in range(3):
+        group = place.node.groups.consumers.get("g")
+        assert group is not None
+        place.ask(heartbeat("g", "a", group.members["a"].epoch), 1)
+    group = place.node.groups.consumers.get("g")
+    assert group is not None
+    assert len(group.members["a"].assigned) == 2

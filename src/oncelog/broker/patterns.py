@@ -126,7 +126,7 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Raised whenever work in the background has changed what `find` returns."""
+        """Raised whenever what `find` returned for a pattern has changed, but for topics that were deleted."""
 
     def __len__(self) -> int:
         return len(self._resolutions)
@@ -158,9 +158,15 @@ class TopicPatterns:
         A pattern that RE2 refuses matches nothing: a data directory of an older version may hold one.
         """
         resolution = self._resolutions.get(text)
+        is_new = resolution is None
         if resolution is None:
             resolution = self._resolutions[text] = _Resolution()
+        found_count = len(resolution.names) if resolution.was_complete else -1
         self._steps_left = self._advance(text, resolution, self._steps_left)
+        if not is_new and resolution.was_complete and len(resolution.names) != found_count:
+            # Else members go on with what an earlier heartbeat was told.
+            # See test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members.
+            self.revision += 1
         if self._is_behind(resolution):
             self._unresolved[text] = None
             if not self._is_resolving:
