@@ -126,7 +126,7 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Raised whenever what `find` returned for a pattern has changed, but for topics that were deleted."""
+        """Raised whenever what `find` returns for a pattern has changed, but for deleted topics."""
 
     def __len__(self) -> int:
         return len(self._resolutions)
