@@ -1,7 +1,8 @@
 """Rot at the end of a run: a small file or a coordinator's batch is damaged while the broker is down.
 
-The broker starts again, or refuses and names the file. All that is not in the damaged file is as before:
-records as readers saw them, positions of groups, transactional ids.
+Or the directory of a partition is lost. The broker starts again, or refuses and names the file; the first
+start may be killed. All that is not in the damaged file is as before: records as readers saw them, positions
+of groups, transactional ids.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from oncelog.sim.world import World
 from oncelog.types import TopicPartition
 
 ROT_CHANCE = 0.1
+START_KILL_CHANCE = 0.3
+"""Of the first start after the damage to be killed at one of so many disk operations:"""
+MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
 """Formats without a checksum, where a flipped bit gives another value: these files are lost or cut."""
@@ -53,7 +57,18 @@ class Rot(NamedTuple):
         is_log = self.path.endswith(".log")
         return TopicPartition(topic, int(number)) if is_log and topic in INTERNAL else None
 
+    @property
+    def lost(self) -> TopicPartition | None:
+        """The partition whose directory is lost."""
+        topic, _, number = self.path.rpartition("-")
+        is_directory = bool(topic) and number.isdecimal() and "/" not in self.path
+        return TopicPartition(topic, int(number)) if is_directory else None
+
     def apply(self, disk: MemoryDisk) -> None:
+        if self.lost is not None:
+            disk.remove_tree(self.path)
+            disk.sync_directory()
+            return
         if self.position is None:
             disk.remove(self.path)
             return
@@ -80,6 +95,9 @@ def draw_rot(
     """Draw a damage of what is on the disk of a broker that ended. `batches`: of `internal_batches`."""
     if chance.random() < 0.4:
         return _draw_internal(chance, disk, batches, is_killed=is_killed)
+    # A stop has noted up to where each log was synced: there a lost one begins again.
+    if not is_killed and chance.random() < 0.15:
+        return draw_lost_directory(chance, disk)
     files = [path for path in _small_files(disk) if disk.read(path)]
     suffixes = sorted({_suffix(path) for path in files})
     if not suffixes:
@@ -92,6 +110,13 @@ def draw_rot(
     if suffix in ENTRY_BYTES:
         return Rot(path, ENTRY_BYTES[suffix] * chance.randrange(size // ENTRY_BYTES[suffix] + 1))
     return Rot(path, chance.randrange(size), chance.randrange(8))
+
+
+def draw_lost_directory(chance: Random, disk: MemoryDisk) -> Rot | None:
+    """Draw a partition of clients' records whose directory is lost."""
+    lost = [Rot(name) for name in disk.list() if disk.is_directory(name) and not name.startswith("__")]
+    lost = [rot for rot in lost if rot.lost is not None and disk.exists(f"{rot.path}/partition.metadata")]
+    return chance.choice(lost) if lost else None
 
 
 def _suffix(path: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.node import Node
 from oncelog.limits import DEFAULT_LIMITS, Limits
+from oncelog.sim import rot
 from oncelog.sim.atomic import AtomicWrites
 from oncelog.sim.bit_flips import BROKER_STATES, DamageReader, draw_flip, flip, written_points
 from oncelog.sim.checks import InvariantMonitor, check_copies, check_history, check_log, check_outcomes
@@ -413,12 +414,17 @@ class Simulation:
         what.apply(broker.disk)
         broker.on_recovered = lambda node: None
         broker.may_refuse = partial(may_refuse, what)
+        kill = self.world.chance("kill of a start")
+        if kill.random() < rot.START_KILL_CHANCE:
+            broker.start_crashes.append((kill.randrange(kill.choice((30, 300, rot.MAX_START_STEPS))), False))
         broker.start_again()
         await self._until(
             lambda: broker.node is not None or broker.is_refused, "the broker does not come back"
         )
         if broker.node is None:
             return False
+        if what.lost is not None:
+            seen = {item for item in seen if TopicPartition(item.topic, item.partition) != what.lost}
         await self._read_all(self.last)
         if {item for call in self.last.calls for item in call.items} != seen:
             self.world.violate("rot took what it did not touch", f"{what}: other records are read")

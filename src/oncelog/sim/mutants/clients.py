@@ -121,8 +121,8 @@ NOT_CAUGHT = {
     "a transaction with an epoch of its own begins with any sequence": "what repaired F39 guards the same, at"
     " least in the first 115 seeds",
     "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
-    " broker refuses most of them as out of order: no seed so far",
+    " broker refuses most of them as out of order: no seed of the first 12",
     "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"
-    " cannot store its rows in time: no seed so far",
+    " cannot store its rows in time: no seed of the first 10",
 }
 """And why not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from oncelog.log import compaction, producers, recovery, snapshot, store
@@ -11,7 +12,9 @@ from oncelog.log.disk import Disk
 from oncelog.log.index import TransactionIndex
 from oncelog.log.manager import LogManager
 from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
-from oncelog.sim.mutants.mutant import ClientMutant, Mutant, nothing
+from oncelog.sim import rot, simulation
+from oncelog.sim.mutants.mutant import ClientMutant, Mutant, Patch, nothing
+from oncelog.sim.mutants.storage import LOST_INDEXES
 
 
 def _is_known_on_disk(self: Any, dead: Any) -> bool:
@@ -69,6 +72,25 @@ def _around_nothing(offsets: Any, synced_to: int) -> list[int]:
     return []
 
 
+def _stopped_in_the_end(_: Random) -> str:
+    return "stopped"
+
+
+def _lose_directory(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> rot.Rot | None:
+    return rot.draw_lost_directory(chance, disk)
+
+
+LOST_DIRECTORIES: tuple[Patch, ...] = (
+    (simulation, "draw_state", _stopped_in_the_end),
+    (simulation, "draw_rot", _lose_directory),
+)
+"""The directory of a partition is lost in each seed."""
+KILLED_STARTS: tuple[Patch, ...] = (
+    *LOST_INDEXES,
+    (rot, "START_KILL_CHANCE", 1.0),
+    (rot, "MAX_START_STEPS", 600),
+)
+"""The index of aborted transactions is lost, and the start that makes it again is killed, in each seed."""
 _RECOVER, _SYNC_SEGMENT = recovery.recover, Segment.sync
 MUTANTS: list[Mutant | ClientMutant] = [
     ClientMutant(
@@ -101,12 +123,16 @@ MUTANTS: list[Mutant | ClientMutant] = [
     Mutant(
         "a lost directory begins again at 0",
         ((store, "recover", _recover_from_0),),
+        None,
+        LOST_DIRECTORIES,
         findings=("R243",),
         guards=("log/test_log_recovery.py::test_a_lost_directory_gives_no_offset_again",),
     ),
     Mutant(
         "an index of aborted transactions is made again in place",
         ((TransactionIndex, "store", _store_in_place),),
+        None,
+        KILLED_STARTS,
         findings=("R300",),
         guards=(
             "log/test_log_recovery.py::"
@@ -168,13 +194,11 @@ NOT_CAUGHT: dict[str, str] = {
     "segments go once a newer snapshot is on the disk": "needs a retry of a batch that was synced, behind"
     " which a power loss takes the end of the log: no seed of the first 21",
     "a swap syncs the names of a log and of its indexes together": "needs a power loss between two names of"
-    " one swap, of a segment with aborted transactions: no seed so far",
-    "a lost directory begins again at 0": "rot takes files, never a directory",
-    "an index of aborted transactions is made again in place": "no start that follows a rot is interrupted",
+    " one swap, of a segment with aborted transactions: no seed of the first 7",
     "the names of dropped segments are not synced": "needs a power loss that keeps one of two renames within"
     " one step: no seed of the first 12",
     "a full disk keeps all segments": "nothing counts the room on the disk, and a full disk has room again",
-    "checkpoints of missing directories are kept": "rot takes files, never a directory",
+    "checkpoints of missing directories are kept": "the list of topics is never lost with a directory",
     "a start's cut of a closed segment is not synced": "needs a torn end behind which a segment begins before"
     " the next flush, and two power losses: no seed of the first 48",
     "a roll removes the snapshot by which segments were deleted": "needs a segment without a snapshot that"
