@@ -286,6 +286,30 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
         manager.open_partition(TP, config(), bytes(16), NOW_MS)
 
 
+def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """17,000 directories took minutes: systemd killed the broker, and the next start served as late."""
+    monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
+    disk = MemoryDisk()
+    manager = _open(disk)
+    doomed = [TopicPartition("t", number) for number in range(20)]
+    for tp in doomed:
+        manager.open_partition(tp, config(), TOPIC_ID, NOW_MS)
+    manager.chores.on_added = lambda: None
+    for part in (doomed[:10], doomed[10:]):
+        manager.delete_partitions(part)
+
+    def left() -> int:
+        return sum(name.endswith("-delete") for name in disk.list())
+
+    assert left() == 20
+    manager.close(NOW_MS)
+    assert left() == 17
+    manager = _open(disk)
+    assert (manager.was_clean, left()) == (True, 14)
+    manager.remove_deleted()
+    assert left() == 0
+
+
 def test_deletion_may_crash_anywhere() -> None:
     def run(disk: MemoryDisk) -> None:
         manager = _open(disk)

@@ -76,6 +76,7 @@ class RunningBroker:
         except StorageError:
             await self.stop()
             raise
+        self.node.log_manager.remove_deleted()
         topic_count = len(self.node.topics)
         for each in self.listeners:
             log_event("info", "listening", name=each.name, host=each.host, port=each.port, topics=topic_count)

@@ -50,6 +50,11 @@ _META_VERSION = 1
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
 """A partition's directory that is being removed; only a name that is too long lost its number or id."""
+MAX_PROMPT_DELETIONS = 100
+"""Directories of deleted partitions that a start removes before it serves, and a stop before it ends.
+
+A slow disk removes a hundred in a second. A start removes some first because a full disk needs the room.
+"""
 _SEGMENT = re.compile(r"\d{20}\.log")
 _PARTITION_FILE = re.compile(
     rf"\d{{20}}\..+|{re.escape(PARTITION_METADATA)}(\.tmp)?|{re.escape(LEADER_EPOCHS)}(\.tmp)?"
@@ -92,6 +97,9 @@ class LogManager:
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
         self._has_lost_end = False
         self._is_closing = self._is_compacting = False
+        self._left_deletions: list[str] = []
+        """Directories of deleted partitions that `remove_deleted` removes."""
+        self._prompt_deletions = MAX_PROMPT_DELETIONS
 
     @classmethod
     def open(
@@ -104,7 +112,7 @@ class LogManager:
         cluster_id: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> LogManager:
-        """Lock the directory and finish deletions; partitions are opened one by one afterwards.
+        """Lock the directory and finish some deletions; partitions are opened one by one afterwards.
 
         `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. `limits` hold
         for the whole broker. Raises
@@ -115,9 +123,10 @@ class LogManager:
         try:
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
-            for name in disk.list():
-                if _DELETED.fullmatch(name):
-                    disk.remove_tree(name)
+            deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
+            for name in deleted[:MAX_PROMPT_DELETIONS]:
+                disk.remove_tree(name)
+            manager._left_deletions = deleted[MAX_PROMPT_DELETIONS:]
             # From here on a crash makes the next start recover; recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
             disk.sync_directory()
@@ -257,8 +266,19 @@ class LogManager:
         self.disk.rename(partition.directory, name)
         return name
 
+    def remove_deleted(self) -> None:
+        """Begin to remove what earlier runs left of deleted partitions, between requests."""
+        directories, self._left_deletions = self._left_deletions, []
+        if directories:
+            self.chores.add(self._remove_trees(directories))
+
     def _remove_trees(self, directories: list[str]) -> Chore:
         for directory in directories:
+            if self._is_closing:
+                # The next start goes on: test_a_stop_and_a_start_wait_for_few_deletions.
+                if not self._prompt_deletions:
+                    return
+                self._prompt_deletions -= 1
             yield partial(self.disk.remove_tree, directory)
             yield None  # else what others wait for would wait for thousands of directories
 
