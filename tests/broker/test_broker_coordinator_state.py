@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +416,28 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
     node.log_manager.release()
     node = opened(directory)
     assert offsets_of(node) == {"g": [1]}
+
+
+def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(EIO, "the disk failed")
+
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogManager, "_rename_deleted", broken)
+        patch.setattr(type(node.log_manager.disk), "sync_directory", broken)
+        with pytest.raises((KafkaStorageError, StorageError, OSError)):
+            node.topics.create("new", 2, {}, 0)
+    with pytest.raises(KafkaStorageError, match="the next start removes them"):
+        node.topics.create("new", 2, {}, 0)
+    node.log_manager.release()
+    node = opened(directory)
+    assert node.topics.get("new") is None
+    node.topics.create("new", 2, {}, 0)
+    node.log_manager.release()
+    assert opened(directory).topics.get("new") is not None
 
 
 @pytest.mark.behaviour("T15")

@@ -379,10 +379,18 @@ class Topics:
 
     def _take_back(self, topic: Topic, first: int) -> None:
         """Not all partitions from `first` on could be made: undo that, as far as the disk lets us."""
-        made = [TopicPartition(topic.name, index) for index in range(first, len(topic.partitions))]
+        made = topic.partitions[first:]
         del topic.partitions[first:]
-        with suppress(KafkaStorageError):
-            self._logs.delete_partitions(made)
+        try:
+            self._logs.delete_partitions(
+                TopicPartition(topic.name, first + index) for index in range(len(made))
+            )
+        except KafkaStorageError:
+            if first == 0:
+                # The directories that remain have this topic's id. With another topic of the name in the
+                # file no start would open them.
+                topic.is_deleting, topic.partitions = True, made
+                self._half_deleted[topic.name] = topic
         with suppress(StorageError):
             self._save({})
 
