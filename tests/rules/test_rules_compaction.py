@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oncelog.rules.compaction import (
+    Aborted,
     BatchFacts,
     Cleaning,
     DirtyRange,
@@ -14,6 +15,7 @@ from oncelog.rules.compaction import (
     LatestOffsets,
     SeenTransactions,
     Span,
+    UnindexedAborts,
     find_dirty,
 )
 
@@ -30,6 +32,8 @@ SPANS = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 2_000), Span(20, 30, 300, 3_
         ({"stable_offset": 9}, None),
         ({"min_lag_ms": 5_000, "now_ms": 7_500}, DirtyRange(0, 20, 0, 300, 1_000)),
         ({"min_lag_ms": 5_000, "now_ms": 5_999}, None),
+        ({"min_lag_ms": 5_000, "now_ms": 8_000}, DirtyRange(0, 30, 0, 600, 1_000)),
+        ({"min_lag_ms": 1, "now_ms": 3_000}, DirtyRange(0, 20, 0, 300, 1_000)),
         # In the middle of a segment, where a round with too many keys had ended.
         ({"cleaned_to": 15}, DirtyRange(15, 30, 100, 500, 2_000)),
     ],
@@ -37,6 +41,23 @@ SPANS = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 2_000), Span(20, 30, 300, 3_
 def test_what_is_dirty(how: dict[str, Any], expected: DirtyRange | None) -> None:
     known = {"cleaned_to": 0, "stable_offset": 30, "min_lag_ms": 0, "now_ms": 10_000}
     assert find_dirty(SPANS, **{**known, **how}) == expected
+
+
+def test_nothing_behind_a_young_segment_is_cleaned() -> None:
+    spans = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 9_000), Span(20, 30, 300, 3_000)]
+    dirty = find_dirty(spans, cleaned_to=0, stable_offset=30, min_lag_ms=5_000, now_ms=10_000)
+    assert dirty == DirtyRange(0, 10, 0, 100, 1_000)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 100_000])
+def test_keys_of_any_length_are_told_apart(length: int) -> None:
+    latest = LatestOffsets(10)
+    latest.note(b"a" * length, 0)
+    latest.note(b"a" * (length - 1) + b"b", 5)
+    assert not latest.is_superseded(b"a" * length, 0)
+    assert latest.is_superseded(b"a" * (length - 1) + b"b", 4)
+    assert not latest.is_superseded(b"c" * length, 0)
+    assert all(len(key) <= 16 for key in latest._offsets)
 
 
 def test_a_record_of_the_future_does_not_put_compaction_off() -> None:
@@ -102,7 +123,7 @@ def test_records(key: bytes, offset: int, has_value: bool, horizon_ms: int | Non
 
 def test_committed_data_keeps_its_marker() -> None:
     walk = cleaning()
-    assert not walk.judge(data(3, 7)).drops_all
+    assert walk.judge(data(3, 7))[::2] == (False, False)
     assert walk.judge(marker(4, 7))[:3] == (False, False, False)
 
 
@@ -134,6 +155,43 @@ def test_aborts_that_ended_before_the_walk() -> None:
     walk = cleaning(aborted=((7, 2, 6, 2), (7, 10, 14, 10)))
     assert not walk.judge(data(8, 7)).drops_all
     assert walk.judge(data(11, 7)).drops_all
+
+
+def test_aborts_are_taken_in_the_order_of_their_offsets() -> None:
+    walk = cleaning(aborted=((7, 10, 14, 10), (7, 2, 6, 2)))
+    # One record, with which the transaction begins.
+    assert walk.judge(data(2, 7)).drops_all
+    assert walk.judge(marker(6, 7)).noted == (7, 2, 6, 2)
+    assert not walk.judge(data(8, 7)).drops_all
+    assert walk.judge(marker(9, 7)).noted is None
+    assert walk.judge(data(11, 7)).drops_all
+    assert walk.judge(marker(14, 7)).noted == (7, 10, 14, 10)
+
+
+def test_a_second_marker_has_no_data_of_its_own() -> None:
+    walk = cleaning()
+    assert walk.judge(data(3, 7))[::2] == (False, False)
+    assert not walk.judge(marker(6, 7)).is_empty_end
+    assert walk.judge(marker(9, 7)).is_empty_end
+
+
+def test_a_batch_outside_of_transactions_is_not_dropped_with_one() -> None:
+    walk = cleaning(aborted=((7, 2, 6, 2),))
+    assert not walk.judge(facts(3, 7)).drops_all
+    assert walk.judge(data(4, 7)).drops_all
+
+
+def test_aborts_with_data_and_without_an_index_entry_are_found() -> None:
+    walk = UnindexedAborts({20})
+    for producer_id, offset in ((7, 2), (7, 4), (8, 5), (9, 6)):
+        walk.data(producer_id, offset)
+    assert walk.marker(7, 10, is_abort=True) == Aborted(7, 2, 10, 0)
+    assert walk.marker(7, 11, is_abort=True) is None, "without data"
+    assert walk.marker(8, 12, is_abort=False) is None, "committed"
+    assert walk.marker(9, 20, is_abort=True) is None, "has an entry"
+    walk.data(7, 21)
+    walk.gap()
+    assert walk.marker(7, 22, is_abort=True) is None, "the gap may have had its marker"
 
 
 @pytest.mark.parametrize(

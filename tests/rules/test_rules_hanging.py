@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.hanging import KnownTransaction, OpenTransaction, why_hanging
+from oncelog.rules.hanging import Hanging, HeldBack, KnownTransaction, OpenTransaction, judge, why_hanging
 from oncelog.types import TopicPartition
 
 AT, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -31,3 +31,23 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
 )
 def test_why(transaction: KnownTransaction | None, why: str | None) -> None:
     assert why_hanging(OPENED, transaction) == why
+
+
+@pytest.mark.parametrize(
+    ("transaction", "now_ms", "verdict", "reason"),
+    [
+        (known("Ongoing"), 90_000, Hanging.NO, "'x' is Ongoing"),
+        (known("Empty"), 6_000, Hanging.YES, "'x' is in state Empty"),
+        (known("Empty"), 5_999, Hanging.PERHAPS, "'x' is in state Empty"),
+    ],
+)
+def test_what_looks_like_hanging_is_taken_for_it_from_an_age_on(
+    transaction: KnownTransaction, now_ms: int, verdict: Hanging, reason: str
+) -> None:
+    judged = judge(OPENED, transaction, now_ms=now_ms, older_than_ms=5_000)
+    assert judged == HeldBack(OPENED, verdict, reason)
+
+
+def test_a_transaction_without_records_is_old() -> None:
+    opened = OPENED._replace(last_timestamp_ms=None)
+    assert judge(opened, known("Empty"), now_ms=5_000, older_than_ms=5_000).hanging is Hanging.YES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -151,6 +152,7 @@ def test_files_side_by_side_refused() -> None:
         verdict = decide_spread([mark("a"), BEGUN], sources, topic="t", topic_id="T1", hows=[HOW] * 2)
         assert isinstance(verdict, Refused) and why in verdict.why
     first = first_mark(A, HOW, topic="t", topic_id="T1")
+    assert first == Mark("t", "T1", HOW, "a", 100, 1, 0, 0, "", False)
     plain = decide_start([first], [A], topic="t", topic_id="T1", hows=["csv"])
     assert isinstance(plain, Refused) and "a was begun as csv with key id; now it is csv" in plain.why
 
@@ -207,6 +209,10 @@ class Sized(NamedTuple):
         ([(1, 3), (1, 2), (1, 2)], [1, 2]),
         ([(9, 9), (1, 1), (9, 9)], [1, 1, 1]),
         ([(0, 0)] * 5, [5]),
+        ([(1, 0)] * 9, [4, 4, 1]),
+        ([(0, 1)] * 9, [4, 4, 1]),
+        ([(3, 0), (2, 0), (2, 0), (1, 0)], [1, 2, 1]),
+        ([(0, 3), (0, 2), (0, 2), (0, 1)], [1, 2, 1]),
     ],
 )
 def test_transactions(pieces: list[tuple[int, int]], groups: list[int]) -> None:
@@ -214,6 +220,15 @@ def test_transactions(pieces: list[tuple[int, int]], groups: list[int]) -> None:
     got = list(transactions(sized, max_records=4, max_bytes=4))
     assert [len(group) for group in got] == groups
     assert [each for group in got for each in group] == sized
+
+
+@pytest.mark.parametrize("full", [(4, 0), (0, 4)])
+def test_a_full_transaction_does_not_wait_for_the_next_piece(full: tuple[int, int]) -> None:
+    def pieces() -> Iterator[Sized]:
+        yield Sized(*full)
+        raise AssertionError("asked for another piece first")
+
+    assert next(transactions(pieces(), max_records=4, max_bytes=4)) == [Sized(*full)]
 
 
 @pytest.mark.parametrize(

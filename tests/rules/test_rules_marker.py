@@ -8,7 +8,7 @@ import pytest
 from helpers_rules_append import NOW_MS, format_entry, parse_entry, rows
 
 from oncelog.rules.append import Refuse
-from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
+from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker, refuse_same_epoch
 from oncelog.types import Origin
 
 CASES = list(rows("marker.txt"))
@@ -23,6 +23,26 @@ def test_row(entry: str, marker: str, origin: str, expected: str) -> None:
         parse_entry(entry), _parse_marker(marker), Origin(origin), offset=100, now_ms=NOW_MS
     )
     assert _format(verdict) == expected
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize(
+    ("entry", "epoch", "is_refused"),
+    [
+        ("e3 0-4@10 txn@10", 3, True),
+        ("e3 0-4@10 txn@10", 4, False),
+        ("e3 0-4@10", 3, False),
+        ("e32767 0-4@10 txn@10", 32_767, False),
+        ("-", 3, False),
+    ],
+)
+def test_with_an_epoch_for_each_transaction_a_marker_raises_it(
+    entry: str, epoch: int, is_refused: bool
+) -> None:
+    refusal = refuse_same_epoch(parse_entry(entry), 7, epoch)
+    assert (refusal is not None) is is_refused
+    if refusal is not None:
+        assert _format(refusal) == "refuse 47"
 
 
 def _parse_marker(text: str) -> EndMarker:
