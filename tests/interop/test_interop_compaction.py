@@ -42,6 +42,8 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
         log = directory / f"{topic}-0"
         first = log / f"{0:020d}.log"  # gone for a moment when the compacted one takes its place
         wait_until(lambda: first.exists() and first.stat().st_size < 1_000)
+        # Its file is there a moment before readers are given it.
+        wait_until(lambda: len(read_oncelog(servers, topic, 1)) < KEYS * ROUNDS)
         yield broker, topic, log
 
 

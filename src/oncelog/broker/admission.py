@@ -113,9 +113,9 @@ class Admission:
         for who in set(self._outside.values()):
             partitions = [at for at, owner in self._outside.items() if owner == who]
             try:
-                done = self._node.transactions.add_partitions(
-                    self._transactional_id, who, partitions, self._now_ms
-                )
+                transactions = self._node.transactions
+                done = transactions.add_partitions(self._transactional_id, who, partitions, self._now_ms)
+                transactions.end_leftovers(who, partitions, self._now_ms)
             except BrokerError as error:
                 self._refusals[who] = self._translated(error)
             else:

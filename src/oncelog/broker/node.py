@@ -152,8 +152,6 @@ class Node:
         self.groups.load(now_ms)
         self.groups.resume_deletions(now_ms)
         self.producer_ids.begin_above(self._largest_producer_id())
-        if settings["oncelog.fence.transactions"]:
-            self.transactions.fence_all(now_ms)
         self.transactions.resume(now_ms)
 
     def _largest_producer_id(self) -> int:

@@ -42,6 +42,8 @@ from oncelog.errors import (
 from oncelog.log.chores import Chore
 from oncelog.log.partition import Partition
 from oncelog.rules.append import Refuse
+from oncelog.rules.lost_marker import abort_of, decided_transaction, has_lost_marker
+from oncelog.rules.marker import refuse_same_epoch
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction import (
     FenceFirst,
@@ -58,7 +60,7 @@ from oncelog.rules.transaction import (
     retire,
     verify,
 )
-from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
@@ -98,6 +100,8 @@ class TransactionCoordinator:
         self._markers_at_once = MAX_MARKERS_AT_ONCE
         self._undecided: list[tuple[TransactionEntry, Written]] = []
         """Decisions that could not be made durable: no marker may be written for them yet."""
+        self._decisions: dict[Identity, TransactionEntry | None] = {}
+        """Of transactions that partitions showed as open at the start: what the log says of each."""
         chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
         self._timing_out = ExpiryRounds(chores, step_entries)
         self._expiring = ExpiryRounds(chores, step_entries)
@@ -220,6 +224,9 @@ class TransactionCoordinator:
 
     def load(self) -> None:
         """Read back what was decided; a partition that cannot be read is in `topic.damaged`."""
+        partitions = [partition for _, partition in self._node.topics.all_partitions()]
+        opened = (who for partition in partitions for who in partition.open_transactions())
+        self._decisions = dict.fromkeys(opened)
         self.topic.load(self._load_partition, self._forget_partition)
 
     def _load_partition(self, index: int, batches: Iterator[StoredBatch]) -> None:
@@ -227,6 +234,8 @@ class TransactionCoordinator:
         for batch in batches:
             for record in batch.records:
                 newest[record.key or b""] = record
+                if self._decisions:
+                    self._note_decision(record)
         for key, record in newest.items():
             if record.value is None:
                 continue
@@ -237,11 +246,25 @@ class TransactionCoordinator:
             except (PeerError, ValueError) as error:
                 raise UnreadableRecord(record.offset, str(error)) from error
 
+    def _note_decision(self, record: DecodedRecord) -> None:
+        """Keep the decision about a transaction that a partition shows as open."""
+        if record.value is None:
+            return
+        # Older records need not be readable; `_load_partition` looks at the newest.
+        with suppress(PeerError, ValueError):
+            entry = decode_value(decode_key(record.key or b""), record.value)
+            who = decided_transaction(entry)
+            if who in self._decisions:
+                self._decisions[who] = entry
+
     def _forget_partition(self, index: int) -> None:
         # Not aborted either: what was decided of them may be a commit.
         for key in [key for key in self._entries if self.topic.partition_of(key) == index]:
             del self._entries[key]
             self._last_offsets.pop(key, None)
+        for who, decision in self._decisions.items():
+            if decision is not None and self.topic.partition_of(decision.transactional_id) == index:
+                self._decisions[who] = None
 
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that may have been initialized before this start.
@@ -264,8 +287,49 @@ class TransactionCoordinator:
             except KafkaStorageError as error:
                 raise StorageError(f"fenced producers cannot be made durable: {error}") from error
 
+    def write_lost_markers(self, now_ms: int) -> None:
+        """Write the markers that a power loss took, and the coordinator's log tells (`rules.lost_marker`).
+
+        A marker that cannot be written now is written when the producer begins a transaction there.
+        """
+        for tp, partition in list(self._node.topics.all_partitions()) if self._decisions else ():
+            for who in partition.open_transactions():
+                decision = self._decisions.get(who)
+                if decision is None:
+                    continue
+                if has_lost_marker(tp, decision, self._entries.get(decision.transactional_id)):
+                    with suppress(BrokerError):
+                        write_marker(self._node, tp, self._marker(decision, tp), now_ms)
+
+    def end_leftovers(self, who: Identity, tps: Collection[TopicPartition], now_ms: int) -> None:
+        """End what an older epoch of the producer left open in partitions where it begins a transaction.
+
+        Raises NotCoordinator.
+        """
+        for tp in tps:
+            try:
+                self._end_leftover(who, tp, now_ms)
+            except BrokerError as error:
+                raise NotCoordinator(f"{tp} shows an older transaction as open: {error}") from error
+
+    def _end_leftover(self, who: Identity, tp: TopicPartition, now_ms: int) -> None:
+        _, partition = self._node.topics.partition(tp)
+        leftover = partition.open_transaction(who.producer_id)
+        if leftover is None or leftover.producer_epoch >= who.producer_epoch:
+            return
+        decision = self._decisions.get(leftover)
+        if decision is None or tp not in decision.partitions:
+            decision = abort_of(leftover)
+        write_marker(self._node, tp, self._marker(decision, tp), now_ms)
+
     def resume(self, now_ms: int) -> None:
-        """Finish what was decided before the last stop or crash, and may not be durable yet."""
+        """Finish what was decided before the last stop or crash, and may not be durable yet.
+
+        Raises StorageError where `oncelog.fence.transactions` asks for a fence, and it cannot be written.
+        """
+        self.write_lost_markers(now_ms)
+        if self._node.settings["oncelog.fence.transactions"]:
+            self.fence_all(now_ms)
         for entry in [entry for entry in self._entries.values() if entry.state.is_prepared]:
             self._follow(entry, self._newest(entry.transactional_id), now_ms)
 
@@ -381,11 +445,14 @@ class TransactionCoordinator:
         # The entry stays as it is: nothing but its markers ends the state Prepare*.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
+        decided = decided_transaction(entry)
         pace = Pace(self._node.limits.request_step_elements)
         try:
             for at in sorted(remaining):
                 with suppress(BrokerError):  # `retry_markers` comes back to it
                     with suppress(*_GONE):
+                        if decided is not None:
+                            self._end_leftover(decided, at, now_ms)
                         marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
                     remaining.discard(at)
                 # On a full disk nothing is written, which takes time too.
@@ -412,12 +479,17 @@ class TransactionCoordinator:
             self._unfinished[prepared.transactional_id] = set()
 
     def _marker(self, entry: TransactionEntry, at: TopicPartition) -> Marker:
-        """Return the marker for a partition. Raises UnknownTopicOrPartition."""
+        """Return the marker for a partition. Raises UnknownTopicOrPartition, InvalidProducerEpoch."""
         topic = self.topic.topic
         assert topic is not None
         own_epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
         _, partition = self._node.topics.partition(at)
         known = partition.producer(entry.producer_id)
+        if entry.client_version >= EPOCH_PER_TRANSACTION:
+            # If the next transaction is open, the marker is there: a power loss took the record of that.
+            refusal = refuse_same_epoch(known, entry.producer_id, entry.producer_epoch)
+            if refusal is not None:
+                raise refusal.error(refusal.reason)
         # A higher epoch than ours is an operator's, or from before `__transaction_state` was lost: one node
         # has no other coordinator. Fenced by it, the transaction would stay open in this partition.
         # See test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.

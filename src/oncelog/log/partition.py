@@ -35,6 +35,7 @@ from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
 from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
 from oncelog.rules.marker import StoreMarker, decide_marker
 from oncelog.rules.producers import unpack_entry
+from oncelog.rules.sending import Identity
 from oncelog.types import Origin, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header
 
@@ -258,6 +259,19 @@ class Partition(CompactedStore):
             return False
         entry = self._producers.table.get(producer_id)
         return entry is not None and entry.producer_epoch == producer_epoch
+
+    def open_transaction(self, producer_id: int) -> Identity | None:
+        """Return whose transaction is open here, for a producer id; None: none."""
+        if producer_id not in self._producers.open_transactions:
+            return None
+        entry = self._producers.table.get(producer_id)
+        epoch = None if entry is None else entry.producer_epoch
+        return None if epoch is None else Identity(producer_id, epoch)
+
+    def open_transactions(self) -> list[Identity]:
+        """Return whose transactions are open here."""
+        found = [self.open_transaction(producer_id) for producer_id in self._producers.open_transactions]
+        return [who for who in found if who is not None]
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Note a batch for which the transaction coordinator is asked: none may overtake it."""

@@ -24,7 +24,6 @@ from contextlib import nullcontext
 from random import Random
 from typing import NamedTuple
 
-from oncelog.broker.internal_topics import TRANSACTION_STATE
 from oncelog.broker.node import Node
 from oncelog.edge.async_admin import AsyncAdmin
 from oncelog.edge.async_consumer import AsyncConsumer
@@ -332,9 +331,7 @@ class UnsyncedScene(Scene):
         That is so if the partition lost its marker, or a coordinator an epoch. If all transactions of a
         producer have one epoch, any loss may do it.
         """
-        tp = TopicPartition(item.topic, item.partition)
-        since = [lost.tp for lost in self.lost if lost.at_us >= begun_us]
-        return any(lost == tp or lost.topic == TRANSACTION_STATE or self.version == 0 for lost in since)
+        return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
 
     def _is_lost(self, item: Item, acknowledged_us: int) -> bool:
         """Return whether a power loss after the acknowledgement took the record's offset."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.log import compaction, producers, recovery, snapshot, store
 from oncelog.log.compaction import CLEANED, SWAP
 from oncelog.log.disk import Disk
@@ -93,6 +94,20 @@ KILLED_STARTS: tuple[Patch, ...] = (
 """The index of aborted transactions is lost, and the start that makes it again is killed, in each seed."""
 _RECOVER, _SYNC_SEGMENT = recovery.recover, Segment.sync
 MUTANTS: list[Mutant | ClientMutant] = [
+    ClientMutant(
+        "a transaction whose marker is lost stays open",
+        "unsynced",
+        (),
+        (
+            (TransactionCoordinator, "write_lost_markers", nothing),
+            (TransactionCoordinator, "end_leftovers", nothing),
+        ),
+        findings=("R520",),
+        guards=(
+            "broker/test_broker_lost_markers.py::"
+            "test_an_aborted_record_is_not_committed_with_the_next_transaction",
+        ),
+    ),
     ClientMutant(
         "the recovery point runs ahead of the sync",
         "unsynced",

@@ -1,0 +1,53 @@
+"""Which transactions in a partition have lost their marker?
+
+With the default flush a power loss may take the newest records of any log. A partition may lose a marker, and
+the coordinator keep that the transaction is over. The transaction would stay open in the partition, and the
+producer's next one there would continue it: a commit would show aborted records.
+
+An epoch per transaction (KIP-890) tells transactions apart. A coordinator's record with a decision and epoch
+E + 1 is about the transaction with epoch E, and names its partitions:
+
+    at a start, the partition shows a transaction as open
+        the log decides it, with this partition, and has newer records of the id    the decision's marker
+        the newest record of the id decides it                                      nothing: markers follow
+        no record decides it                                                        nothing
+    later, the producer begins or ends a transaction where an older epoch is open
+        the log decided that one at the start                                       the decision's marker
+        else                                                                        an ABORT marker
+
+Nobody can decide the older one any more: the coordinator gives a new epoch only when the one before is over.
+Classic transactions share an epoch, so nothing tells which of them is open; they are left as they are. Apache
+Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with the default flush".
+"""
+
+from __future__ import annotations
+
+from oncelog.rules.sending import MAX_EPOCH, Identity
+from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+
+def decided_transaction(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the transaction that a record decides; None if it does not tell.
+
+    The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had.
+    """
+    if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
+        return None
+    if not 0 < entry.producer_epoch < MAX_EPOCH:
+        return None
+    return Identity(entry.producer_id, entry.producer_epoch - 1)
+
+
+def has_lost_marker(tp: TopicPartition, decision: TransactionEntry, newest: TransactionEntry | None) -> bool:
+    """Return whether the decision's marker is missing in a partition that shows its transaction as open.
+
+    `newest`: the newest record of the transactional id. If it is the decision, its markers follow anyway.
+    """
+    return tp in decision.partitions and newest != decision
+
+
+def abort_of(leftover: Identity) -> TransactionEntry:
+    """Return the decision to abort a transaction that was left open and that nobody else decides."""
+    epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
+    return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

@@ -1,0 +1,206 @@
+"""A power loss with the default flush takes the newest records of a log: the start ends what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncelog.broker.admission import Admission, Dialect
+from oncelog.broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.node import Node
+from oncelog.broker.transactions import TransactionCoordinator
+from oncelog.config import BROKER
+from oncelog.edge.broker import open_node
+from oncelog.edge.clock import Clock
+from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.sending import Identity
+from oncelog.types import Origin, TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.control import decode_control
+from oncelog.wire.header import iter_batches
+from oncelog.wire.records import NewRecord, decode_records
+
+NOW_MS = 1_700_000_000_000
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+OFFSETS, STATE = TopicPartition(CONSUMER_OFFSETS, 0), TopicPartition(TRANSACTION_STATE, 0)
+SETTINGS = {"offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1}
+
+
+class Producer:
+    """A producer with an epoch per transaction, and the broker that loses its power."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.node = self._open()
+        self.node.topics.create("t", 2, {}, NOW_MS)
+        entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
+        self.who = Identity(entry.producer_id, entry.producer_epoch)
+        self.sequences: dict[TopicPartition, int] = {}
+
+    def _open(self) -> Node:
+        return open_node(self.directory, BROKER.parse(SETTINGS), Clock())
+
+    def send(self, tp: TopicPartition, value: str) -> None:
+        """Store a record in the producer's transaction, as a Produce request of version 12 does."""
+        _, partition = self.node.topics.partition(tp)
+        if not partition.has_open_transaction(*self.who):
+            Admission(self.node, "x", {tp: self.who}, Dialect(True, True), NOW_MS).check(tp)
+        sequence = self.sequences.get(tp, 0)
+        self.sequences[tp] = sequence + 1
+        batch = build_batch(
+            [NewRecord(NOW_MS, None, value.encode())],
+            producer_id=self.who.producer_id,
+            producer_epoch=self.who.producer_epoch,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        partition.append(memoryview(batch), origin=Origin.CLIENT, now_ms=NOW_MS)
+
+    def send_offset(self, value: int) -> None:
+        assert self.node.groups.offsets_partition("g", NOW_MS) == OFFSETS
+        Admission(self.node, "x", {OFFSETS: self.who}, Dialect(True, True), NOW_MS).check(OFFSETS)
+        committed = CommittedOffset(value, -1, "", NOW_MS, -1, -1)
+        self.node.groups.offsets.commit_pending("g", self.who, {T0: committed}, NOW_MS)
+
+    def end(self, is_commit: bool) -> None:
+        entry = self.node.transactions.end("x", self.who, is_commit, 2, NOW_MS).entry
+        self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+
+    def size(self, tp: TopicPartition) -> int:
+        return self._file(tp).stat().st_size
+
+    def bytes_of(self, tp: TopicPartition) -> memoryview:
+        return memoryview(self._file(tp).read_bytes())
+
+    def _file(self, tp: TopicPartition) -> Path:
+        return self.directory / str(tp) / f"{0:020d}.log"
+
+    def lose_power(self, **sizes: int) -> None:
+        """End the broker, cut logs to sizes that they had, and start the next one."""
+        self.node.log_manager.release()
+        for name, tp in (("t0", T0), ("t1", T1), ("offsets", OFFSETS), ("state", STATE)):
+            if name in sizes:
+                with self._file(tp).open("r+b") as file:
+                    file.truncate(sizes[name])
+        self.node = self._open()
+
+    def log(self, tp: TopicPartition) -> list[str]:
+        """Values and markers of a partition."""
+        _, partition = self.node.topics.partition(tp)
+        found, offset = [], 0
+        while offset < partition.log_end_offset:
+            piece = partition.read(offset, 1 << 20)
+            data, offset = memoryview(piece.records), piece.next_offset
+            for position, header in iter_batches(data):
+                batch = data[position : position + header.size_bytes]
+                control = decode_control(batch) if header.is_control else None
+                if control is not None and control.type is not None:
+                    found.append(f"<{control.type.name.lower()}>")
+                else:
+                    found += [(record.value or b"").decode() for record in decode_records(batch)]
+        return found
+
+    def open_count(self, tp: TopicPartition) -> int:
+        return self.node.topics.partition(tp)[1].open_transaction_count
+
+
+@pytest.fixture
+def producer(tmp_path: Path) -> Iterator[Producer]:
+    made = Producer(tmp_path / "data")
+    yield made
+    made.node.log_manager.release()
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("since", ["nothing", "an end", "a begin"])
+def test_a_start_writes_the_marker_that_a_power_loss_took(
+    producer: Producer, is_commit: bool, since: str
+) -> None:
+    producer.send(T0, "a")
+    size = producer.size(T0)
+    producer.end(is_commit)
+    if since != "nothing":
+        producer.send(T1, "b")
+    if since == "an end":
+        producer.end(not is_commit)
+    producer.lose_power(t0=size)
+    marker = "<commit>" if is_commit else "<abort>"
+    assert producer.log(T0) == ["a", marker]
+    assert producer.open_count(T0) == 0
+    producer.lose_power()
+    assert producer.log(T0) == ["a", marker], "once"
+
+
+@pytest.mark.behaviour("T6")
+def test_an_aborted_record_is_not_committed_with_the_next_transaction(producer: Producer) -> None:
+    producer.send(T0, "aborted")
+    size = producer.size(T0)
+    producer.end(False)
+    producer.send(T0, "lost")
+    producer.end(True)
+    producer.lose_power(t0=size)
+    producer.send(T0, "next")
+    producer.end(True)
+    assert producer.log(T0) == ["aborted", "<abort>", "next", "<commit>"]
+
+
+@pytest.mark.behaviour("T7")
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_offsets_whose_marker_is_lost_are_committed_or_dropped_at_the_start(
+    producer: Producer, is_commit: bool
+) -> None:
+    producer.send_offset(7)
+    size = producer.size(OFFSETS)
+    producer.end(is_commit)
+    producer.send(T1, "b")
+    producer.lose_power(offsets=size)
+    offsets = producer.node.groups.offsets
+    assert offsets.pending_of("g") == set()
+    held = offsets.of("g").get(T0)
+    assert (held.offset if held else None) == (7 if is_commit else None)
+
+
+@pytest.mark.behaviour("T6")
+def test_what_nobody_decided_is_aborted_before_the_producer_begins_there_again(producer: Producer) -> None:
+    before = producer.size(STATE)
+    producer.send(T0, "undecided")
+    producer.lose_power(state=before)
+    assert producer.log(T0) == ["undecided"], "its producer may still live"
+    entry = producer.node.transactions.init("x", None, 60_000, NOW_MS).entry
+    producer.who, producer.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+    producer.send(T1, "elsewhere")
+    assert producer.log(T0) == ["undecided"]
+    producer.send(T0, "next")
+    producer.end(True)
+    assert producer.log(T0) == ["undecided", "<abort>", "next", "<commit>"]
+
+
+@pytest.mark.behaviour("T6")
+def test_a_decision_that_a_start_follows_does_not_end_an_older_transaction(producer: Producer) -> None:
+    """The older decision is gone: `__transaction_state` was compacted."""
+    producer.send(T0, "aborted")
+    size = producer.size(T0)
+    producer.end(False)
+    producer.send(T0, "lost")
+    producer.end(True)
+    *_, (_, complete) = iter_batches(producer.bytes_of(STATE))
+    state = producer.size(STATE) - complete.size_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionCoordinator, "_note_decision", lambda self, record: None)
+        producer.lose_power(t0=size, state=state)
+    assert producer.log(T0) == ["aborted", "<abort>", "<commit>"]
+
+
+@pytest.mark.behaviour("T6")
+def test_a_marker_written_again_does_not_end_the_next_transaction(producer: Producer) -> None:
+    producer.send(T0, "a")
+    producer.end(True)
+    *_, (_, complete) = iter_batches(producer.bytes_of(STATE))
+    size = producer.size(STATE) - complete.size_bytes
+    producer.send(T0, "open")
+    producer.lose_power(state=size)
+    assert producer.log(T0) == ["a", "<commit>", "open"], "the record that it was written is lost"
+    assert producer.open_count(T0) == 1

@@ -1,0 +1,76 @@
+"""Which decision ends a transaction whose marker a power loss took."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.rules.lost_marker import abort_of, decided_transaction, has_lost_marker
+from oncelog.rules.sending import MAX_EPOCH, Identity
+from oncelog.rules.transaction import complete, decide_add, decide_end, fence, retire
+from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+S = TransactionState
+HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
+
+# What a record says of the transaction that it decides.
+RECORDS = """
+state            epoch  version  decides
+PREPARE_COMMIT   1      2        0
+PREPARE_ABORT    8      2        7
+PREPARE_COMMIT   32766  2        32765
+PREPARE_ABORT    32767  2        -        a fenced producer's epoch, whatever its transaction had
+PREPARE_COMMIT   1      0        -        classic transactions share an epoch
+PREPARE_COMMIT   1      1        -
+PREPARE_ABORT    0      2        -        no transaction had an epoch before
+COMPLETE_COMMIT  1      2        -        names no partitions
+COMPLETE_ABORT   1      2        -
+ONGOING          1      2        -
+EMPTY            1      2        -
+"""
+
+
+@pytest.mark.parametrize("line", RECORDS.strip().splitlines()[1:])
+def test_what_a_record_decides(line: str) -> None:
+    state, epoch, version, decides, *_ = line.split()
+    entry = TransactionEntry(
+        "x", 5, int(epoch), 60_000, S[state], frozenset({HERE}), client_version=int(version)
+    )
+    expected = None if decides == "-" else Identity(5, int(decides))
+    assert decided_transaction(entry) == expected
+
+
+def ongoing(epoch: int, *partitions: TopicPartition) -> TransactionEntry:
+    return TransactionEntry("x", 5, epoch, 60_000, S.ONGOING, frozenset(partitions), client_version=2)
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_the_record_of_an_end_decides_the_transaction_that_was_open(is_commit: bool) -> None:
+    before = ongoing(3, HERE)
+    verdict = decide_end(before, Identity(5, 3), is_commit, client_version=2, new_producer_id=None, now_ms=0)
+    assert decided_transaction(verdict.entry) == Identity(5, 3)  # type: ignore[union-attr]
+
+
+def test_the_record_of_a_fence_decides_the_transaction_that_was_open() -> None:
+    fenced = fence(ongoing(3, HERE), server_version=2, new_producer_id=None, now_ms=0)
+    assert decided_transaction(fenced) == Identity(5, 3)  # type: ignore[arg-type]
+    assert decided_transaction(retire(ongoing(3, HERE), 0)) is None
+
+
+def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
+    decision = fence(ongoing(3, HERE), server_version=2, new_producer_id=None, now_ms=0)
+    assert isinstance(decision, TransactionEntry)
+    done = complete(decision, now_ms=1)
+    added = decide_add(done, Identity(5, 4), [THERE], now_ms=2)
+    assert not has_lost_marker(HERE, decision, decision)
+    assert has_lost_marker(HERE, decision, done)
+    assert has_lost_marker(HERE, decision, added.entry)  # type: ignore[union-attr]
+    assert has_lost_marker(HERE, decision, None), "the id has expired since"
+    assert not has_lost_marker(THERE, decision, done), "the transaction was not there"
+
+
+@pytest.mark.parametrize(("epoch", "marker_epoch"), [(0, 1), (7, 8), (MAX_EPOCH, MAX_EPOCH)])
+def test_what_nobody_decided_is_aborted_with_the_next_epoch(epoch: int, marker_epoch: int) -> None:
+    decision = abort_of(Identity(5, epoch))
+    assert (decision.producer_id, decision.producer_epoch) == (5, marker_epoch)
+    assert decision.state is S.PREPARE_ABORT
