@@ -45,7 +45,7 @@ def ours(broker: Broker) -> str:
 
 def heartbeats(broker: Broker) -> float:
     metrics = broker.metrics()
-    return metrics["requests.Heartbeat"] + metrics["requests.ConsumerGroupHeartbeat"]
+    return sum(metrics.get(f"requests.{api}", 0) for api in ("Heartbeat", "ConsumerGroupHeartbeat"))
 
 
 def is_past(broker: Broker, count: float) -> bool:
