@@ -72,6 +72,7 @@ class Costs:
 
     def __init__(self, path: Path) -> None:
         # A line as each test ends: a run that is stopped leaves what it has measured.
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = path.open("w", buffering=1)
         self._tests: list[dict[str, Any]] = []
 
