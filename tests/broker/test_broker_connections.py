@@ -116,6 +116,22 @@ def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
     assert client.offset(topic) == 0
 
 
+def test_an_answer_ends_what_a_client_that_is_gone_has_left(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    """Fetches of a client that was gone were all read, 64 in one step of the broker's thread."""
+    for _ in range(4):
+        client.ask(produce_request(topic, batch(bytes(900_000))), 9)
+    size_bytes = 50_000_000
+    fetch = fetch_request([(topic, 0, 0)], partition_max_bytes=size_bytes, max_bytes=size_bytes)
+    request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
+    with RawClient(broker.bootstrap_servers) as other:
+        # More than the system keeps for the client, which reads none of it.
+        other.socket.sendall(encode_request(fetch, 12, 1, "x") * 50 + request)
+    wait_until(lambda: broker.metrics()["connections"] == 1)
+    assert client.offset(topic) == 4
+
+
 def test_the_request_limit_is_a_setting() -> None:
     config = {"socket.request.max.bytes": 2_000}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:

@@ -40,6 +40,8 @@ class Outbox:
         self.slotted_bytes = 0
         self.gathered_bytes = 0
         """Small answers of this round, which leave in one write."""
+        self.has_dropped = False
+        """True once an answer had no transport to leave by: its client is gone."""
         self.written_bytes = 0
         self._metrics, self._on_large = metrics, on_large
         self._gathered: list[bytes] = []
@@ -63,7 +65,10 @@ class Outbox:
 
     def put(self, payload: Payload | None) -> None:
         """An answer that is next in order."""
-        if payload is None or self.transport is None:
+        if payload is None:
+            return
+        if self.transport is None:
+            self.has_dropped = True
             return
         if isinstance(payload, bytes) and len(payload) < LARGE_BYTES:
             self._gathered.append(payload)
@@ -106,7 +111,7 @@ class Outbox:
                 slot.deferred.cancel()
         self.slots.clear()
         self._gathered.clear()
-        self.gathered_bytes = 0
+        self.gathered_bytes = self.slotted_bytes = 0
 
 
 def _size_of(payload: Payload | None) -> int:

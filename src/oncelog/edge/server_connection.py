@@ -179,8 +179,13 @@ class Connection(Accepted):
 
     @property
     def _has_no_more(self) -> bool:
-        """True if nothing is left to carry out of a client that is gone, or something holds it back."""
-        return bool(self._holds) or not (self._backlog or self._arrived)
+        """True if nothing is left to carry out of a client that is gone, or something holds it back.
+
+        The first answer that nobody takes is the last. Pipelined fetches would all be read, for nobody and
+        without a bound. Kafka, too, closes such a channel when it has an answer to send.
+        See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        """
+        return bool(self._holds) or self._outbox.has_dropped or not (self._backlog or self._arrived)
 
     def _finish(self) -> None:
         self.is_closing = True
@@ -203,7 +208,12 @@ class Connection(Accepted):
     def _go_through(self, data: memoryview, now_ms: int, started: float) -> memoryview:
         """Begin the requests in `data`, a round of them at most; returns what was not looked at."""
         begun, outbox = 0, self._outbox
-        while not (self._holds or self._is_write_paused or (outbox.slots and self._has_too_many)):
+        while not (
+            self._holds
+            or self._is_write_paused
+            or outbox.has_dropped
+            or (outbox.slots and self._has_too_many)
+        ):
             before = data
             try:
                 frame, data = self._reader.first(data)

@@ -43,7 +43,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no topic is made while renames and syncs of directories fail": "R480",
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510",
-    "no client closes right after requests without an answer": "R509",
+    "no client closes right after requests whose answers it does not take": "R509 R565",
     "nobody subscribes by pattern": "R1 R17 R20 R479",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
