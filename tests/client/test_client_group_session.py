@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from helpers_group_session import ALL, PROTOCOLS, TOPIC, Coordinator, Member
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.group import Change
-from oncelog.errors import BrokerError, FencedInstanceId, GroupAuthorizationFailed, RebalanceInProgress
+from oncelog.errors import (
+    BrokerError,
+    CoordinatorLoadInProgress,
+    FencedInstanceId,
+    GroupAuthorizationFailed,
+    RebalanceInProgress,
+)
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
 
@@ -23,6 +30,10 @@ def beats(coordinator: Coordinator) -> int:
     return sum(
         isinstance(each, (HeartbeatRequest, ConsumerGroupHeartbeatRequest)) for each in coordinator.asked
     )
+
+
+def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
+    return [each for each in coordinator.asked if isinstance(each, OffsetCommitRequest)]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -365,3 +376,63 @@ def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch:
 
     asyncio.run(work())
     assert comparisons < 40 * len(many)
+
+
+def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so() -> None:
+    """The poll that waited raised AttributeError."""
+
+    async def work() -> None:
+        coordinator = Coordinator()
+        member = Member(coordinator, "range", **{"group.instance.id": "one"})
+
+        async def held_back(_: Any) -> Any:
+            coordinator.heartbeat_code = FencedInstanceId.code
+            await asyncio.Event().wait()
+
+        member.session.committed = held_back  # type: ignore[method-assign]
+        with pytest.raises(FencedInstanceId):
+            await member.step(60)
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("then", ["close", "interval", "subscribe"])
+def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(then: str) -> None:
+    """It was, behind a newer one: what had been read in between was read again by the next consumer."""
+
+    async def work() -> None:
+        coordinator, is_refused = Coordinator(), asyncio.Event()
+
+        async def first_refused() -> int:
+            if len(commits(coordinator)) > 1:
+                is_refused.set()
+                return 0
+            await is_refused.wait()
+            return CoordinatorLoadInProgress.code
+
+        coordinator.commit_answer, coordinator.share = first_refused, ALL[1:2]
+        interval_ms = 1 if then == "interval" else 1_000_000
+        member = Member(coordinator, "range", **{"auto.commit.interval.ms": interval_ms})
+        session, core = member.session, member.core
+        session.subscribe([])
+        core.assign(ALL[:1])
+        member.hand_out(10)
+        session.commit_before_assigning()
+        await until(lambda: bool(commits(coordinator)))
+        if then == "subscribe":
+            core.assign([])
+            session.subscribe([TOPIC])
+            await member.until(lambda: core.assignment() == ALL[1:2])
+        else:
+            core.assign(ALL[:2])
+        member.hand_out(50)
+        if then == "interval":
+            await until(lambda: session.commit_by_time() or bool(coordinator.committed))
+            await until(lambda: session._parting_commit is not None and session._parting_commit.done())
+            session.stop()
+        else:
+            await session.close()
+        assert coordinator.committed == [{1: 50} if then == "subscribe" else {0: 50, 1: 50}]
+
+    asyncio.run(asyncio.wait_for(work(), 120))

@@ -211,6 +211,8 @@ class GroupSession(GroupRequests, ABC):
         committed: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> Rebalance:
         """These are read from now on, `committed` of those that are new. To tell: what is new."""
+        if self._parting_commit is not None:
+            self._parting_commit.cancel()  # a repetition would be the member's, for what others may own
         held = frozenset(self._owned)
         added = [at for at in partitions if at not in held]
         self._owned = list(partitions)
@@ -247,6 +249,7 @@ class GroupSession(GroupRequests, ABC):
         if self._commits_by_itself and (holds_share or self._is_assigned_by_hand):
             positions = self._positions()
             if positions != self._given_up:
+                self._supersede_parted(positions)
                 limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
                 await self._commit_quietly(positions, limit_ms)
                 self._given_up = positions
@@ -347,8 +350,7 @@ class GroupSession(GroupRequests, ABC):
         )
         if self._interval_commit is not None:
             self._interval_commit.cancel()  # its positions are older, and must not be stored after these
-        if not full.keys().isdisjoint(self._still_parted()):
-            self._part_with({tp: offset for tp, offset in self._still_parted().items() if tp not in full})
+        self._supersede_parted(full)
         await self._commit_all(full, self._settings["request.timeout.ms"])
 
     async def _commit_all(self, offsets: Offsets, limit_ms: float) -> None:
@@ -414,6 +416,16 @@ class GroupSession(GroupRequests, ABC):
         self._parted = positions
         self._parting_commit = self._spawn_commit(positions, self._settings["request.timeout.ms"])
 
+    def _supersede_parted(self, newer: Collection[TopicPartition]) -> None:
+        """End the commit of older positions of these partitions: its repetition would be stored after theirs.
+
+        See test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated.
+        """
+        parted = self._still_parted()
+        if not parted.keys().isdisjoint(newer):
+            again = frozenset(newer)
+            self._part_with({tp: offset for tp, offset in parted.items() if tp not in again})
+
     def _still_parted(self) -> Offsets:
         """Return the positions whose commit, as of partitions that are read no more, is under way."""
         is_under_way = self._parting_commit is not None and not self._parting_commit.done()
@@ -429,7 +441,9 @@ class GroupSession(GroupRequests, ABC):
         if now_ms - self._committed_ms >= self._settings["auto.commit.interval.ms"]:
             self._committed_ms = now_ms
             limit_ms: int = self._settings["request.timeout.ms"]
-            self._interval_commit = self._spawn_commit(self._positions(), limit_ms)
+            positions = self._positions()
+            self._supersede_parted(positions)
+            self._interval_commit = self._spawn_commit(positions, limit_ms)
 
     def _cancel_commits(self) -> None:
         """End automatic commits: partitions change hands, and what comes late would be another's position."""

@@ -134,12 +134,17 @@ class ClassicSession(GroupSession):
         self._joining.add_done_callback(lambda _: self._wake())
 
     async def _await_share(self, deadline_ms: float) -> Rebalance | bool:
-        assert self._joining is not None
+        joining = self._joining
+        assert joining is not None
         timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
-        done, _ = await asyncio.wait([self._joining], timeout=timeout_s)
+        done, _ = await asyncio.wait([joining], timeout=timeout_s)
         if not done:
             return False
-        joining, self._joining = self._joining, None
+        if self._joining is not joining:
+            # A heartbeat, or a commit of another task, has ended the membership. See
+            # test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so.
+            return await self.advance(deadline_ms)
+        self._joining = None
         try:
             share = joining.result()
         except OncelogError as error:
