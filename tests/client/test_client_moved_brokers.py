@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from helpers_client import ScriptedBroker, batch_of, metadata, scripted_broker
 from helpers_producer import new_topic
-from helpers_wait import rest
+from helpers_wait import attempts, rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer
+from oncelog.edge.link import _address_of
 from oncelog.errors import LeaderNotAvailable, NotConnectedError
 from oncelog.wire.batch import stamp
 from oncelog.wire.messages import (
@@ -85,20 +86,30 @@ def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked()
             assert topic in {listed.name for listed in admin.list_topics()}
 
 
-def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried() -> None:
-    """As where a name stands for several machines, and the first one drops packets."""
+@pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
+def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried(how: str) -> None:
+    """As where a name stands for several machines, and the first one is cut off, hangs, or has no broker."""
+
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if how == "is silent":
+            await reader.read()
+        writer.close()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         connect = loop.create_connection
+        other = await asyncio.start_server(broken, "127.0.0.1", 0)
+        other_port = other.sockets[0].getsockname()[1]
 
         async def addresses(host: str, port: int, **_: Any) -> list[Any]:
             return [(0, 0, 0, "", (address, port)) for address in ("192.0.2.1", "127.0.0.1")]
 
         async def connected(factory: Any, host: str, port: int, **options: Any) -> Any:
             if host != "127.0.0.1":
-                await asyncio.Event().wait()
-            return await connect(factory, host, port, **options)
+                if how == "drops packets":
+                    await asyncio.Event().wait()
+                port = other_port
+            return await connect(factory, "127.0.0.1", port, **options)
 
         loop.getaddrinfo, loop.create_connection = addresses, connected  # type: ignore[method-assign]
         async with scripted_broker() as broker:
@@ -107,6 +118,63 @@ def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_t
             async with Consumer(config, **limits) as consumer:
                 assert consumer._cluster is not None
                 assert consumer._cluster.metadata.brokers
+        other.close()
+
+    asyncio.run(run())
+
+
+def test_an_address_of_a_link_keeps_its_interface() -> None:
+    """Without its scope id an address such as fe80::1 cannot be connected to."""
+    assert _address_of(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
+    assert _address_of(("::1", 9092, 0, 0)) == "::1"
+    assert _address_of(("127.0.0.1", 9092)) == "127.0.0.1"
+
+
+def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> None:
+    """Each fetch of another partition began one more search, thousands of them at last."""
+    unknown = TopicPartition("u", 0)
+
+    async def run() -> None:
+        async with scripted_broker() as broker:
+            fetch_count = 0
+
+            def told(header: Any, message: Any) -> Any:
+                asked = message.topics or ()
+                return metadata(broker.port, {"t": 1} if asked else None, errors={"u": 3} if asked else None)
+
+            async def fetched(header: Any, message: Any) -> Any:
+                nonlocal fetch_count
+                fetch_count += 1
+                row = FetchResponse.PartitionData(
+                    partition_index=0, high_watermark=0, last_stable_offset=0, records=b""
+                )
+                topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[row])
+                return FetchResponse(responses=[topic])
+
+            broker.handlers |= {"Metadata": told, "Fetch": fetched}
+            config = {"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": 600_000}
+            async with Consumer(config, **{"retry.backoff.ms": 20, "retry.backoff.max.ms": 20}) as consumer:
+                find, under_way, most, search_count = consumer._find_leaders, 0, 0, 0
+
+                async def counted(cluster: Any, partitions: Any) -> None:
+                    nonlocal under_way, most, search_count
+                    if unknown not in partitions:
+                        return await find(cluster, partitions)
+                    under_way, search_count = under_way + 1, search_count + 1
+                    most = max(most, under_way)
+                    # The step at the end of one begins the next.
+                    await find(cluster, partitions)
+                    under_way -= 1
+
+                consumer._find_leaders = counted  # type: ignore[method-assign]
+                consumer.assign([T0, unknown])
+                for tp in (T0, unknown):
+                    consumer.seek(tp, 0)
+                for _ in attempts():
+                    if search_count >= 5 and fetch_count >= 50:
+                        break
+                    await consumer.poll(0.01)
+                assert most <= 2
 
     asyncio.run(run())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -575,6 +575,7 @@ class AsyncConsumer(AsyncSubscribing):
     async def _find_leaders(self, cluster: ClusterConnection, partitions: Sequence[TopicPartition]) -> None:
         """Find the leaders of these partitions, which stand in `_sought` until then."""
         tasks: dict[asyncio.Future[None], TopicPartition] = {}
+        remaining: Iterable[TopicPartition] = partitions
         try:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
@@ -582,6 +583,9 @@ class AsyncConsumer(AsyncSubscribing):
                 with suppress(OncelogError):  # one question finds nearly all
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             tasks |= {asyncio.ensure_future(self._find_leader(cluster, tp)): tp for tp in partitions}
+            # Not `partitions` from here on: a step seeks again those that `_take_found` has let go. See
+            # test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time.
+            remaining = tasks.values()
             self._take_found(cluster, tasks)
             # One that is missing, or has no leader, must not keep others from being read meanwhile. See
             # test_a_partition_without_a_leader_keeps_no_other_from_being_followed.
@@ -594,7 +598,7 @@ class AsyncConsumer(AsyncSubscribing):
         finally:
             for task in tasks:
                 task.cancel()
-            self._sought.difference_update(partitions)
+            self._sought.difference_update(remaining)
 
     def _take_found(
         self, cluster: ClusterConnection, tasks: dict[asyncio.Future[None], TopicPartition]

@@ -20,6 +20,7 @@ from oncelog.edge import machine
 from oncelog.edge.link_protocol import LinkProtocol
 from oncelog.edge.security import PLAINTEXT, ClientSecurity, tls_failed
 from oncelog.errors import (
+    AuthenticationError,
     DisconnectedError,
     NotConnectedError,
     OncelogError,
@@ -37,6 +38,17 @@ _CUT_WHILE_CONNECTED = (ConnectionResetError, ConnectionAbortedError, BrokenPipe
 
 class _AddressFailed(Exception):
     """One of several addresses of a host does not take a connection."""
+
+
+def _address_of(sockaddr: Any) -> str:
+    """Return an address as text. One of a link means nothing without the interface, its scope id."""
+    scope_id = sockaddr[3] if len(sockaddr) > 3 else 0
+    return f"{sockaddr[0]}%{scope_id}" if scope_id else str(sockaddr[0])
+
+
+def _is_of_address(error: BaseException) -> bool:
+    """Return whether another address of the host may do better: nobody was refused for who he is."""
+    return isinstance(error, OSError) and not isinstance(error, (ssl.SSLError, AuthenticationError))
 
 
 class _Outgoing(NamedTuple):
@@ -241,17 +253,21 @@ class BrokerLink:
             self._arm(self.now_ms() + timeout_ms)
 
     async def _open(self) -> LinkProtocol:
-        """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms."""
+        """Connect and learn the broker's versions, both within socket.connection.setup.timeout.ms.
+
+        An address that takes the connection and does not answer takes that time once more, as in Java.
+        """
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
         try:
-            async with asyncio.timeout(setup_ms / 1000):
+            async with asyncio.timeout(setup_ms / 1000) as limit:
                 addresses = await self._addresses()
                 for address in addresses[:-1]:
-                    # One that drops packets must not keep the next from being tried, in each attempt. See
+                    # One that drops packets, ends connections or is silent must not keep the next from being
+                    # tried, in each attempt. See
                     # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
                     with suppress(_AddressFailed):
-                        return await self._open_at(address, setup_ms / 1000 / len(addresses), setup_ms)
-                return await self._open_at(addresses[-1], None, setup_ms)
+                        return await self._open_at(address, setup_ms / 1000 / len(addresses), setup_ms, limit)
+                return await self._open_at(addresses[-1], None, setup_ms, limit)
         except TimeoutError:
             raise DisconnectedError(
                 f"{self.peer} did not finish connecting within socket.connection.setup.timeout.ms="
@@ -265,33 +281,41 @@ class BrokerLink:
             ip_address(self.host)
         except ValueError:
             found = await self.loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)) or [self.host]
+            return list(dict.fromkeys(_address_of(sockaddr) for *_, sockaddr in found)) or [self.host]
         return [self.host]
 
-    async def _open_at(self, address: str, limit_s: float | None, setup_ms: float) -> LinkProtocol:
-        """Connect to one address. With a limit, raises _AddressFailed where it does not take a connection."""
+    async def _open_at(
+        self, address: str, limit_s: float | None, setup_ms: float, limit: asyncio.Timeout
+    ) -> LinkProtocol:
+        """Connect to one address, with `limit_s` for the connection and `setup_ms` for the versions.
+
+        With `limit_s`, raises _AddressFailed where another address may do better. `limit` is moved then.
+        """
         core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
         protocol = LinkProtocol(self, core)
         context = self._security.context
         name = self.host if context is not None else None
         try:
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self.loop.create_connection(
-                        lambda: protocol, address, self.port, ssl=context, server_hostname=name
-                    )
-            except OSError as error:
-                if limit_s is None or isinstance(error, (ssl.SSLError, *_CUT_WHILE_CONNECTED)):
-                    raise
-                raise _AddressFailed from error
+            async with asyncio.timeout(limit_s):
+                await self.loop.create_connection(
+                    lambda: protocol, address, self.port, ssl=context, server_hostname=name
+                )
             assert protocol.transport is not None
             protocol.transport.write(core.hello(self.now_ms(), setup_ms))
-            await asyncio.shield(protocol.ready)
-        except BaseException:
+            if limit_s is None:
+                await asyncio.shield(protocol.ready)
+            else:
+                limit.reschedule(None)
+                async with asyncio.timeout(setup_ms / 1000):
+                    await asyncio.shield(protocol.ready)
+            if protocol.failure:
+                raise protocol.failure
+        except BaseException as error:
             protocol.fail(DisconnectedError("abandoned"))
-            raise
-        if protocol.failure:
-            raise protocol.failure
+            if limit_s is None or not _is_of_address(error):
+                raise
+            limit.reschedule(self.loop.time() + setup_ms / 1000)
+            raise _AddressFailed from error
         return protocol
 
     def _never_sent(self, error: Exception) -> OncelogError:

@@ -54,7 +54,9 @@ OUT_OF_REACH: dict[str, str] = {
         " R495 R497 R499 R500 R505 R550 R575 R576"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
-    "each simulated cluster is one broker, at one address that resolves": "R490 R491 R492 R493 R498",
+    "each simulated cluster is one broker, at one address that resolves": (
+        "R490 R491 R492 R493 R498 R577 R578 R579"
+    ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",
     "one thread is put off only before disk operations": "R33 R461 R494",
