@@ -48,6 +48,8 @@ CASES = [
         {"a": "t0", "b": "u0", "c": "u1 v0 v1 v2"},
     ),
     ("roundrobin", [A], {"t": 1, "unread": 5}, {"a": "t0"}),
+    ("roundrobin", [A], {"a-unread": 5, "t": 1}, {"a": "t0"}),
+    ("range", [A], {"a-unread": 5, "t": 1}, {"a": "t0"}),
 ]
 
 

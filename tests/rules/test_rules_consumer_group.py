@@ -63,6 +63,16 @@ def test_one_step_nearer(
     assert (after.epoch == 7) == arrives
 
 
+def test_a_member_that_gives_up_some_also_gives_up_what_it_no_longer_subscribes_to() -> None:
+    before = ConsumerMember(
+        "m", epoch=3, state=MemberState.UNREVOKED, assigned=places("01"), revoking=places("2")
+    )
+    assert before.held == places("012")
+    after = reconcile(before, places("01"), 7, NOTHING, None, set())
+    assert (after.assigned, after.revoking, after.epoch) == (NOTHING, places("012"), 3)
+    assert after.state is MemberState.UNREVOKED
+
+
 def check_law(group: ConsumerGroup) -> None:
     """Nobody is assigned what another is assigned or has to give up."""
     for one in group.members.values():

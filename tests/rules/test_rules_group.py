@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from oncelog.errors import (
+    BrokerError,
+    CoordinatorNotAvailable,
     FencedInstanceId,
+    GroupMaxSizeReached,
     IllegalGeneration,
+    InconsistentGroupProtocol,
+    MemberIdRequired,
+    NotCoordinator,
+    RebalanceInProgress,
     UnknownMemberId,
 )
 from oncelog.rules.group import ClassicGroup
@@ -231,3 +240,423 @@ def test_an_instance_that_comes_again_has_its_session_and_its_share() -> None:
     assert list(group.members) == ["newer"]
     group.tick(13_000)
     assert not group.members
+
+
+# Joining
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (request(), JoinAnswer(GroupMaxSizeReached.code, "")),
+        (request(member_id="stranger"), JoinAnswer(GroupMaxSizeReached.code, "")),
+        (request("b", member_id="m"), JoinAnswer(InconsistentGroupProtocol.code, "m")),
+        (request(member_id="m", instance="i"), JoinAnswer(UnknownMemberId.code, "m")),
+    ],
+)
+def test_a_join_of_a_full_group_that_is_refused(said: JoinRequest, expected: JoinAnswer) -> None:
+    group = ClassicGroup("g", 0, max_size=2)
+    join(group, "m", request())
+    join(group, "n", request())
+    join(group, "", request(member_id="m"))
+    assert join(group, "fresh", said) == [expected]
+    assert list(group.members) == ["m", "n"] and group.state is GroupState.COMPLETING_REBALANCE
+
+
+def test_a_member_id_that_nobody_has_is_unknown() -> None:
+    group = ClassicGroup("g", 0)
+    unknown = [JoinAnswer(UnknownMemberId.code, "stranger")]
+    assert join(group, "", request(member_id="stranger")) == unknown
+    join(group, "m", request())
+    assert join(group, "", request(member_id="stranger")) == unknown
+    assert group.heartbeat("stranger", None, 1, 0) == UnknownMemberId.code
+
+
+def test_a_dead_group_has_no_coordinator_for_anybody() -> None:
+    group = stable("m")
+    group.state = GroupState.DEAD
+    code = CoordinatorNotAvailable.code
+    assert join(group, "n", request()) == [JoinAnswer(code, "")]
+    assert sync(group, "m") == [SyncAnswer(code)]
+    assert group.heartbeat("m", None, 1, 0) == code
+    assert group.leave([("m", None)], 0) == [code]
+    assert group.refusal_of_commit("m", None, 1, is_transactional=False) is CoordinatorNotAvailable
+
+
+def test_a_group_is_unused_until_somebody_joins_or_is_about_to() -> None:
+    group = ClassicGroup("g", 0)
+    assert group.is_unused and not group.is_unsaved
+    join(group, "given", request(requires_known_id=True))
+    assert not group.is_unused
+    group.tick(SESSION_MS)
+    assert group.is_unused
+    join(group, "m", request())
+    assert not group.is_unused
+    group.leave([("m", None)], 0)
+    assert not group.is_unused and group.is_unsaved
+
+
+def test_a_members_metadata_replaces_what_it_said_before() -> None:
+    group = ClassicGroup("g", 0, max_metadata_bytes=67)
+    assert join(group, "m", request("a", instance="i"))[0].error_code == 0
+    assert join(group, "n", request("a"))[0].error_code == GroupMaxSizeReached.code
+    assert join(group, "", request("b", "m", "i"))[0].error_code == InconsistentGroupProtocol.code
+    assert join(group, "", request("a", "m", "i"))[0].error_code == 0
+    assert join(group, "n", request("a", instance="i"))[0].error_code == 0
+    assert list(group.members) == ["n"]
+
+
+def test_the_metadata_of_all_members_counts_together() -> None:
+    for limit, error in ((133, GroupMaxSizeReached), (134, None)):
+        group = ClassicGroup("g", 0, max_metadata_bytes=limit)
+        join(group, "m", request())
+        answers = join(group, "n", request())
+        assert [answer.error_code for answer in answers] == ([error.code] if error else [])
+
+
+def test_a_given_id_that_was_used_holds_up_nobody() -> None:
+    group = stable("m")
+    (given,) = join(group, "given", request(requires_known_id=True))
+    assert given == JoinAnswer(MemberIdRequired.code, "given")
+    waiting = join(group, "", request(member_id="given"))
+    (first,) = join(group, "", request(member_id="m"))
+    assert (first.generation_id, [each.member_id for each in first.members]) == (2, ["m", "given"])
+    assert [answer.generation_id for answer in waiting] == [2]
+
+
+def test_a_given_id_holds_up_a_rebalance_until_its_session_is_over() -> None:
+    group = stable("m")
+    join(group, "given", request(requires_known_id=True, session_ms=6_000))
+    waiting = join(group, "", request(member_id="m"))
+    assert not waiting and group.next_deadline_ms() == 6_000
+    group.tick(5_999)
+    assert not waiting
+    group.tick(6_000)
+    assert [answer.generation_id for answer in waiting] == [2]
+    assert join(group, "", request(member_id="given"), 6_000)[0].error_code == UnknownMemberId.code
+
+
+def test_a_given_id_that_left_is_unknown() -> None:
+    group = stable("m")
+    join(group, "given", request(requires_known_id=True))
+    assert group.leave([("given", None)], 0) == [0]
+    assert join(group, "", request(member_id="given"))[0].error_code == UnknownMemberId.code
+
+
+def test_who_joins_a_stable_group_again_as_before_changes_nothing_unless_it_leads() -> None:
+    group = stable("leader", "follower")
+    (answer,) = join(group, "", request(member_id="follower"), 5_000)
+    assert answer == JoinAnswer(0, "follower", 2, "consumer", "a", "leader")
+    assert group.state is GroupState.STABLE
+    group.tick(SESSION_MS)  # the leader's session is over, the follower's began again
+    assert list(group.members) == ["follower"]
+
+    group = stable("leader", "follower")
+    assert not join(group, "", request("ab", "follower"))
+    assert group.state is GroupState.PREPARING_REBALANCE
+
+    group = stable("leader", "follower")
+    assert not join(group, "", request(member_id="leader"))
+    assert group.state is GroupState.PREPARING_REBALANCE
+
+
+def test_who_joins_again_as_before_until_the_shares_are_there_gets_the_same_answer() -> None:
+    group = completing("leader", "follower")
+    (follower,) = join(group, "", request(member_id="follower"))
+    (leader,) = join(group, "", request(member_id="leader"))
+    assert (follower.generation_id, follower.members) == (2, ())
+    assert leader.generation_id == 2
+    assert [each.member_id for each in leader.members] == ["leader", "follower"]
+    assert group.state is GroupState.COMPLETING_REBALANCE
+    assert not join(group, "", request("ab", "follower"))
+    assert group.state is GroupState.PREPARING_REBALANCE
+
+
+def test_a_first_rebalance_waits_the_initial_delay_behind_each_join_up_to_the_longest_time_out() -> None:
+    group = ClassicGroup("g", 0, initial_delay_ms=3_000)
+    answers = join(group, "m", request(rebalance_ms=6_000), 100)
+    assert group.next_deadline_ms() == 3_100
+    join(group, "n", request(rebalance_ms=6_000), 2_000)
+    assert group.next_deadline_ms() == 5_000
+    join(group, "o", request(rebalance_ms=6_000), 4_000)
+    assert group.next_deadline_ms() == 6_100
+    group.tick(6_099)
+    assert not answers
+    group.tick(6_100)
+    assert [answer.generation_id for answer in answers] == [1]
+
+
+def test_a_later_rebalance_is_not_extended_by_joins() -> None:
+    group = stable("m")
+    for name, now_ms in (("n", 1_000), ("o", 2_000)):
+        join(group, name, request(), now_ms)
+        group.heartbeat("m", None, 1, now_ms + 55_000)
+    group.tick(60_999)
+    assert "m" in group.members
+    group.tick(61_000)
+    assert list(group.members) == ["n", "o"] and group.generation_id == 2
+
+
+# Static members
+
+
+def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "old", request(instance="i", session_ms=100_000, rebalance_ms=0))
+    join(group, "m", request(rebalance_ms=0))
+    group.leave([("m", None)], 0)
+    group.tick(0)
+    assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
+    assert not join(group, "late", request(rebalance_ms=2_000), 500)  # the static one may still come
+    group.tick(1_000)
+    assert (group.state, group.generation_id, group.leader_id) == (GroupState.COMPLETING_REBALANCE, 2, "late")
+
+    group = ClassicGroup("g", 0)
+    join(group, "old", request(instance="i", session_ms=100_000, rebalance_ms=5_000))
+    join(group, "m", request())
+    group.leave([("m", None)], 0)
+    group.tick(60_000)
+    assert group.next_deadline_ms() == 65_000
+
+
+def test_the_first_that_joined_leads_in_the_place_of_a_static_leader_that_did_not() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "leader", request(instance="i", session_ms=100_000))
+    joined = [join(group, name, request(session_ms=100_000)) for name in ("m", "n")]
+    group.tick(60_000)
+    assert list(group.members) == ["leader", "m", "n"]
+    assert [answer.leader for (answer,) in joined] == ["m", "m"]
+    assert [len(answer.members) for (answer,) in joined] == [3, 0]
+
+
+def test_a_leader_that_joins_again_leads_on() -> None:
+    group = stable("m", "n")
+    join(group, "", request("ab", "n"))
+    join(group, "", request(member_id="m"))
+    assert (group.generation_id, group.leader_id) == (3, "m")
+
+
+def test_an_old_client_under_an_instance_that_led_is_told_the_old_leader() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "old", request(instance="i"))
+    group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
+    group.saved(None, group.mark, 0)
+    group.is_unsaved = False
+    assert join(group, "new", request(instance="i", knows_skip=False)) == [
+        JoinAnswer(0, "new", 1, "consumer", "a", "old")
+    ]
+    assert group.leader_id == "new" and group.is_unsaved
+
+
+def test_an_instance_that_comes_again_need_not_ask_for_its_share() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "old", request(instance="i"))
+    group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
+    group.saved(None, group.mark, 0)
+    join(group, "new", request(instance="i"))
+    for now_ms in range(0, 70_000, 5_000):
+        assert group.heartbeat("new", "i", 1, now_ms) == 0
+        group.tick(now_ms)
+    assert group.state is GroupState.STABLE
+
+
+def test_an_instance_that_comes_again_during_a_rebalance_joins_it() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "m", request())
+    join(group, "old", request(instance="i"))
+    waiting = join(group, "", request(member_id="m"))
+    assert waiting[0].generation_id == 2
+    again = join(group, "new", request(instance="i"))
+    assert not again and group.state is GroupState.PREPARING_REBALANCE
+    (answer,) = join(group, "", request(member_id="m"))
+    assert (answer.generation_id, [each.generation_id for each in again]) == (3, [3])
+
+
+# From generation to generation
+
+
+def test_a_rebalance_sends_those_that_wait_for_a_share_to_join_and_takes_no_share_from_others() -> None:
+    group = completing("leader", "follower")
+    waiting = sync(group, "follower")
+    join(group, "third", request(), 1_000)
+    assert waiting == [SyncAnswer(RebalanceInProgress.code)]
+    assert group.heartbeat("leader", None, 2, 1_000) == RebalanceInProgress.code
+
+    group = stable("leader", "follower")
+    join(group, "third", request(), 1_000)
+    assert [each.assignment for each in group.members.values()] == [b"leader", b"follower", b""]
+
+
+def test_a_member_that_waits_for_a_later_generation_is_kept() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "m", request(session_ms=400_000, rebalance_ms=500_000))
+    join(group, "n", request(session_ms=400_000, rebalance_ms=500_000))
+    join(group, "", request(member_id="m", session_ms=400_000, rebalance_ms=500_000))
+    assert not join(group, "", request("ab", "n"))  # its session is over after ten seconds
+    group.tick(399_999)
+    assert list(group.members) == ["m", "n"]
+    group.tick(400_000)
+    assert list(group.members) == ["n"] and group.generation_id == 3
+
+
+def test_a_silent_member_that_goes_sends_the_others_to_join() -> None:
+    group = stable("m", "n")
+    group.heartbeat("m", None, 2, 5_000)
+    group.tick(SESSION_MS)
+    assert list(group.members) == ["m"] and group.state is GroupState.PREPARING_REBALANCE
+
+
+def test_leaving_counts_only_for_members() -> None:
+    group = stable("m", "n")
+    assert group.leave([("stranger", None), ("m", "i"), ("", "i")], 0) == [UnknownMemberId.code] * 3
+    assert group.state is GroupState.STABLE
+    assert group.leave([("m", None), ("m", None)], 0) == [0, UnknownMemberId.code]
+    assert group.state is GroupState.PREPARING_REBALANCE
+    assert ClassicGroup("empty", 0).leave([("m", None)], 0) == [UnknownMemberId.code]
+
+
+def test_an_id_given_out_by_an_empty_group_leaves_it_empty() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "given", request(requires_known_id=True))
+    assert group.leave([("given", None)], 0) == [0]
+    assert (group.state, group.generation_id, group.is_unsaved) == (GroupState.EMPTY, 0, False)
+
+
+def test_an_instance_is_not_removed_under_another_members_id() -> None:
+    group = ClassicGroup("g", 0)
+    join(group, "m", request(instance="i"))
+    assert group.leave([("other", "i")], 0) == [FencedInstanceId.code]
+    assert list(group.members) == ["m"]
+
+
+# The assignment
+
+
+@pytest.mark.parametrize(
+    ("member_id", "generation_id", "protocol", "error"),
+    [
+        ("stranger", 2, (None, None), UnknownMemberId),
+        ("stranger", 2, ("connect", None), UnknownMemberId),
+        ("follower", 1, (None, None), IllegalGeneration),
+        ("follower", 3, (None, None), IllegalGeneration),
+        ("follower", 2, ("connect", None), InconsistentGroupProtocol),
+        ("follower", 2, ("consumer", "b"), InconsistentGroupProtocol),
+        ("follower", 2, ("connect", "a"), InconsistentGroupProtocol),
+    ],
+)
+def test_a_sync_that_is_refused(
+    member_id: str, generation_id: int, protocol: tuple[str | None, str | None], error: type[BrokerError]
+) -> None:
+    group = completing("leader", "follower")
+    told: list[SyncAnswer] = []
+    group.sync(member_id, None, generation_id, protocol, {}, 0, told.append)
+    assert told == [SyncAnswer(error.code)]
+
+
+def test_a_sync_during_a_rebalance_sends_its_member_to_join() -> None:
+    group = stable("m", "n")
+    join(group, "o", request())
+    assert sync(group, "m") == [SyncAnswer(RebalanceInProgress.code)]
+    told: list[SyncAnswer] = []
+    group.sync("m", None, 2, ("connect", None), {}, 0, told.append)
+    assert told == [SyncAnswer(InconsistentGroupProtocol.code)]
+
+
+def test_a_sync_begins_the_session_again() -> None:
+    group = stable("m")
+    assert sync(group, "m", now_ms=5_000) == [SyncAnswer(0, "consumer", "a", b"m")]
+    group.tick(14_999)
+    assert list(group.members) == ["m"]
+
+
+def test_shares_that_could_not_be_stored_are_not_given_out() -> None:
+    group = completing("leader", "follower")
+    waiting = sync(group, "follower")
+    sync(group, "leader", {"follower": b"all"})
+    group.saved(NotCoordinator("the disk"), group.mark, 0)
+    assert waiting == [SyncAnswer(NotCoordinator.code)]
+    assert group.state is GroupState.PREPARING_REBALANCE
+    assert group.members["follower"].assignment == b""
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(NotCoordinator("the disk"), True), (CoordinatorNotAvailable("late"), False), (None, False)],
+)
+def test_a_settled_group_that_the_disk_refused_is_stored_again(
+    error: BrokerError | None, again: bool
+) -> None:
+    group = stable("m")
+    group.saved(error, group.mark, 0)
+    assert (group.state, group.is_unsaved) == (GroupState.STABLE, again)
+    group.leave([("m", None)], 0)
+    group.is_unsaved = False
+    group.saved(error, group.mark, 0)
+    assert (group.state, group.is_unsaved) == (GroupState.EMPTY, again)
+
+    group = completing("m")
+    group.is_unsaved = False
+    group.saved(error, group.mark, 0)
+    assert not group.is_unsaved
+
+
+# Offset commits
+
+EMPTY, PREPARING, COMPLETING, STABLE = (
+    GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "member_id", "instance", "generation_id", "outside", "within"),
+    [
+        # of an empty group; and of one with members; outside of a transaction, and within one
+        (EMPTY, "", None, -1, None, None),
+        (EMPTY, "m", "i", -1, None, None),
+        (EMPTY, "", None, 0, UnknownMemberId, UnknownMemberId),
+        (EMPTY, "m", None, 1, UnknownMemberId, UnknownMemberId),
+        (STABLE, "", None, -1, UnknownMemberId, None),
+        (STABLE, "", "i", -1, UnknownMemberId, UnknownMemberId),
+        (STABLE, "m", None, -1, IllegalGeneration, IllegalGeneration),
+        (STABLE, "", None, 0, UnknownMemberId, UnknownMemberId),
+        (STABLE, "stranger", None, 1, UnknownMemberId, UnknownMemberId),
+        (STABLE, "m", None, 0, IllegalGeneration, IllegalGeneration),
+        (STABLE, "m", None, 1, None, None),
+        (PREPARING, "m", None, 1, None, None),
+        (COMPLETING, "m", None, 1, RebalanceInProgress, None),
+        (COMPLETING, "m", None, 2, IllegalGeneration, IllegalGeneration),
+    ],
+)
+def test_who_may_commit_offsets(
+    state: GroupState,
+    member_id: str,
+    instance: str | None,
+    generation_id: int,
+    outside: type[BrokerError] | None,
+    within: type[BrokerError] | None,
+) -> None:
+    group = ClassicGroup("g", 0)
+    if state is not EMPTY:
+        group = completing("m") if state is COMPLETING else stable("m")
+    if state is PREPARING:
+        join(group, "n", request())
+    assert group.state is state
+    for is_transactional, error in ((False, outside), (True, within)):
+        refusal = group.refusal_of_commit(
+            member_id, instance, generation_id, is_transactional=is_transactional
+        )
+        assert refusal is error
+
+
+@pytest.mark.parametrize(("state", "is_kept"), [(STABLE, True), (PREPARING, True), (COMPLETING, False)])
+def test_a_commit_begins_the_session_again_unless_shares_are_being_made(
+    state: GroupState, is_kept: bool
+) -> None:
+    group = completing("m") if state is COMPLETING else stable("m")
+    if state is PREPARING:
+        join(group, "n", request())
+    assert group.state is state
+    group.note_commit("m", 5_000)
+    group.note_commit("stranger", 5_000)
+    group.tick(SESSION_MS)
+    assert ("m" in group.members) is is_kept

@@ -106,10 +106,7 @@ class ClassicGroup(Roster):
         if request.member_id in self._pending:
             # Only dynamic members are given ids. A static one would join twice under its instance.
             return UnknownMemberId if request.group_instance_id is not None else None
-        error = self._refusal_of(request.member_id, request.group_instance_id)
-        if error is None and self.state is GroupState.EMPTY:
-            return UnknownMemberId
-        return error
+        return self._refusal_of(request.member_id, request.group_instance_id)
 
     def _is_full_for(self, request: JoinRequest) -> bool:
         if self.state is GroupState.EMPTY or len(self.members) < self._max_size:
