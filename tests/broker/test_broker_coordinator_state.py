@@ -26,6 +26,7 @@ from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, open_node
 from oncelog.edge.clock import Clock
 from oncelog.errors import KafkaStorageError, NotCoordinator, StorageError
+from oncelog.log import store
 from oncelog.log.manager import LogManager
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
@@ -436,6 +437,39 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
     node = opened(directory)
     assert node.topics.get("new") is None
     node.topics.create("new", 2, {}, 0)
+    node.log_manager.release()
+    assert opened(directory).topics.get("new") is not None
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Its directory has the topic's id: the start after a kill within another attempt refused that."""
+    settle = store._settle_epochs
+
+    def broken(disk: Any, name: str, *rest: Any) -> Any:
+        if name == f"new-{last}":
+            raise OSError(EIO, "the disk failed")
+        return settle(disk, name, *rest)
+
+    def kept(*_: Any) -> None:
+        raise OSError(EIO, "the disk failed")
+
+    node = opened(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_settle_epochs", broken)
+        patch.setattr(type(node.log_manager.disk), "remove_tree", kept)
+        with pytest.raises(StorageError):
+            node.topics.create("new", 3, {}, 0)
+    assert (directory / f"new-{last}").exists()
+    with pytest.raises(KafkaStorageError, match="the next start removes them"):
+        node.topics.create("new", 3, {}, 0)
+    for _ in range(2):
+        node.log_manager.release()
+        node = opened(directory)
+        assert not list(directory.glob("new-*"))
+    node.topics.create("new", 3, {}, 0)
     node.log_manager.release()
     assert opened(directory).topics.get("new") is not None
 

@@ -116,6 +116,8 @@ class Topics:
         self._held_names: set[str] = set()
         """Names of deleted topics whose committed offsets are still in memory."""
         self._half_deleted: dict[str, Topic] = {}
+        self._left_counts: dict[str, int] = {}
+        """Partitions of half deleted topics with directories, where one more than are open has one."""
         """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
         """Where partitions of `__consumer_offsets` with offsets of topics end (`Offsets.ends_of`)."""
@@ -385,12 +387,18 @@ class Topics:
             self._logs.delete_partitions(
                 TopicPartition(topic.name, first + index) for index in range(len(made))
             )
+            is_left = False
         except KafkaStorageError:
-            if first == 0:
-                # The directories that remain have this topic's id. With another topic of the name in the
-                # file no start would open them.
-                topic.is_deleting, topic.partitions = True, made
-                self._half_deleted[topic.name] = topic
+            is_left = True
+        # The partition that could not be opened has a directory, too, if that could not be removed.
+        has_more = self._logs.has_directory(TopicPartition(topic.name, first + len(made)), topic.topic_id)
+        if first == 0 and (is_left or has_more):
+            # The directories that remain have this topic's id. With another topic of the name in the
+            # file no start would open them.
+            topic.is_deleting, topic.partitions = True, made
+            self._half_deleted[topic.name] = topic
+            if has_more:
+                self._left_counts[topic.name] = len(made) + 1
         with suppress(StorageError):
             self._save({})
 
@@ -434,7 +442,7 @@ class Topics:
         """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
         self._changed()
         making = self._being_made.values()
-        counts = {**counts, **{topic.name: count for topic, count in making}}
+        counts = {**self._left_counts, **counts, **{topic.name: count for topic, count in making}}
         topics = [
             {
                 "name": topic.name,

@@ -201,6 +201,16 @@ class LogManager:
         self.partitions[topic_partition] = partition
         return partition
 
+    def has_directory(self, tp: TopicPartition, topic_id: bytes) -> bool:
+        """Return whether a partition has a directory of this topic, or one without a topic's id."""
+        name = str(tp)
+        try:
+            return self.disk.exists(name) and read_partition_metadata(self.disk, name) in (None, topic_id)
+        except StorageError:
+            return True  # a torn file: whoever opens the partition knows the id better
+        except OSError:
+            return False
+
     def forget_missing_partitions(self) -> None:
         """Forget the checkpoints of partitions that are not open and have no directory.
 
