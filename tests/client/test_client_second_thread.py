@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -137,6 +138,36 @@ def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) 
             await consumer.poll(0)
 
     asyncio.run(run())
+
+
+def test_a_task_that_outlived_a_cancellation_polls_like_any_other() -> None:
+    """A second task's poll spun until this one's ended, and a close cancelled the task once more."""
+
+    async def story() -> None:
+        silent = await asyncio.start_server(hang, "127.0.0.1", 0)
+        host, port = silent.sockets[0].getsockname()
+        consumer, is_asleep = AsyncConsumer(bootstrap_servers=f"{host}:{port}"), asyncio.Event()
+        consumer.assign(T0)
+
+        async def outlive() -> object:
+            with suppress(asyncio.CancelledError):
+                is_asleep.set()
+                await asyncio.Event().wait()
+            return await consumer.poll(600)
+
+        polling = asyncio.create_task(outlive())
+        await is_asleep.wait()
+        polling.cancel()
+        while consumer._connecting is None:
+            await asyncio.sleep(0)
+        with pytest.raises(MisuseError, match="another thread or task"):
+            await consumer.poll(0)
+        await consumer.close()
+        with pytest.raises(MisuseError, match="closed"):
+            await polling
+        silent.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_task_that_polls_is_told_that_another_closed_the_consumer(ours: str) -> None:

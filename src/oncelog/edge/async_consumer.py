@@ -68,6 +68,9 @@ class AsyncConsumer(AsyncSubscribing):
         self._polled_by: asyncio.Task[Any] | None = None
         # The task in which a step of a poll is under way, and whether `close` has cancelled it.
         self._stepping: asyncio.Task[Any] | None = None
+        # How often that task had been cancelled before its step, and went on. See
+        # test_a_task_that_outlived_a_cancellation_polls_like_any_other.
+        self._earlier_cancels = 0
         self._is_step_ended = False
         self._closed = False
 
@@ -286,7 +289,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     async def _until_interrupted_poll_ends(self) -> None:
         """Wait for a step of a poll that was cancelled and is about to end."""
-        while self._stepping is not None and self._stepping.cancelling():
+        while self._stepping is not None and self._stepping.cancelling() > self._earlier_cancels:
             await asyncio.sleep(0)
 
     # A poll, step by step: both consumers are made of these. No step hands records out.
@@ -309,10 +312,11 @@ class AsyncConsumer(AsyncSubscribing):
             raise MisuseError(SECOND_POLL)
         self._stepping = task = asyncio.current_task()
         assert task is not None
+        self._earlier_cancels = task.cancelling()
         try:
             return await self._poll_step(deadline_ms, prepare)
         except asyncio.CancelledError:
-            if self._is_step_ended and not task.uncancel():
+            if self._is_step_ended and task.uncancel() <= self._earlier_cancels:
                 raise MisuseError("this consumer was closed, or unsubscribed, while it was polled") from None
             raise
         finally:
