@@ -146,3 +146,42 @@ def test_filters() -> None:
         QuotaFilter({"group": "g"}).check()
     with pytest.raises(InvalidRequest, match="of its own"):
         QuotaFilter({"ip": None, "user": None}).check()
+
+
+@pytest.mark.parametrize(
+    ("entity", "key", "most"),
+    [
+        (ALICE, "producer_byte_rate", 2**63 - 1),
+        (ALICE, "consumer_byte_rate", 2**63 - 1),
+        (QuotaEntity(ip="::1"), "connection_creation_rate", 2**31 - 1),
+    ],
+)
+def test_quotas_in_bytes_and_connections_are_whole_numbers_up_to_a_limit(
+    entity: QuotaEntity, key: str, most: int
+) -> None:
+    assert altered(entity, {}, [(key, most)]) == {key: most}
+    with pytest.raises(InvalidRequest, match="is above"):
+        altered(entity, {}, [(key, most + 1)])
+    with pytest.raises(InvalidRequest, match="whole numbers"):
+        altered(entity, {}, [(key, 1.5)])
+
+
+@pytest.mark.parametrize("key", ["request_percentage", "controller_mutation_rate", "producer_ids_rate"])
+def test_other_quotas_may_be_fractions_of_any_size(key: str) -> None:
+    assert altered(ALICE, {}, [(key, 0.5)]) == {key: 0.5}
+    assert altered(ALICE, {}, [(key, 1e30)]) == {key: 1e30}
+
+
+def test_all_changes_of_one_request_are_made() -> None:
+    changes = [("producer_byte_rate", None), ("consumer_byte_rate", None), ("request_percentage", 5.0)]
+    assert altered(ALICE, {"consumer_byte_rate": 1.0}, changes) == {"request_percentage": 5.0}
+
+
+def test_entities_that_can_have_quotas_stay_as_they_are() -> None:
+    assert checked(QuotaEntity("alice", "app")) == QuotaEntity("alice", "app")
+    assert checked(QuotaEntity(ip=DEFAULT)) == QuotaEntity(ip=DEFAULT)
+
+
+@pytest.mark.parametrize("kinds", [["ip"], ["user"], ["client-id"], ["user", "client-id"], []])
+def test_filters_that_are_possible(kinds: list[str]) -> None:
+    QuotaFilter(dict.fromkeys(kinds)).check()

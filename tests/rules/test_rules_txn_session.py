@@ -20,8 +20,8 @@ from oncelog.rules.txn_session import (
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
     END,
+    END_IF_BEGUN,
     INIT,
-    UNKNOWN_TOPIC_PATIENCE_MS,
     Asked,
     Call,
     OffsetsCall,
@@ -148,9 +148,9 @@ def test_what_ends_an_open_transaction_when_its_producer_is_closed(state: State)
 
 def test_offsets_of_an_unknown_topic_are_retried_for_a_moment_only() -> None:
     unknown = error_for_code(3)
-    assert reaction_to(COMMIT_OFFSETS, unknown, UNKNOWN_TOPIC_PATIENCE_MS) is Reaction.RETRY
-    assert reaction_to(COMMIT_OFFSETS, unknown, UNKNOWN_TOPIC_PATIENCE_MS + 1) is Reaction.ABORT
-    assert reaction_to(ADD_PARTITIONS, unknown, UNKNOWN_TOPIC_PATIENCE_MS + 1) is Reaction.RETRY
+    assert reaction_to(COMMIT_OFFSETS, unknown, 3_000) is Reaction.RETRY
+    assert reaction_to(COMMIT_OFFSETS, unknown, 3_001) is Reaction.ABORT
+    assert reaction_to(ADD_PARTITIONS, unknown, 3_001) is Reaction.RETRY
 
 
 R = Reaction
@@ -175,6 +175,13 @@ CODES = [
     (82, (COMMIT_OFFSETS,), R.ABORT),
     (29, (ADD_PARTITIONS,), R.ABORT),
     (30, (ADD_OFFSETS, COMMIT_OFFSETS), R.ABORT),
+    (13, ANY, R.FIND),
+    (55, (ADD_PARTITIONS,), R.RETRY),
+    (59, (INIT,), R.DIE),
+    (59, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
+    (113, (COMMIT_OFFSETS,), R.ABORT),
+    (3, (END, END_IF_BEGUN), R.DIE),
+    (48, (END_IF_BEGUN,), R.ABORT),
 ]
 
 
@@ -200,3 +207,51 @@ def test_what_may_have_been_carried_out() -> None:
     undecided = {code for code in range(-1, 121) if code and may_be_done(error_for_code(code))}
     assert undecided >= {-1, 7, 13, 15}
     assert not undecided & {14, 16, 47, 48, 49, 51, 53, 90, 120}
+
+
+def test_a_call_for_offsets_is_checked_before_it_is_noted() -> None:
+    session = Session()
+    with pytest.raises(MisuseError):
+        session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {}))
+    assert not session.unconfirmed
+
+
+def test_a_second_initialization_is_refused_as_such() -> None:
+    session = Session()
+    session.enter(S.READY)
+    with pytest.raises(MisuseError, match="is called once"):
+        session.check(C.INIT)
+
+
+def test_only_what_ran_out_of_time_is_turned_into_an_error_that_says_to_abort() -> None:
+    session = Session()
+    session.enter(S.IN_TRANSACTION)
+    late = TimedOut("late")
+    session.must_abort(late)
+    assert isinstance(session.error, TransactionAbortable) and session.error.__cause__ is late
+    session.enter(S.IN_TRANSACTION)
+    refused = OutOfOrderSequenceNumber("refused")
+    session.must_abort(refused)
+    assert session.error is refused
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_transaction_goes_on_until_it_ends_or_is_aborted(state: State) -> None:
+    session = Session()
+    assert session.number == 0
+    for number in (1, 2):
+        session.enter(S.READY)
+        session.enter(S.IN_TRANSACTION)
+        assert session.number == number
+    session.enter(state)
+    number = session.number
+    goes_on = state in (S.IN_TRANSACTION, S.MUST_ABORT, S.COMMITTING)
+    assert session.is_going_on(number) is goes_on
+    assert not session.is_going_on(number - 1)
+
+
+def test_arguments_that_cannot_be_written_abort_where_they_are_the_applications() -> None:
+    error = MisuseError("the group's name is too long")
+    assert reaction_to(ADD_OFFSETS, error) is R.ABORT
+    assert reaction_to(COMMIT_OFFSETS, error) is R.ABORT
+    assert {reaction_to(asked, error) for asked in (INIT, ADD_PARTITIONS, END)} == {R.DIE}

@@ -123,13 +123,12 @@ def altered(entity: QuotaEntity, values: Values, changes: Iterable[tuple[str, fl
             continue
         if key not in kinds:
             raise InvalidRequest(f"{key!r} is no quota of {entity}; there are {', '.join(kinds)}")
-        _check_value(key, value)
+        _check_value(key, value, kinds[key])
         result[key] = value
     return result
 
 
-def _check_value(key: str, value: float) -> None:
-    kind = QUOTAS[key]
+def _check_value(key: str, value: float, kind: _Kind) -> None:
     if not 0 < value < math.inf:
         raise InvalidRequest(f"{key}={value}: a quota is above 0, and removed where there is none")
     if value > kind.most:
