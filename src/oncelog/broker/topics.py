@@ -116,9 +116,9 @@ class Topics:
         self._held_names: set[str] = set()
         """Names of deleted topics whose committed offsets are still in memory."""
         self._half_deleted: dict[str, Topic] = {}
-        self._left_counts: dict[str, int] = {}
-        """Partitions of half deleted topics with directories, where one more than are open has one."""
         """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
+        self._left_counts: dict[str, int] = {}
+        """Half deleted topic -> how many partitions have directories, where these are more than are open."""
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
         """Where partitions of `__consumer_offsets` with offsets of topics end (`Offsets.ends_of`)."""
         self.revision = 0
