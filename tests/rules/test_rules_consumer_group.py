@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -195,3 +196,155 @@ def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -
     beat(2, None, places("0123"), 1)
     assert group.state is ConsumerGroupState.STABLE
     assert group.members["a"].epoch == 3
+
+
+def group_of(*members: ConsumerMember) -> ConsumerGroup:
+    """Return a group at epoch 5 with these members, none of which has a target."""
+    group = ConsumerGroup("g", session_timeout_ms=1000)
+    group.epoch = group.assignment_epoch = 5
+    group.members = {member.member_id: member for member in members}
+    return group
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """Return the name of the error that a call raises."""
+    try:
+        call()
+    except BrokerError as error:
+        return error.kafka_name
+    return None
+
+
+UNKNOWN, STALE, FENCED = "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INSTANCE_ID"
+
+
+@pytest.mark.parametrize(
+    ("has_members", "member_id", "instance", "epoch", "version", "outside", "within"),
+    [
+        # outside of a transaction, and within one
+        (False, "", None, -1, 8, None, None),
+        (False, "m", "i", -1, 8, None, None),
+        (False, "", None, 0, 9, UNKNOWN, UNKNOWN),
+        (True, "", None, -1, 9, UNKNOWN, None),
+        (True, "", "i", -1, 9, UNKNOWN, UNKNOWN),
+        (True, "", None, 0, 9, UNKNOWN, UNKNOWN),
+        (True, "m", None, -1, 9, STALE, STALE),
+        (True, "m", None, 4, 9, STALE, STALE),
+        (True, "m", None, 6, 9, STALE, STALE),
+        (True, "m", None, 5, 9, None, None),
+        (True, "m", None, 5, 8, "UNSUPPORTED_VERSION", None),
+        (True, "stranger", None, 5, 9, UNKNOWN, UNKNOWN),
+    ],
+)
+def test_who_may_commit_offsets(
+    has_members: bool, member_id: str, instance: str | None, epoch: int, version: int,
+    outside: str | None, within: str | None,
+) -> None:  # fmt: skip
+    group = group_of(*([ConsumerMember("m", epoch=5)] if has_members else []))
+    for is_transactional, expected in ((False, outside), (True, within)):
+        answer = refusal(
+            partial(
+                group.check_commit, member_id, instance, epoch,
+                is_transactional=is_transactional, version=version,
+            )
+        )  # fmt: skip
+        assert answer == expected
+
+
+@pytest.mark.parametrize(
+    ("member_id", "epoch", "expected"),
+    [
+        (None, -1, None),
+        (None, 0, UNKNOWN),
+        ("", -1, UNKNOWN),
+        ("m", -1, STALE),
+        ("m", 0, STALE),
+        ("m", 5, None),
+    ],
+)
+def test_who_may_fetch_committed_offsets(member_id: str | None, epoch: int, expected: str | None) -> None:
+    group = group_of(ConsumerMember("m", epoch=5))
+    assert refusal(lambda: group.check_fetch(member_id, epoch)) == expected
+
+
+def test_an_administrator_removes_members_by_id_or_instance() -> None:
+    group = group_of(ConsumerMember("m"), ConsumerMember("n", instance_id="i"), ConsumerMember("o"))
+    names = [("stranger", None), ("m", "i"), ("", "j"), ("m", None), ("m", None), ("", "i"), ("n", "i")]
+    codes = group.remove_members(names)
+    assert codes == [25, 82, 25, 0, 0, 0, 0]  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
+    assert list(group.members) == ["o"] and group.epoch == 6
+    assert group.remove_members([("m", None)]) == [25] and group.epoch == 6
+
+
+def test_a_static_member_leaves_for_a_while_or_for_good() -> None:
+    group = group_of(ConsumerMember("m", instance_id="i", epoch=5), ConsumerMember("n", epoch=5))
+    for beat, expected in (
+        (Beat("stranger", -1), UNKNOWN),
+        (Beat("m", -2, "j"), UNKNOWN),
+        (Beat("n", -2, "i"), FENCED),
+    ):
+        assert refusal(partial(group.heartbeat, beat, catalogue, 0)) == expected
+    assert group.heartbeat(Beat("m", -2, "i"), catalogue, 0) == BeatAnswer("m", -2)
+    assert (list(group.members), group.members["m"].epoch, group.epoch) == (["m", "n"], -2, 5)
+    assert group.heartbeat(Beat("n", -2), catalogue, 0) == BeatAnswer("n", -2)
+    assert (list(group.members), group.epoch) == (["m"], 6)
+    assert group.heartbeat(Beat("m", -1, "i"), catalogue, 0) == BeatAnswer("m", -1)
+    assert (list(group.members), group.epoch) == ([], 7)
+
+
+def test_an_instance_is_released_before_another_member_has_it() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000)
+
+    def beat(name: str, epoch: int, instance: str | None = "i") -> BeatAnswer:
+        topics = frozenset("t") if epoch == 0 else None
+        return group.heartbeat(Beat(name, epoch, instance, None, 500, topics, owned=NOTHING), catalogue, 0)
+
+    first = beat("old", 0)
+    assert first.assigned == places("0123")
+    assert refusal(lambda: beat("new", 0)) == "UNRELEASED_INSTANCE_ID"
+    beat("old", -2)
+    epoch = group.epoch
+    assert beat("new", 0) == first._replace(member_id="new")
+    assert (list(group.members), list(group.targets), group.epoch) == (["new"], ["new"], epoch)
+    assert refusal(lambda: beat("old", first.epoch)) == FENCED
+    assert refusal(lambda: beat("new", first.epoch + 1)) == "FENCED_MEMBER_EPOCH"
+    assert refusal(lambda: beat("new", first.epoch, "j")) == UNKNOWN
+
+
+def test_a_heartbeat_changes_what_it_names_and_leaves_the_rest() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000)
+    joined = Beat("m", 0, None, "rack", 500, frozenset("t"), "u.*", "range", NOTHING, "client", "host")
+    answer = group.heartbeat(joined, catalogue, 0)
+    group.heartbeat(Beat("m", answer.epoch, client_id="other"), catalogue, 0)
+    member = group.members["m"]
+    assert (member.rack_id, member.rebalance_timeout_ms, member.topics) == ("rack", 500, frozenset("t"))
+    assert (member.regex, member.server_assignor) == ("u.*", "range")
+    assert (member.client_id, member.client_host) == ("other", "")
+    group.heartbeat(Beat("m", answer.epoch, regex=""), catalogue, 0)
+    assert group.members["m"].regex is None
+
+
+def test_a_full_group_takes_its_own_members_only() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000, max_size=1)
+    joined = Beat("m", 0, None, None, 500, frozenset("t"), owned=NOTHING)
+    group.heartbeat(joined, catalogue, 0)
+    assert refusal(lambda: group.heartbeat(joined, catalogue, 0)) is None
+    other = joined._replace(member_id="n")
+    assert refusal(lambda: group.heartbeat(other, catalogue, 0)) == "GROUP_MAX_SIZE_REACHED"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "assignor"),
+    [
+        ([None], "range"),
+        (["uniform", "range"], "uniform"),
+        (["range", "uniform", "range"], "range"),
+        ([None, None, "uniform"], "uniform"),
+    ],
+)
+def test_the_assignor_is_what_most_members_ask_for(wishes: list[str | None], assignor: str) -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000, assignor="range")
+    group.members = {
+        str(index): ConsumerMember(str(index), server_assignor=wish) for index, wish in enumerate(wishes)
+    }
+    assert group.assignor == assignor
