@@ -341,3 +341,26 @@ def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> No
     partition.enforce_retention(NOW_MS)
     assert partition.log_start_offset == 6
     assert partition.size_bytes == 4 * SIZE
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+@pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
+def test_a_segment_that_could_not_be_made_ends_no_log(suffix: str, is_clean: bool) -> None:
+    """Its empty log file stayed, and hid what the segment before took afterwards from the next start."""
+    disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
+    partition = open_partition(disk, small)
+    for _ in range(3):
+        put(partition, batch())
+    for operation in ("create", "truncate"):
+        disk.errors[operation, f"{3:020d}.{suffix}"] = errno.EMFILE
+    with pytest.raises(KafkaStorageError):
+        put(partition, batch(value=bytes(SIZE)))
+    disk.errors.clear()
+    put(partition, batch())
+    partition.flush()
+    point, before = partition.recovery_point, read_all(partition)
+    if is_clean:
+        partition.close(NOW_MS)
+    disk = disk.after_kill()
+    again = open_partition(disk, small, recovery_point=point, clean_shutdown=is_clean)
+    assert (again.log_end_offset, read_all(again)) == (4, before)

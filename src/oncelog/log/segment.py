@@ -102,19 +102,21 @@ class Segment:
 
         `ending` comes after each file's name, for a segment that is to take another's place.
         """
-        file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{ending}", create=True)
-        segment = cls(disk, directory, base_offset, file, 0, now_ms, ending, limits)
+        stem = f"{directory}/{base_offset:020d}"
+        # An empty index of aborted transactions, too: a start can then tell a lost one from none.
+        for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
+            remove_if_exists(disk, f"{stem}{suffix}{ending}")
+            disk.open(f"{stem}{suffix}{ending}", create=True).close()
+        # Last, for a start takes its name for the end of the segment before. If this fails, that one may
+        # grow past it. See test_a_segment_that_could_not_be_made_ends_no_log.
+        file = disk.open(f"{stem}{LOG_SUFFIX}{ending}", create=True)
         try:
-            file.truncate(0)
-            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
-                remove_if_exists(disk, segment._path(suffix))
-            # An empty index of aborted transactions, too: a start can then tell a lost one from none.
-            for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
-                disk.open(segment._path(suffix), create=True).close()
+            if file.size():
+                file.truncate(0)
         except OSError:
             file.close()
             raise
-        return segment
+        return cls(disk, directory, base_offset, file, 0, now_ms, ending, limits)
 
     @classmethod
     def open(
