@@ -134,13 +134,18 @@ def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
-            advised = OSError(error.errno, advice, path)
-            _tell(advised, path)
-            raise advised from error
+        _advise(error, path)
         raise
+
+
+def _advise(error: OSError, path: str) -> None:
+    """Raise an error that says what to do if this one is about too many open files."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
+        advised = OSError(error.errno, advice, path)
+        _tell(advised, path)
+        raise advised from error
 
 
 _told: dict[int | None, float] = {}
@@ -189,7 +194,11 @@ class RealDisk:
         return self._prefix + path
 
     def list(self, directory: str = "") -> list[str]:
-        return sorted(os.listdir(self._prefix + directory))
+        try:
+            return sorted(os.listdir(self._prefix + directory))
+        except OSError as error:
+            _advise(error, self._prefix + directory)
+            raise
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._prefix + path)
