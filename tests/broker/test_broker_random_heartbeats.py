@@ -1,0 +1,205 @@
+"""Random heartbeats of consumer groups with patterns, while topics come and go and brokers restart.
+
+Work in the background is done a step at a time, and all limits are small. Once nothing changes any more,
+heartbeats must assign each partition of a subscribed topic to one of its subscribers.
+A seed gives the same run each time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from helpers_group_node import GroupNode, create, heartbeat
+
+from oncelog.sim.limits import draw_limits
+from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, DeleteTopicsRequest
+
+TOPICS = ("t0", "t1", "t22", "u0", "u1")
+SUBSCRIPTIONS: tuple[dict[str, Any], ...] = (
+    {"subscribed_topic_names": ["t0", "u0"], "subscribed_topic_regex": ""},
+    {"subscribed_topic_names": ["z"], "subscribed_topic_regex": ""},
+    {"subscribed_topic_names": [], "subscribed_topic_regex": "t.*"},
+    {"subscribed_topic_names": [], "subscribed_topic_regex": "u."},
+    {"subscribed_topic_names": ["t1"], "subscribed_topic_regex": "[tu]."},
+)
+ROUNDS = 40
+"""Heartbeats of each member within which a group with nothing new must have settled."""
+
+
+class Member:
+    """A member as a client keeps it."""
+
+    def __init__(self, group: str, name: str) -> None:
+        self.group, self.name = group, name
+        self.epoch = 0
+        self.subscription = SUBSCRIPTIONS[0]
+        self.owned: dict[bytes, list[int]] = {}
+        self.is_in = False
+
+    def matches(self, topic: str) -> bool:
+        regex = self.subscription["subscribed_topic_regex"]
+        is_matched = bool(regex) and re.fullmatch(regex, topic) is not None
+        return is_matched or topic in self.subscription["subscribed_topic_names"]
+
+
+class Run:
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(f"{seed}/random heartbeats")
+        self.place = GroupNode(group_consumer_session_timeout_ms=45_000)
+        self.place.limits = replace(
+            draw_limits(seed),
+            pattern_step_cost=self.rng.choice((1, 1, 10, 100)),
+            request_step_elements=1,
+            partitions_per_step=1,
+            max_catalogued_topics=self.rng.choice((1, 2, 5, 100)),
+            assignment_burst_cost=self.rng.choice((1, 20, 20_000)),
+        )
+        self.is_starved = self.rng.random() < 0.5
+        """True if nothing is done in the background between the heartbeats of the end."""
+        self.members = [Member(group, f"m{index}") for group in ("g", "h") for index in range(3)]
+        self.start_again()
+
+    def start_again(self) -> None:
+        self.place.node.log_manager.chores.on_added = None
+        self.place.node.log_manager.chores.finish()
+        self.place.restart()
+        self.place.node.log_manager.chores.on_added = lambda: None
+
+    def step(self) -> bool:
+        chores = self.place.node.log_manager.chores
+        if not chores:
+            return False
+        job = chores.step()
+        if job is not None:
+            job()
+        return True
+
+    def finish(self) -> None:
+        for _ in range(20_000):
+            if not self.step():
+                return
+        raise AssertionError("the node is never done")
+
+    def take_steps(self) -> None:
+        for _ in range(self.rng.randint(1, 5)):
+            if not self.step():
+                break
+
+    def beat(self, member: Member, *, joins: bool = False, changes: bool = False) -> None:
+        if joins:
+            member.epoch, member.owned = 0, {}
+        rows = [
+            ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
+            for topic_id, partitions in member.owned.items()
+        ]
+        fields: dict[str, Any] = member.subscription if joins or changes else {}
+        request = heartbeat(member.group, member.name, member.epoch, **fields, topic_partitions=rows)
+        answers = self.place.ask(request, 1)
+        if not answers:
+            self.finish()
+        (answer,) = answers
+        member.is_in = answer.error_code == 0
+        if member.is_in:
+            member.epoch = answer.member_epoch
+            if answer.assignment is not None:
+                member.owned = {
+                    row.topic_id: list(row.partitions) for row in answer.assignment.topic_partitions
+                }
+
+    def act(self) -> None:
+        rng, member = self.rng, self.rng.choice(self.members)
+        match rng.choices(range(8), (6, 8, 3, 1, 6, 3, 1, 2))[0]:
+            case 0:
+                self.take_steps()
+            case 1:
+                self.beat(member, joins=not member.is_in)
+            case 2:
+                member.subscription = rng.choice(SUBSCRIPTIONS)
+                self.beat(member, joins=not member.is_in, changes=True)
+            case 3 if member.is_in:
+                self.place.ask(heartbeat(member.group, member.name, -1), 1)
+                member.is_in = False
+            case 4:
+                self.place.ask(create(rng.choice(TOPICS), rng.randint(1, 3)), 5)
+            case 5:
+                request = DeleteTopicsRequest(topic_names=[rng.choice(TOPICS)], timeout_ms=1_000)
+                self.place.ask(request, 5)
+            case 6:
+                self.start_again()
+            case 7:
+                self.place.pass_time(rng.choice((1, 5_000)))
+
+    def settle(self) -> None:
+        members = [member for member in self.members if member.is_in]
+        if self.rng.random() < 0.5:
+            self.start_again()
+        for _ in range(ROUNDS):
+            for member in members:
+                self.beat(member, joins=not member.is_in)
+                if not self.is_starved:
+                    self.take_steps()
+            self.place.pass_time(100)
+        self.finish()
+        for _ in range(20):
+            for member in members:
+                self.beat(member, joins=not member.is_in)
+                self.finish()
+            self.place.pass_time(2_000)  # an assignment may have to wait for earlier ones
+
+    def check(self) -> None:
+        for group in ("g", "h"):
+            members = [member for member in self.members if member.group == group and member.is_in]
+            owned = Counter(
+                (topic_id, index)
+                for member in members
+                for topic_id, indexes in member.owned.items()
+                for index in indexes
+            )
+            topics = [topic for topic in self.place.node.topics.all() if not topic.is_internal]
+            wanted = {
+                (topic.topic_id, index): 1
+                for topic in topics
+                if any(member.matches(topic.name) for member in members)
+                for index in range(len(topic.partitions))
+            }
+            assert owned == wanted, f"{group} has {dict(owned)} of {wanted}"
+            names = {topic.topic_id: topic.name for topic in topics}
+            for member in members:
+                assert all(member.matches(names[topic_id]) for topic_id in member.owned), member.name
+
+
+def run(seed: int, event_count: int = 60) -> None:
+    """Play a seed. Raises AssertionError if a group does not settle on what it subscribes to."""
+    running = Run(seed)
+    for _ in range(event_count):
+        running.act()
+    running.settle()
+    running.check()
+
+
+def test_groups_settle_on_all_that_they_subscribe_to() -> None:
+    run_all(range(6))
+
+
+@pytest.mark.full("plays many seeds")
+def test_groups_settle_on_all_that_they_subscribe_to_in_more_runs() -> None:
+    run_all(range(6, 60))
+
+
+@pytest.mark.soak
+def test_groups_settle_on_all_that_they_subscribe_to_in_thousands_of_runs() -> None:
+    run_all(range(60, 6_000))
+
+
+def run_all(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        try:
+            run(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
