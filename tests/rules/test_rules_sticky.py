@@ -205,21 +205,29 @@ def test_nothing_moves_when_nothing_changes(group: tuple[list[Subscriber], Count
 
 
 @given(groups())
-def test_cooperation_ends_after_two_rebalances(group: tuple[list[Subscriber], Counts]) -> None:
-    """Nobody is given what another still reads, and then all is assigned."""
+def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Counts]) -> None:
+    """Nobody is given what another still reads, and then all is assigned.
+
+    Two rebalances do it where all members want the same topics. Else a partition may move that need not, and
+    come back: as few as possible move only in the first case.
+    """
     members, counts = group
     rounds: list[Shares] = []
-    for generation in (8, 9, 10):
+    while len(rounds) < 2 or rounds[-2] != rounds[-1]:
+        assert len(rounds) < 8, rounds
         shares = assign_cooperative(members, counts)
         for each in members:
             others = {tp for other in members if other is not each for tp in other.owned}
             assert not others & set(shares[each.member_id])
+        generation = 8 + len(rounds)
         members = [
             each._replace(owned=tuple(shares[each.member_id]), generation_id=generation) for each in members
         ]
         rounds.append(shares)
-    assert all(set(few[name]) <= set(many[name]) for few, many in pairwise(rounds) for name in few)
-    assert rounds[1] == rounds[2] == assign_sticky(members, counts)
+    assert rounds[-1] == assign_sticky(members, counts)
+    if len({each.topics for each in members}) == 1:
+        assert len(rounds) <= 3
+        assert all(set(few[name]) <= set(many[name]) for few, many in pairwise(rounds) for name in few)
 
 
 @pytest.mark.parametrize("topic_count", [1, 100])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oncelog.dev.apache_kafka import ApacheKafka, KafkaNode, kafka_node
-from oncelog.dev.process import STOP_TIMEOUT_S
+from oncelog.dev.process import STOP_TIMEOUT_S, are_free
 from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import MisuseError, OncelogError
 
@@ -144,9 +144,18 @@ def stop(directory: Path) -> list[StandingNode]:
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal([node for node in running if node.is_running], number)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while any(node.is_running for node in running) and time.monotonic() < deadline:
+        while not all(map(_has_ended, running)) and time.monotonic() < deadline:
             time.sleep(0.1)
     return running
+
+
+def _has_ended(node: StandingNode) -> bool:
+    """Return whether a node's port is free, too.
+
+    A process that ends has no command line any more before its sockets are closed; a start would then
+    give the node another port.
+    """
+    return not node.is_running and are_free([node.port])
 
 
 def _signal(nodes: list[StandingNode], number: signal.Signals) -> None:
