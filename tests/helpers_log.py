@@ -13,8 +13,9 @@ from oncelog.log.partition import Appended, Partition
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
-from oncelog.wire.control import encode_end_marker
-from oncelog.wire.records import NewRecord
+from oncelog.wire.control import decode_control, encode_end_marker
+from oncelog.wire.header import iter_batches
+from oncelog.wire.records import NewRecord, decode_records
 
 NOW_MS = 1_700_000_000_000
 TP = TopicPartition("orders", 0)
@@ -82,3 +83,20 @@ def read_all(partition: Partition, max_bytes: int = 1 << 20) -> bytes:
         parts.append(bytes(found.records))
         offset = found.next_offset
     return b"".join(parts)
+
+
+def values_and_markers(partition: Partition) -> list[str]:
+    """Return the values of a partition's records, and `<commit>` or `<abort>` for each marker, in order."""
+    found: list[str] = []
+    offset = 0
+    while offset < partition.log_end_offset:
+        piece = partition.read(offset, 1 << 20)
+        data, offset = memoryview(piece.records), piece.next_offset
+        for position, header in iter_batches(data):
+            batch = data[position : position + header.size_bytes]
+            control = decode_control(batch) if header.is_control else None
+            if control is not None and control.type is not None:
+                found.append(f"<{control.type.name.lower()}>")
+            else:
+                found += [(record.value or b"").decode() for record in decode_records(batch)]
+    return found

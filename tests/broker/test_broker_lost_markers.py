@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers_log import values_and_markers
 
 from oncelog.broker.admission import Admission, Dialect
 from oncelog.broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
@@ -18,9 +19,8 @@ from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
-from oncelog.wire.control import decode_control
 from oncelog.wire.header import iter_batches
-from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -89,18 +89,7 @@ class Producer:
     def log(self, tp: TopicPartition) -> list[str]:
         """Values and markers of a partition."""
         _, partition = self.node.topics.partition(tp)
-        found, offset = [], 0
-        while offset < partition.log_end_offset:
-            piece = partition.read(offset, 1 << 20)
-            data, offset = memoryview(piece.records), piece.next_offset
-            for position, header in iter_batches(data):
-                batch = data[position : position + header.size_bytes]
-                control = decode_control(batch) if header.is_control else None
-                if control is not None and control.type is not None:
-                    found.append(f"<{control.type.name.lower()}>")
-                else:
-                    found += [(record.value or b"").decode() for record in decode_records(batch)]
-        return found
+        return values_and_markers(partition)
 
     def open_count(self, tp: TopicPartition) -> int:
         return self.node.topics.partition(tp)[1].open_transaction_count

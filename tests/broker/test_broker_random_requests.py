@@ -398,7 +398,7 @@ class Run:
         topic = DeleteTopicsRequest.DeleteTopicState(name=self.rng.choice(TOPICS))
         self.ask(DeleteTopicsRequest(topics=[topic], timeout_ms=1_000), 6)
 
-    # What is no request
+    # Time, the disk and restarts
 
     def take_steps(self) -> None:
         for _ in range(self.rng.randint(1, 6)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers_broker import RawClient
 from helpers_group_node import GroupNode, create
+from helpers_log import values_and_markers
 
 from oncelog.broker import transactions as coordinator
 from oncelog.broker.markers import Marker
@@ -35,9 +36,7 @@ from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
-from oncelog.wire.control import decode_control
 from oncelog.wire.frames import RequestHeader
-from oncelog.wire.header import iter_batches
 from oncelog.wire.messages import (
     CreatePartitionsRequest,
     DeleteTopicsRequest,
@@ -45,7 +44,7 @@ from oncelog.wire.messages import (
     OffsetFetchRequest,
     ProduceRequest,
 )
-from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
 PARTITIONS = [TopicPartition("t", index) for index in range(3)]
@@ -103,18 +102,7 @@ class Place:
     def log(self, at: TopicPartition) -> list[str]:
         """Values and markers of a partition."""
         _, partition = self.node.topics.partition(at)
-        found, offset = [], 0
-        while offset < partition.log_end_offset:
-            piece = partition.read(offset, 1 << 20)
-            data, offset = memoryview(piece.records), piece.next_offset
-            for position, header in iter_batches(data):
-                batch = data[position : position + header.size_bytes]
-                control = decode_control(batch) if header.is_control else None
-                if control is not None and control.type is not None:
-                    found.append(f"<{control.type.name.lower()}>")
-                else:
-                    found += [(record.value or b"").decode() for record in decode_records(batch)]
-        return found
+        return values_and_markers(partition)
 
     def offset(self) -> int | None:
         held = self.node.groups.offsets.of("g").get(PARTITIONS[0])

@@ -228,7 +228,7 @@ def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str
 def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
     ours: str, group: str, then: str
 ) -> None:
-    """What came next ended the commit before it was sent: what had been read was read again."""
+    """The next call cancelled the commit before it was sent, so the records were read twice."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -37,7 +37,7 @@ SECURITY = {
 }
 """Everybody on the plain listener may do everything."""
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
-"""What one group knows of topics, all groups know (helpers_group_topics)."""
+"""All groups have one coordinator, so a topic that one group knows is known to all (helpers_group_topics)."""
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
 """All settings that both brokers have."""
 SASL = "SASL_PLAINTEXT"

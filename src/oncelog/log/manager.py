@@ -207,7 +207,7 @@ class LogManager:
         try:
             return self.disk.exists(name) and read_partition_metadata(self.disk, name) in (None, topic_id)
         except StorageError:
-            return True  # a torn file: whoever opens the partition knows the id better
+            return True  # a torn file: the partition reads its topic id again when it is opened
         except OSError:
             return False
 

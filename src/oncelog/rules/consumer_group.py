@@ -5,9 +5,10 @@
     Reconciling   members are on their way to the target, each at its own pace
     Stable        all have arrived
 
-A member that joins, leaves, falls silent or subscribes anew, and a topic that grows, raise the group's epoch.
-A heartbeat, of anyone, makes a target of that epoch. Targets of large groups that change again and again are
-made less often than their epochs rise (KIP-1263). What must be stored is named in `unsaved`.
+The group's epoch rises when a member joins, leaves, times out or changes its subscription, and when a
+topic grows. The next heartbeat of any member makes a target of that epoch. Targets of large groups that
+change again and again are made less often than their epochs rise (KIP-1263). `unsaved` names the entries
+that must be stored.
 Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
 """
 
@@ -307,7 +308,7 @@ class ConsumerGroup:
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        # When a thousand members join one after the other, each would have a target made for all of them.
+        # Otherwise a thousand joins in a row would each compute a target for all members.
         # See test_many_joins_share_few_assignments.
         if self.epoch > self.assignment_epoch and self._may_make_targets(now_ms):
             self._make_targets(topics, catalogue)

@@ -227,7 +227,7 @@ class Calendar(Application):
         self._check_retention(before, earliest_ms if passed_ms >= 10 * MINUTE_MS else 0)
         self._check_deeds(earliest_ms if passed_ms >= 2 * HOUR_MS else 0)
 
-    # What must hold
+    # Checks
 
     def _segments(self, tp: TopicPartition) -> list[int]:
         """Return the base offsets of the segments on the disk."""

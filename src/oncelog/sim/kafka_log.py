@@ -150,7 +150,7 @@ class _Segment:
 
 
 class Swap(NamedTuple):
-    """What an interrupted compaction left of some segments. `replaced`: their files, by name.
+    """The files that an interrupted compaction left. `replaced`: the files of its segments, by name.
 
     `other`: the batches that a start may find instead, as the log was renamed and one of its indexes was not.
     """

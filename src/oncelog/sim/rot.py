@@ -24,7 +24,7 @@ from oncelog.types import TopicPartition
 
 ROT_CHANCE = 0.1
 START_KILL_CHANCE = 0.3
-"""Of the first start after the damage to be killed at one of so many disk operations:"""
+"""The share of first starts after a damage that are killed, at one of MAX_START_STEPS disk operations."""
 MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
