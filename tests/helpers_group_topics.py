@@ -7,15 +7,14 @@ asks a group for partitions at once therefore waits here first.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from helpers_scenario_values import ERROR_NAMES
+from helpers_wait import attempts
 
 from oncelog.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
 
-PATIENCE_S = 60.0
 NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator)}
 
 
@@ -33,17 +32,15 @@ def wait_until_groups_know(
         "subscribed_topic_names": list(partition_counts),
         "topic_partitions": [],
     }
-    epoch = 0
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    epoch, answers = 0, list[Any]()
+    for _ in attempts(lambda: f"{group_id} is not given all partitions: {answers[-1]}", step_s=0.01):
         fields = joining if epoch == 0 else {"rebalance_timeout_ms": -1}
         answer = heartbeat(member_epoch=epoch, **member, **fields)
+        answers.append(answer)
         if not answer.error_code:
             epoch = answer.member_epoch
             told = answer.assignment.topic_partitions if answer.assignment else []
             if sum(len(each.partitions) for each in told) >= sum(partition_counts.values()):
                 break
         assert answer.error_code in {0, *NOT_READY}, f"{ERROR_NAMES[answer.error_code]}: {answer}"
-        assert time.monotonic() < deadline, f"the group {group_id} is not given all partitions: {answer}"
-        time.sleep(0.01)
     heartbeat(member_epoch=-1, rebalance_timeout_ms=-1, **member)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from typing import Any
 
 from helpers_group_topics import wait_until_groups_know
 from helpers_scenario_group import GroupSteps
-from helpers_scenario_txn import PASSING
+from helpers_scenario_txn import PASSING, STEP_S
 from helpers_scenario_values import ERROR_NAMES, Mismatch, resolve
+from helpers_wait import pause
 
 from oncelog.broker.state_topic import partition_for
 
@@ -57,7 +57,7 @@ class ConsumerGroupSteps(GroupSteps):
             self._wait_until_group_knows(name, self._group(group))
         answer = self._tell("ConsumerGroupHeartbeat", **body)
         while ERROR_NAMES[answer.error_code] in PASSING:  # as a broker just started answers
-            time.sleep(0.05)
+            pause(STEP_S)
             answer = self._tell("ConsumerGroupHeartbeat", **body)
         if answer.error_code:
             self._expect_words(words, ERROR_NAMES[answer.error_code])

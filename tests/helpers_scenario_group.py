@@ -19,11 +19,11 @@ JoinGroup is version 3 unless `Versions:` names it: later ones first give out a 
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from helpers_scenario_txn import PASSING, TransactionSteps
+from helpers_scenario_txn import PASSING, STEP_S, TransactionSteps
 from helpers_scenario_values import ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
+from helpers_wait import pause
 
 from oncelog.wire.messages import API_BY_NAME
 
@@ -71,7 +71,7 @@ class GroupSteps(TransactionSteps):
         _, words = self._split(rest)
         answer = self._receive(member)
         while ERROR_NAMES[answer.error_code] in PASSING:  # as a broker just started answers
-            time.sleep(0.05)
+            pause(STEP_S)
             self._send(member, "JoinGroup", self.variables[f"{member}_join"])
             answer = self._receive(member)
         error = ERROR_NAMES[answer.error_code]

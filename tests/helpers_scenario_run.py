@@ -26,6 +26,7 @@ from helpers_scenario_values import (
     resolve,
 )
 from helpers_scenarios import ANSWER, REQUEST, Scenario, offered_versions
+from helpers_wait import attempts, pause
 
 from oncelog.errors import (
     CoordinatorLoadInProgress,
@@ -37,7 +38,7 @@ from oncelog.errors import (
 from oncelog.wire.frames import decode_response
 from oncelog.wire.messages import API_BY_NAME, Api
 
-PATIENCE_S = 60.0
+STEP_S = 0.02
 EPOCHS_OF_A_RESTART = 2
 """Apache Kafka raises leader epochs when it fences the broker, and when it elects it again."""
 POOL = 16
@@ -105,13 +106,12 @@ def wait_until_served(client: RawClient, topics: dict[bytes, int], least_epoch: 
         for topic_id, count in topics.items()
     ]
     request = build(API_BY_NAME["Fetch"].request, {"topics": wanted})
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    answers: list[Any] = []
+    for _ in attempts(lambda: f"the topics are not served: {answers[-1]}", step_s=STEP_S):
         answer = client.ask(request, 13)
+        answers.append(answer)
         if not NOT_SERVED & {part.error_code for topic in answer.responses for part in topic.partitions}:
             return
-        assert time.monotonic() < deadline, f"the topics are not served: {answer}"
-        time.sleep(0.01)
 
 
 class _Asked(NamedTuple):
@@ -232,16 +232,14 @@ class Run(ConsumerGroupSteps):
     def _repeat(self, expected: Any) -> None:
         assert self.repeated is not None
         version, message = self.repeated
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        mismatches: list[Mismatch] = []
+        for _ in attempts(lambda: mismatches[-1], step_s=STEP_S):
             variables = dict(self.variables)
             try:
                 match(expected, self.client.ask(message, version), version, variables)
                 break
-            except Mismatch:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
+            except Mismatch as error:
+                mismatches.append(error)
         self.variables, self.repeated = variables, None
 
     # --- steps by name
@@ -261,13 +259,10 @@ class Run(ConsumerGroupSteps):
     def producer(self, name: str) -> None:
         api = API_BY_NAME["InitProducerId"]
         request = build(api.request, {"transactional_id": None, "transaction_timeout_ms": 60_000})
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        for _ in attempts(lambda: "no producer id", step_s=STEP_S):
             answer = self.client.ask(request, self.version_of(api))
             if answer.error_code != CoordinatorLoadInProgress.code:  # as a broker just started answers
                 break
-            assert time.monotonic() < deadline, "no producer id"
-            time.sleep(0.02)
         assert (answer.error_code, answer.producer_epoch) == (0, 0)
         self.variables[name] = answer.producer_id
 
@@ -283,15 +278,13 @@ class Run(ConsumerGroupSteps):
         data = {"name": topic, "topic_id": topic_id, "partition_data": [part]}
         body = {"transactional_id": None, "acks": acks, "timeout_ms": 10_000, "topic_data": [data]}
         api = API_BY_NAME["Produce"]
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        for _ in attempts(lambda: f"the partition has no leader: {place}", step_s=STEP_S):
             answer = self.client.ask(build(api.request, body), self.version_of(api))
             result = answer.responses[0].partition_responses[0]
             error = ERROR_NAMES[result.error_code]
             # Nothing was stored, and a slow broker is perhaps only being elected once more.
-            if error != NOT_LEADER or NOT_LEADER in rest[arrow:] or time.monotonic() > deadline:
+            if error != NOT_LEADER or NOT_LEADER in rest[arrow:]:
                 break
-            time.sleep(0.02)
         self._expect_word(rest[arrow + 1 :], result.base_offset if error == "NONE" else error)
 
     def fetch(self, place: str, *rest: str) -> None:
@@ -356,17 +349,16 @@ class Run(ConsumerGroupSteps):
 
     def eventually(self, verb: str, *rest: str) -> None:
         """Repeat a step until it succeeds: Apache Kafka's broker applies the controller's answer later."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        mismatches: list[Mismatch] = []
+        for _ in attempts(lambda: mismatches[-1], step_s=STEP_S):
             try:
-                return _STEPS[verb](self, *rest)  # type: ignore[no-any-return]
-            except Mismatch:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
+                _STEPS[verb](self, *rest)
+                break
+            except Mismatch as error:
+                mismatches.append(error)
 
     def wait(self, seconds: str) -> None:
-        time.sleep(float(seconds))
+        pause(float(seconds))
 
 
 _STEPS = {

@@ -22,12 +22,12 @@ read until it is as expected, at most 60 s.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from helpers_broker import split_batches
 from helpers_scenario_values import ERROR_NAMES, Mismatch, Tagged, add_topic_ids, build, resolve
+from helpers_wait import attempts
 
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.types import Isolation
@@ -42,7 +42,7 @@ PASSING = {
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_ENOUGH_REPLICAS",
 }  # fmt: skip
-PATIENCE_S = 60.0
+STEP_S = 0.02
 TIMEOUT_MS = 60_000
 
 
@@ -65,14 +65,15 @@ class TransactionSteps:
     ) -> Any:
         """Ask until the word is the expected one; give up at once on a word that does not pass."""
         expected = self._expected(words)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        told: list[str] = []
+        for _ in attempts(lambda: f"got {told[-1] or 'nothing'}", step_s=STEP_S):
             word, answer = ask()
+            told.append(word)
             if expected in (["_"], word.split() or ["nothing"]):
                 return answer
-            if time.monotonic() > deadline or not (reads or word in PASSING):
+            if not (reads or word in PASSING):
                 raise Mismatch(f"got {word or 'nothing'}")
-            time.sleep(0.02)
+        raise AssertionError("attempts ended")
 
     def _split(self, rest: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
         arrow = rest.index("->")

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import pyspark
 from helpers_producer import wait_for_markers
 from helpers_spark import create_topic, fill
 from helpers_spark_python import spark_python
+from helpers_wait import attempts
 
 from oncelog import Consumer, TopicPartition
 from oncelog.dev.apache_kafka import ApacheKafka, free_ports
@@ -191,14 +191,13 @@ def _run_program(told: Mapping[str, Any], on_broker: dict[str, Callable[[], None
     command = [sys.executable, helpers_spark_sink.__file__, json.dumps(told)]
     with open(faults.parent / "spark.log", "ab") as log:
         program = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    deadline = time.monotonic() + PATIENCE_S
     try:
-        while (ended := program.poll()) is None and time.monotonic() < deadline:
+        for _ in attempts(lambda: f"{command} has not ended", PATIENCE_S, step_s=0.05):
+            if (ended := program.poll()) is not None:
+                return ended
             for number in [each for each in on_broker if (faults / f"happened-{each}").exists()]:
                 on_broker.pop(number)()
                 (faults / f"answered-{number}").touch()
-            time.sleep(0.05)
-        return ended
     finally:
         program.kill()
         program.wait()

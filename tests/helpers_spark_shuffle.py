@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+from helpers_wait import wait_until
 
 ROWS, MAP_TASKS, LANES = 600, 4, 6
 PATIENCE_S = 300
@@ -34,11 +34,10 @@ def wait_for_word(batches: Iterable[pa.RecordBatch], *, directory: str) -> Itera
     """Hold all lanes but the first two back until the test says so."""
     from pyspark import TaskContext
 
-    lane, deadline = TaskContext.get().partitionId(), time.monotonic() + PATIENCE_S
+    lane = TaskContext.get().partitionId()
     (Path(directory) / f"begun-{lane}").touch()
-    while lane > 1 and not (Path(directory) / GO_ON).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    if lane > 1:
+        wait_until((Path(directory) / GO_ON).exists, PATIENCE_S)
     yield from batches
 
 

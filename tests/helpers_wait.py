@@ -30,10 +30,9 @@ def wait_until(
     is_so: Callable[[], object], seconds: float = LIMIT_S, what: Callable[[], object] | None = None
 ) -> None:
     """Poll until the condition holds. Fail the test when it never does, with what `what` returns."""
-    for _ in attempts(what, seconds):
+    for _ in attempts(what, seconds, _STEP_S):
         if is_so():
             return
-        time.sleep(_STEP_S)
 
 
 async def until(is_so: Callable[[], object], seconds: float = LIMIT_S) -> None:
@@ -44,13 +43,19 @@ async def until(is_so: Callable[[], object], seconds: float = LIMIT_S) -> None:
         await asyncio.sleep(_STEP_S / 10)
 
 
-def attempts(what: Callable[[], object] | None = None, seconds: float = LIMIT_S) -> Iterator[int]:
-    """Count the rounds of a loop that is left once it has what it waits for. Fail the test at the limit."""
+def attempts(
+    what: Callable[[], object] | None = None, seconds: float = LIMIT_S, step_s: float = 0.0
+) -> Iterator[int]:
+    """Count the rounds of a loop that is left once it has what it waits for, with a pause after each.
+
+    Fail the test at the limit, with what `what` returns.
+    """
     deadline, count = time.monotonic() + seconds, 0
     while True:
         yield count
         count += 1
         assert time.monotonic() < deadline, what() if what else "the condition never came true"
+        time.sleep(step_s)
 
 
 def pause(seconds: float) -> None:
@@ -138,10 +143,9 @@ class JumpingClock:
 
     def jump_until(self, is_so: Callable[[], object], step_s: float) -> None:
         """Jump again and again until the condition holds."""
-        for _ in attempts():
+        for _ in attempts(step_s=_STEP_S):
             if is_so():
                 return
-            time.sleep(_STEP_S)
             self.jump(step_s)
 
 

@@ -40,11 +40,14 @@ READS_CLOCKS = {
     "kill/copier.py": "a program of its own that tests kill",
     "golden/kafka_directory.py": "captures what Apache Kafka writes; no test",
     "differential/runner.py": "lets time-outs run out on Apache Kafka",
+    "helpers_spark_sink.py": "a program of its own that tests kill",
     "client/test_client_producer_unreachable.py": "the simulator's time",
+    "sim/test_sim_disk.py": "the simulator's time",
+    "sim/test_sim_durability.py": "the simulator's time",
+    "sim/test_sim_parts.py": "the simulator's time",
+    "sim/test_sim_regressions.py": "the simulator's time",
 }
-"""Files of tests that may sleep or read a clock. See also TIDY_LATER."""
-TIDY_LATER = ("spark/", "cli/", "sim/", "helpers_spark", "helpers_scenario", "helpers_group_topics")
-"""Files that are not held to this yet, or (sim/) in which time is the simulator's."""
+"""Files of tests that may sleep or read a clock."""
 
 
 def room_of(path: Path) -> str:
@@ -110,14 +113,9 @@ def test_functions_are_short(path: Path) -> None:
             assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
-def _is_tidy_already(path: Path) -> bool:
-    name = str(path.relative_to(TESTS))
-    return name not in READS_CLOCKS and not name.startswith(TIDY_LATER)
-
-
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(TESTS.rglob("*.py")) if _is_tidy_already(path)],
+    [path for path in sorted(TESTS.rglob("*.py")) if str(path.relative_to(TESTS)) not in READS_CLOCKS],
     ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ import zstandard
 from helpers_cli import Outcome, oncelog
 from helpers_load import PARTITIONS, content, expected, write_csv
 from helpers_producer import new_topic, values
+from helpers_wait import attempts, pause
 
 from oncelog import Admin, Broker, Producer
 from oncelog.dev.apache_kafka import ApacheKafka
@@ -221,10 +221,9 @@ class Loading:
 
     def wait_for(self, is_due: Callable[[], bool]) -> None:
         """Until it is due, or the process is over."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None and not is_due():
-            assert time.monotonic() < deadline
-            time.sleep(0.25)
+        for _ in attempts(lambda: "it is not due", PATIENCE_S, step_s=0.25):
+            if self.process.poll() is not None or is_due():
+                return
 
     def kill(self) -> bool:
         """SIGKILL to the driver and its JVM, of which local tasks are children. False: it was over."""
@@ -300,7 +299,7 @@ def test_killed_again_and_again_on_a_cluster(
         if number % 2:
             worker = cluster.workers[number // 2 % 2]
             worker.kill()
-            time.sleep(chance.uniform(0, 3))
+            pause(chance.uniform(0, 3))
             worker.start()
             cluster.wait_until_formed()
         if number < KILLS:

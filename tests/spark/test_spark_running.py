@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from helpers_spark import START_MS, Collected, create_topic, fill, read, read_stream, store
 from helpers_spark_txn import wait_for_stable_end, write_transactions
+from helpers_wait import attempts
 
 import oncelog
 from oncelog.edge.admin import Admin
@@ -37,9 +37,9 @@ def running(frame: Any, checkpoint: str) -> Iterator[tuple[Collected, Callable[[
     query = frame.writeStream.foreachBatch(collected.take).option("checkpointLocation", checkpoint).start()
 
     def until(is_done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 100
-        while not is_done():
-            assert time.monotonic() < deadline, "the query did not get there"
+        for _ in attempts(lambda: "the query did not get there", 200):
+            if is_done():
+                return
             query.awaitTermination(0.1)
 
     try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_spark import Collected, create_topic, fill, read_stream
+from helpers_wait import attempts
 
 import oncelog
 from oncelog.edge.admin import Admin
@@ -188,7 +188,7 @@ def test_a_running_query_lives_through_a_broker_restart(spark: Any, checkpoint: 
 
 def _until(query: Any, is_done: Callable[[], bool]) -> None:
     """Wait for the stream; a query that failed raises its error here."""
-    deadline = time.monotonic() + 200
-    while not is_done():
-        assert time.monotonic() < deadline, "the stream did not get there"
+    for _ in attempts(lambda: "the stream did not get there", 200):
+        if is_done():
+            return
         query.awaitTermination(0.2)

@@ -444,6 +444,7 @@ class Simulation:
         if what is None:
             return
         reader = DamageReader(self.world, logs[what.at], what)
+        self.broker.disk.crash_after = None  # a crash that has not come by now does not come
         flip(self.broker.disk, logs[what.at], what)
         self.broker.on_recovered = lambda node: None
         self.world.note("fault", f"flips {what}, the broker is {how}")

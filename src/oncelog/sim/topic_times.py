@@ -248,7 +248,7 @@ class TimeChanger(TopicChanger):
     async def work(self) -> None:
         async with AsyncAdmin(QUICK) as admin:
             await self._create(admin)
-            if self.first_offset:
+            if self.first_offset and not self.timed.is_made:
                 await self._begin_far()
             self.timed.is_made = True
             while self.steps_left > 0:
