@@ -11,7 +11,7 @@ from typing import Any
 
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.producer import AsyncProducer
-from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, TimedOut
 from oncelog.rules.history import Kind, Outcome
 from oncelog.sim.clients import QUICK, Sender
 from oncelog.sim.world import World
@@ -188,6 +188,8 @@ class ConsumeTransformProduce(TransactionalClient):
                 await self.go_back(consumer)
                 try:
                     await self.copy(consumer, producer)
+                except FencedInstanceId:
+                    raise  # a request that the network repeated joined in its place: it needs a new consumer
                 except OncelogError as error:
                     self.world.note(self.name, f"needs a new producer: {error!r}")
 
@@ -202,6 +204,8 @@ class ConsumeTransformProduce(TransactionalClient):
             call = self.begin(Kind.POLL)
             try:
                 records = await consumer.poll(3.0, max_records=self.chance.randint(1, 20))
+            except FencedInstanceId:
+                raise
             except OncelogError:
                 records = []
                 await self.rest(0.5)
@@ -239,7 +243,7 @@ class ConsumeTransformProduce(TransactionalClient):
                 await consumer.seek_to_committed()
                 self.session += 1
                 return
-            except MisuseError:
+            except (MisuseError, FencedInstanceId):
                 raise
             except OncelogError:
                 await self.rest(0.5)
