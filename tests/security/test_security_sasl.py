@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import scramp.core
 from helpers_broker import RawClient, assert_unanswered
 from helpers_security import (
     PASSWORD,
@@ -24,14 +25,19 @@ from helpers_security import (
 from helpers_wait import HeldTimers, attempts, pass_time, wait_until
 
 import oncelog
-from oncelog.broker import door
+from oncelog.broker import door, sasl
 from oncelog.broker.sasl import ScramExchange
 from oncelog.broker.users import Users
 from oncelog.client.admin_types import ConfigResource
 from oncelog.edge import server_connection
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
-from oncelog.errors import AuthenticationError, ConfigError, UnacceptableCredential
+from oncelog.errors import (
+    AuthenticationError,
+    ConfigError,
+    SaslAuthenticationFailed,
+    UnacceptableCredential,
+)
 from oncelog.rules.scram import Mechanism
 from oncelog.sim.disk import MemoryDisk
 from oncelog.wire.frames import encode_request
@@ -145,6 +151,24 @@ def test_messages_that_are_none(plain: Broker, message: bytes) -> None:
             client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
             assert client.ask(SaslAuthenticateRequest(auth_bytes=message), 2).error_code == 58
             assert client.is_closed()
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.parametrize("mechanism", MECHANISMS[1:])
+def test_a_long_name_is_refused_before_it_is_prepared(
+    plain: Broker, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    prepared: list[int] = []
+    saslprep = scramp.core.saslprep
+    monkeypatch.setattr(scramp.core, "saslprep", lambda text: prepared.append(len(text)) or saslprep(text))
+    for size, is_refused in ((500_000, True), (sasl.MAX_SCRAM_BYTES - 10, False)):
+        with RawClient(plain.bootstrap_servers) as client:
+            client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
+            first = f"n,,n={'a' * size},r=x".encode()
+            answer = client.ask(SaslAuthenticateRequest(auth_bytes=first), 2)
+            assert (answer.error_code == SaslAuthenticationFailed.code) is is_refused
+            assert not is_refused or client.is_closed()
+    assert max(prepared) <= sasl.MAX_SCRAM_BYTES
 
 
 def _log_in(client: RawClient, user: str = "alice", password: str = PASSWORD) -> int:

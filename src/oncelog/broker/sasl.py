@@ -19,6 +19,8 @@ TokenCheck = Callable[[str, int], tuple[str, int]]
 """(token, now_ms) -> (user's name, end of the token in ms). Raises SaslAuthenticationFailed."""
 
 _SEPARATOR = "\x01"
+MAX_SCRAM_BYTES = 4_096
+"""Of one SCRAM message. A name is prepared character by character: 500 KB take a second of the one thread."""
 
 
 class Exchange(Protocol):
@@ -79,6 +81,8 @@ class ScramExchange:
     def answer(self, data: bytes, now_ms: int) -> bytes:
         from scramp import ScramException
 
+        if len(data) > MAX_SCRAM_BYTES:
+            raise SaslAuthenticationFailed("wrong user or password")
         text = _text(data)
         try:
             if not self._is_begun:

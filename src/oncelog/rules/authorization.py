@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from ipaddress import ip_address
 
 from oncelog.errors import InvalidRequest
 
@@ -83,9 +85,18 @@ IMPLIED_BY = {
 }
 
 
+@lru_cache(maxsize=1_024)
+def usual_address(host: str) -> str:
+    """Return an IP address as sockets write it; any other text as it is."""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One binding. `principal` as User:alice, `host` an address or *."""
+    """One binding. `principal` as User:alice, `host` an address in any spelling, or *."""
 
     resource_type: ResourceType
     name: str
@@ -96,8 +107,13 @@ class Acl:
     permission: Permission
 
     def is_of(self, principals: Collection[str], host: str) -> bool:
-        """Whether it speaks of one of these principals at this host."""
-        return (self.principal == ANYBODY or self.principal in principals) and self.host in (WILDCARD, host)
+        """Whether it speaks of one of these principals at this host, an address as sockets write it.
+
+        Java writes ::1 as 0:0:0:0:0:0:0:1, and so do ACLs that were made for Apache Kafka.
+        """
+        if self.principal != ANYBODY and self.principal not in principals:
+            return False
+        return self.host in (WILDCARD, host) or usual_address(self.host) == host
 
     def speaks_of(self, name: str) -> bool:
         """Whether a resource of its type and this name is meant."""
