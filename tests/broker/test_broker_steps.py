@@ -184,6 +184,28 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
         assert {state.transactional_id for state in response.transaction_states} == set(NAMES)
 
 
+class Compared(int):
+    """A producer id that counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_filters_cost_no_work_for_each_id() -> None:
+    node = driven(MemoryDisk())
+    first, *_ = [node.transactions.init(name, None, 1000, NOW_MS).entry for name in NAMES]
+    Compared.count = 0
+    filters = [Compared(number) for number in range(MANY)] + [Compared(first.producer_id)]
+    _, response = finish(node, handle(node, ListTransactionsRequest(producer_id_filters=filters)))
+    assert [state.transactional_id for state in response.transaction_states] == [first.transactional_id]
+    assert Compared.count < 10 * MANY, "not ids times filters"
+
+
 def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
     node = open_node(MemoryDisk())
     names = ["a", "b", "c", "d"]
