@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,7 +23,7 @@ from helpers_log import (
 )
 from helpers_log_model import read_rows
 
-from oncelog.errors import CorruptMessage, OutOfOrderSequenceNumber
+from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber
 from oncelog.limits import Limits
 from oncelog.log.chores import Chores, run
 from oncelog.log.config import LogConfig
@@ -736,3 +739,55 @@ def test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report() -> None:
         disk.remove(f"{TP}/{0:020d}.{suffix}")
     open_partition(disk).close(NOW_MS)
     assert open_partition(disk, clean_shutdown=True).recovery_reports == []
+
+
+def _large_batch(partition: Partition) -> None:
+    put(partition, batch(value=bytes(SMALL.segment_bytes // 2)))
+
+
+def _delete_all(partition: Partition) -> None:
+    partition.delete_records(None, NOW_MS)
+    put(partition, batch())
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+@pytest.mark.parametrize("roll", [_large_batch, _delete_all])
+def test_a_write_that_could_not_be_undone_ends_no_log(
+    roll: Callable[[Partition], None], is_clean: bool
+) -> None:
+    """Behind a part of a batch the next segment began: a start cut the log there, with all that followed."""
+    disk = MemoryDisk()
+    partition = _filled(disk, 4)
+    file = Path(partition.file_at(partition.log_end_offset)).name
+    disk.capacity_bytes = disk.used_bytes() + 20
+    disk.errors["truncate", file] = errno.EIO
+    with pytest.raises(KafkaStorageError):
+        put(partition, batch())
+    disk.capacity_bytes = None
+    with pytest.raises(KafkaStorageError):
+        roll(partition)
+    disk.errors.clear()
+    roll(partition)
+    put(partition, batch())
+    before, start, end = read_all(partition), partition.log_start_offset, partition.log_end_offset
+    if is_clean:
+        partition.close(NOW_MS)
+    how = {"log_start_offset": start, "clean_shutdown": is_clean}
+    again = open_partition(disk.after_kill(), SMALL, **how)
+    assert (read_all(again), again.log_end_offset, again.recovery_reports) == (before, end, [])
+
+
+def test_a_stop_undoes_a_failed_write() -> None:
+    """A part of a batch stayed at the end of a partition to which nothing else had happened."""
+    disk = MemoryDisk()
+    partition = _filled(disk, 4)
+    partition.close(NOW_MS)
+    partition = open_partition(disk, SMALL, clean_shutdown=True)
+    file = Path(partition.file_at(partition.log_end_offset)).name
+    disk.capacity_bytes = disk.used_bytes() + 20
+    disk.errors["truncate", file] = errno.EIO
+    with pytest.raises(KafkaStorageError):
+        put(partition, batch())
+    disk.errors.clear()
+    partition.close(NOW_MS)
+    assert open_partition(disk, SMALL, clean_shutdown=True).recovery_reports == []

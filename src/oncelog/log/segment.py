@@ -453,19 +453,14 @@ class Segment:
         On OSError the segment is as it was: the file is cut back now or, failing that, before the next
         append.
         """
-        if self._needs_cut:
-            self.file.truncate(self.size_bytes)
-            self._needs_cut = False
+        self.cut_failed_write()
         position = self.size_bytes
         try:
             self.file.pwrite(data, position)
         except OSError:
             self._needs_cut = True
-            try:
-                self.file.truncate(position)
-                self._needs_cut = False
-            except OSError:
-                pass  # the next append tries again before it writes
+            with suppress(OSError):  # the next append or roll tries again, and fails if it cannot
+                self.cut_failed_write()
             raise
         size = len(data)
         self.size_bytes = position + size
@@ -477,6 +472,16 @@ class Segment:
                 len(self.index) >= limit // OffsetIndex.entry_bytes
                 or len(self.times) >= limit // TimeIndex.entry_bytes - 1
             )
+
+    def cut_failed_write(self) -> None:
+        """Remove what a failed write left behind the end, if that is still to be done. Raises OSError.
+
+        No segment may be begun behind it: a start cuts the log there, with all that follows. Guarded by
+        test_a_write_that_could_not_be_undone_ends_no_log.
+        """
+        if self._needs_cut:
+            self.file.truncate(self.size_bytes)
+            self._needs_cut = False
 
     def _note(
         self, position: int, size: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int

@@ -303,6 +303,7 @@ class PartitionStore:
     def _roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next. On OSError nothing has changed."""
         active = self._segments.active
+        active.cut_failed_write()
         try:
             active.finish()
         except OSError:
@@ -522,7 +523,8 @@ class PartitionStore:
         """
         if self.is_offline or self._as_opened == (self._log_end_offset, self._log_start_offset):
             if not self.is_offline:
-                with suppress(OSError):  # of a marker that a full disk refused
+                with suppress(OSError):  # of a batch or a marker that the disk refused
+                    self._segments.active.cut_failed_write()
                     self._segments.active.transactions.give_room_back()
             self.abandon()
             return
