@@ -15,6 +15,15 @@ INT64_MAX = 2**63 - 1
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 """Kafka's name for the authorizer that keeps ACLs in the cluster itself, as ours does."""
 
+_ASSIGNORS = "org.apache.kafka.coordinator.group.assignor."
+ASSIGNOR_NAMES = {
+    "uniform": "uniform",
+    "range": "range",
+    f"{_ASSIGNORS}UniformAssignor": "uniform",
+    f"{_ASSIGNORS}RangeAssignor": "range",
+}
+"""What group.consumer.assignors may name -> the assignor's name in the protocol."""
+
 
 def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
     return tuple(Setting(*row) for row in rows)
@@ -234,7 +243,7 @@ BROKER = SettingsTable(
         ("group.max.session.timeout.ms", "int", 1_800_000, "Largest session.timeout.ms a member may ask for.", 1),
         ("group.max.size", "int", INT32_MAX, "Most members of a group.", 1),
         ("group.initial.rebalance.delay.ms", "int", 0, "How long an empty group waits for more members (Kafka's default is 3000).", 0),
-        ("group.coordinator.rebalance.protocols", "list", ["classic", "consumer"], "Group protocols served."),
+        ("group.coordinator.rebalance.protocols", "list", ["classic", "consumer"], "Group protocols served.", 1, None, ("classic", "consumer", "share", "streams")),
         ("group.consumer.session.timeout.ms", "int", 45_000, "A member of the consumer protocol that is silent this long is removed.", 1),
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "How often such a member is to send a heartbeat.", 1),
         ("group.consumer.min.session.timeout.ms", "int", 45_000, "Least consumer.session.timeout.ms of a group.", 1, INT32_MAX),
@@ -242,7 +251,7 @@ BROKER = SettingsTable(
         ("group.consumer.min.heartbeat.interval.ms", "int", 5_000, "Least consumer.heartbeat.interval.ms of a group.", 1, INT32_MAX),
         ("group.consumer.max.heartbeat.interval.ms", "int", 15_000, "Largest consumer.heartbeat.interval.ms of a group.", 1, INT32_MAX),
         ("group.consumer.max.size", "int", INT32_MAX, "Most members of such a group.", 1),
-        ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first."),
+        ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first; Kafka's classes of them may be named.", 1, None, tuple(ASSIGNOR_NAMES)),
         ("security.protocol", "str", "PLAINTEXT", "Name of a listener without one. (Ours.)", None, None, PROTOCOLS),
         ("oncelog.insecure", "bool", False, "Listen on more than loopback although anybody may connect, or read passwords on their way. (Ours.)"),
         ("oncelog.metrics.token", "password", None, "What a reader of the metrics must show, as Authorization: Bearer TOKEN. (Ours.)"),

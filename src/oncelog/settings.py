@@ -47,7 +47,10 @@ SettingValue = int | float | bool | str | list[str] | Password | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `low`/`high` are inclusive bounds; `choices` the only legal values; default None = unset."""
+    """One row. `choices` are the only legal values; default None = unset.
+
+    `low`/`high` are inclusive bounds; of a list, `low` is the least length.
+    """
 
     key: str
     kind: Kind
@@ -64,6 +67,8 @@ class Setting:
         value = _PARSERS[self.kind](self, raw)
         if self.choices and any(part not in self.choices for part in _parts(value)):
             raise ConfigError(f"{self.key}={raw!r}: expected {self._expected()}")
+        if isinstance(value, list) and self.low is not None and len(value) < self.low:
+            raise ConfigError(f"{self.key}={raw!r}: name at least {self.low:g}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
                 raise ConfigError(f"{self.key}={raw!r}: must be at least {self.low:g}")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from helpers_broker import RawClient, batch
+from helpers_group_node import GroupNode, create, heartbeat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog import Broker
 from oncelog.broker.dynamic_config import FILE_NAME as CONFIGS_FILE
 from oncelog.broker.topics import FILE_NAME
-from oncelog.config import TOPIC
+from oncelog.config import BROKER, TOPIC
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import (
     ConfigError,
@@ -315,3 +316,33 @@ def test_groups_with_long_names_have_no_settings_of_their_own(tmp_path: Path) ->
         name = "g" * 257
         assert alter(client, GROUP_TYPE, name, consumer_session_timeout_ms="46000") == InvalidRequest.code
         assert alter(client, GROUP_TYPE, name[1:], consumer_session_timeout_ms="46000") == 0
+
+
+CLASSES = "org.apache.kafka.coordinator.group.assignor."
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ("uniform,range", ["uniform", "range"]),
+        (f"{CLASSES}RangeAssignor, {CLASSES}UniformAssignor", ["range", "uniform"]),
+        ("range", ["range"]),
+    ],
+)
+def test_assignors_are_known_by_their_names_and_by_kafkas_classes(text: str, offered: list[str]) -> None:
+    place = GroupNode(group_consumer_assignors=text)
+    place.ask(create("t"), 5)
+    for wish in ("uniform", "range"):
+        (answer,) = place.ask(heartbeat("g", "m", server_assignor=wish), 1)
+        assert (answer.error_code == 0) is (wish in offered)
+    (described,) = place.ask(m.ConsumerGroupDescribeRequest(group_ids=["g"]), 1)[0].groups
+    assert described.assignor_name in offered
+    (answer,) = place.ask(heartbeat("h", "m"), 1)
+    (described,) = place.ask(m.ConsumerGroupDescribeRequest(group_ids=["h"]), 1)[0].groups
+    assert (answer.error_code, described.assignor_name) == (0, offered[0])
+
+
+@pytest.mark.parametrize("text", ["", ",", "foo", "uniform,foo", "Range", f"{CLASSES}StickyAssignor"])
+def test_unknown_assignors_refuse_the_start(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"group\.consumer\.assignors"):
+        BROKER.parse({"group.consumer.assignors": text})

@@ -203,6 +203,7 @@ def group_of(*members: ConsumerMember) -> ConsumerGroup:
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
     group.members = {member.member_id: member for member in members}
+    group.resume(0)
     return group
 
 
@@ -333,10 +334,59 @@ def test_a_full_group_takes_its_own_members_only() -> None:
     assert refusal(lambda: group.heartbeat(other, catalogue, 0)) == "GROUP_MAX_SIZE_REACHED"
 
 
+def test_a_heartbeat_does_not_look_at_the_topics_of_other_members() -> None:
+    """100 members that name 20,000 topics each made every heartbeat of their group take 150 ms."""
+    group, asked = ConsumerGroup("g", session_timeout_ms=1000), list[frozenset[str]]()
+
+    def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
+        asked.append(names)
+        return catalogue(names, regexes)
+
+    def beat(name: str, epoch: int, topics: str | None) -> BeatAnswer:
+        named = None if topics is None else frozenset(topics)
+        before, draft = group.members.copy(), group.draft()
+        answer = draft.heartbeat(Beat(name, epoch, None, None, 500, named, owned=NOTHING), noted, 0)
+        assert group.members == before
+        group.__dict__.update(draft.__dict__)
+        return answer
+
+    first, second = beat("a", 0, "tx"), beat("b", 0, "uy")
+    names = max(asked, key=len)
+    assert set(names) == set("txuy")
+    asked.clear()
+    beat("a", first.epoch, None)
+    beat("b", second.epoch, None)
+    joined = beat("c", 0, "tx")
+    assert all(each is names for each in asked if len(each) == 4)
+    assert group.members["c"].topics is group.members["a"].topics
+    beat("b", second.epoch, "u")
+    asked.clear()
+    beat("c", joined.epoch, None)
+    assert set(asked[0]) == set("txu")
+
+
+def test_subscriptions_that_take_too_much_together_are_refused() -> None:
+    group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=3 * 17 + 2 * 16)
+
+    def beat(name: str, topics: str, epoch: int = 0) -> str | None:
+        joined = Beat(name, epoch, None, None, 500, frozenset(topics), owned=NOTHING)
+        return refusal(lambda: group.heartbeat(joined, catalogue, 0))
+
+    assert (beat("a", "tx"), beat("b", "u")) == (None, None)
+    assert beat("c", "x") == "GROUP_MAX_SIZE_REACHED"
+    assert beat("b", "uy", 3) == "GROUP_MAX_SIZE_REACHED"
+    assert [beat(name, "tx") for name in ("c", "d", "b")] == [None] * 3  # as another member has it
+    assert beat("c", "x") is None
+    group.resume(0)
+    assert beat("e", "y") == "GROUP_MAX_SIZE_REACHED"
+
+
 @pytest.mark.parametrize(
     ("wishes", "assignor"),
     [
         ([None], "range"),
+        (["com.example.Ours", "com.example.Ours"], "range"),
+        (["com.example.Ours", "uniform"], "uniform"),
         (["uniform", "range"], "uniform"),
         (["range", "uniform", "range"], "range"),
         ([None, None, "uniform"], "uniform"),

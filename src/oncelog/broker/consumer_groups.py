@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
 from oncelog.broker.patterns import Pattern, TopicPatterns
 from oncelog.broker.state_topic import StateTopic, Written
+from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
 from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, TopicInfo
 from oncelog.rules.deadlines import Deadlines
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 RETRY_MS = 1000
 """How long after its records could not be stored a group's deadlines are looked at again."""
+SUBSCRIPTION_RECORDS = 4
+"""How many times message.max.bytes the different subscriptions of a group's members may take in memory."""
 
 
 class ConsumerGroups:
@@ -36,6 +39,11 @@ class ConsumerGroups:
         self._catalogued = 0
         self._catalogues_of = (-1, -1)
         """Revisions of the topics and of the patterns that `_catalogues` were made of."""
+
+    @property
+    def assignors(self) -> list[str]:
+        """Names of the assignors that are offered, the default first."""
+        return [ASSIGNOR_NAMES[name] for name in self._node.settings["group.consumer.assignors"]]
 
     def get(self, group_id: str) -> ConsumerGroup | None:
         """None for a group that is not there. Raises NotCoordinator."""
@@ -82,7 +90,8 @@ class ConsumerGroups:
             group_id,
             session_timeout_ms=self._session_ms(group_id),
             max_size=settings["group.consumer.max.size"],
-            assignor=settings["group.consumer.assignors"][0],
+            max_subscription_bytes=SUBSCRIPTION_RECORDS * settings["message.max.bytes"],
+            assignor=self.assignors[0],
             assignment_burst=self._node.limits.assignment_burst_cost,
         )
 

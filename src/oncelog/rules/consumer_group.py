@@ -42,6 +42,7 @@ from oncelog.rules.consumer_member import (
     Place,
     reconcile,
 )
+from oncelog.rules.consumer_subscriptions import Subscription, Subscriptions
 from oncelog.rules.sticky import assign_sticky
 from oncelog.types import TopicPartition
 
@@ -133,6 +134,7 @@ class ConsumerGroup:
         *,
         session_timeout_ms: int,
         max_size: int = 2**31,
+        max_subscription_bytes: int = 2**31,
         assignor: str = "uniform",
         assignment_burst: int = DEFAULT_LIMITS.assignment_burst_cost,
     ) -> None:
@@ -142,7 +144,10 @@ class ConsumerGroup:
         self.targets: dict[str, frozenset[Place]] = {}
         self.unsaved: dict[Entry, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
+        self._subscriptions, self._shares_subscriptions = Subscriptions(), False
+        """Those of all members; and whether another draft of the group uses the same object."""
         self._session_ms, self._max_size, self._default_assignor = session_timeout_ms, max_size, assignor
+        self._max_subscription_bytes = max_subscription_bytes
         self._assignment_burst = assignment_burst
         self._assignment_cost, self._assignment_cost_ms = 0, 0
         """Cost of the targets made so far, less what time has taken off, and when that was reckoned."""
@@ -162,7 +167,10 @@ class ConsumerGroup:
     @property
     def assignor(self) -> str:
         """Return the assignor most members ask for (`uniform` in a tie), or the broker's if none asks."""
-        wishes = [member.server_assignor for member in self.members.values() if member.server_assignor]
+        # A directory of Apache Kafka may hold members of an assignor that is not offered here.
+        wishes = [
+            name for each in self.members.values() if (name := each.server_assignor) in SERVER_ASSIGNORS
+        ]
         ranked = sorted(set(wishes), key=list(SERVER_ASSIGNORS).index)
         return max(ranked, key=wishes.count, default=self._default_assignor)
 
@@ -175,6 +183,7 @@ class ConsumerGroup:
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
         draft.unsaved = dict(self.unsaved)
+        draft._shares_subscriptions = self._shares_subscriptions = True
         draft._silent_until_ms, draft._revoked_by_ms = dict(self._silent_until_ms), dict(self._revoked_by_ms)
         return draft
 
@@ -204,6 +213,7 @@ class ConsumerGroup:
             raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
         before = self._member_of(beat)
         member = self._updated(before, beat)
+        self._check_subscription(before, member)
         if member.regex is not None and member.regex != before.regex:
             check_regex(member.regex)
         # A new member without topics changes nobody's assignment, so it raises no epoch, as in Kafka 4.3.
@@ -245,7 +255,8 @@ class ConsumerGroup:
         self._check_instance(beat, static)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
-        is_repeated = beat.epoch == member.previous_epoch and (
+        # A static member that has left is at -2. What it sent before must not bring it back.
+        is_repeated = beat.epoch == member.previous_epoch < member.epoch and (
             beat.owned is not None and beat.owned <= member.assigned
         )
         if beat.epoch != member.epoch and not is_repeated:
@@ -270,32 +281,60 @@ class ConsumerGroup:
             self._put(member, Entry(kind, member_id))
         return member
 
-    @staticmethod
-    def _updated(member: ConsumerMember, beat: Beat) -> ConsumerMember:
+    def _updated(self, member: ConsumerMember, beat: Beat) -> ConsumerMember:
         is_timed = beat.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT
+        topics, regex = self._subscriptions.shared(
+            Subscription(
+                beat.topics if beat.topics is not None else member.topics,
+                member.regex if beat.regex is None else beat.regex or None,
+            )
+        )
         return replace(
             member,
             instance_id=beat.instance_id if beat.instance_id is not None else member.instance_id,
             rack_id=beat.rack_id if beat.rack_id is not None else member.rack_id,
             client_id=beat.client_id,
             client_host=beat.client_host,
-            topics=beat.topics if beat.topics is not None else member.topics,
-            regex=member.regex if beat.regex is None else beat.regex or None,
+            topics=topics,
+            regex=regex,
             rebalance_timeout_ms=beat.rebalance_timeout_ms if is_timed else member.rebalance_timeout_ms,
             server_assignor=beat.server_assignor or member.server_assignor,
         )
 
+    def _check_subscription(self, before: ConsumerMember, member: ConsumerMember) -> None:
+        """Raise GroupMaxSizeReached where the members' subscriptions would take too much together."""
+        if before.member_id in self.members and _subscription(before) == _subscription(member):
+            return
+        size_bytes = self._subscriptions.size_with(_subscription(member))
+        if size_bytes > max(self._subscriptions.size_bytes, self._max_subscription_bytes):
+            raise GroupMaxSizeReached(
+                f"the different subscriptions of group {self.group_id!r} would take {size_bytes} bytes; "
+                f"{self._max_subscription_bytes} are allowed"
+            )
+
     def _put(self, member: ConsumerMember, entry: Entry) -> None:
+        self._note_subscription(self.members.get(member.member_id), member)
         self.members[member.member_id] = member
         self.unsaved[entry] = None
+
+    def _note_subscription(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+        old = None if before is None else _subscription(before)
+        new = None if after is None else _subscription(after)
+        if old == new:
+            return
+        if self._shares_subscriptions:
+            self._subscriptions, self._shares_subscriptions = self._subscriptions.copy(), False
+        if new is not None:
+            self._subscriptions.add(new)
+        if old is not None:
+            self._subscriptions.remove(old)
 
     # Assigning
 
     def _assign(self, catalogue: Catalogue, is_changed: bool, is_pending: IsPending, now_ms: int) -> None:
         """Another epoch if the group or its topics changed, and the target that belongs to it."""
-        names = frozenset[str]().union(*(member.topics for member in self.members.values()))
-        regexes = frozenset(member.regex for member in self.members.values() if member.regex)
-        topics = catalogue(names, regexes)
+        regexes = self._subscriptions.regexes
+        topics = catalogue(self._subscriptions.names, regexes)
         if self._topics is None and self.assignment_epoch and is_pending(regexes):
             # After a restart the topics that patterns match may be found in the background. Until then the
             # stored target stands, also for a member that joins; otherwise everybody would have to give up
@@ -303,7 +342,10 @@ class ConsumerGroup:
             if is_changed:
                 self._raise_epoch()
             return
-        is_other = self._is_off(topics) if self._topics is None else topics != self._topics
+        if self._topics is None:
+            is_other = self._is_off(topics)
+        else:
+            is_other = topics is not self._topics and topics != self._topics
         # An epoch that has no target yet needs no successor: its target is made of these topics below.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
@@ -424,7 +466,7 @@ class ConsumerGroup:
         for timers in (self._silent_until_ms, self._revoked_by_ms):
             timers.pop(member_id, None)
         self.targets.pop(member_id, None)
-        del self.members[member_id]
+        self._note_subscription(self.members.pop(member_id), None)
         for kind in (CURRENT, TARGET, MEMBER):
             self.unsaved[Entry(kind, member_id)] = None
 
@@ -436,7 +478,11 @@ class ConsumerGroup:
 
     def resume(self, now_ms: int) -> None:
         """After a restart: everyone's time begins anew."""
-        for member in self.members.values():
+        self._subscriptions, self._shares_subscriptions = Subscriptions(), False
+        for member in list(self.members.values()):
+            topics, regex = self._subscriptions.shared(_subscription(member))
+            self.members[member.member_id] = replace(member, topics=topics, regex=regex)
+            self._subscriptions.add(Subscription(topics, regex))
             self._silent_until_ms[member.member_id] = now_ms + self._session_ms
             self._watch_revocation(member, now_ms)
 
@@ -496,11 +542,15 @@ class ConsumerGroup:
 
         None is returned after a restart until a heartbeat tells which topics the members' patterns match.
         """
-        if self._topics is None and any(member.regex for member in self.members.values()):
+        if self._topics is None and self._subscriptions.regexes:
             return None
         if not self.members:
             return frozenset()
-        return self._topics or frozenset[str]().union(*(each.topics for each in self.members.values()))
+        return self._topics or self._subscriptions.names
+
+
+def _subscription(member: ConsumerMember) -> Subscription:
+    return Subscription(member.topics, member.regex)
 
 
 def _subscribed(member: ConsumerMember, catalogue: Catalogue) -> Mapping[str, TopicInfo]:

@@ -18,7 +18,7 @@ from oncelog.errors import (
     UnsupportedVersion,
 )
 from oncelog.rules.authorization import ResourceType
-from oncelog.rules.consumer_group import SERVER_ASSIGNORS, Beat, BeatAnswer
+from oncelog.rules.consumer_group import Beat, BeatAnswer
 from oncelog.rules.consumer_member import STATIC_LEAVE_EPOCH
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -65,7 +65,7 @@ def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> 
         raise InvalidRequest("only static members leave with epoch -2")
     if message.member_epoch == 0:
         _check_first(message)
-    if message.server_assignor is not None and message.server_assignor not in _assignors(node):
+    if message.server_assignor is not None and message.server_assignor not in node.groups.consumers.assignors:
         raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
 
 
@@ -76,10 +76,6 @@ def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
         raise InvalidRequest("a member that joins may own no partitions, and must say so")
     if message.subscribed_topic_names is None and message.subscribed_topic_regex is None:
         raise InvalidRequest("a member that joins must say what topics it wants")
-
-
-def _assignors(node: Node) -> list[str]:
-    return [name for name in node.settings["group.consumer.assignors"] if name in SERVER_ASSIGNORS]
 
 
 def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) -> Beat:

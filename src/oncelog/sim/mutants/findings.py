@@ -8,12 +8,12 @@ from __future__ import annotations
 
 OUT_OF_REACH: dict[str, str] = {
     "no directory of a running Apache Kafka, of an older version or of a backup is played": (
-        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451"
+        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
         " R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440"
-        " R476 R477 R511 R620 G7 R49 L12"
+        " R476 R477 R511 R620 G7 R49 L12 R630"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 L24a L24b"
@@ -21,7 +21,7 @@ OUT_OF_REACH: dict[str, str] = {
     "TLS, SASL, ACLs, quotas and the metrics port are not played": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641"
     ),
-    "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70",
+    "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633",
     "Spark itself is not played": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408"
     ),

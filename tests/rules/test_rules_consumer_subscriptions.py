@@ -1,0 +1,53 @@
+"""Subscriptions of a group against a list of one per member."""
+
+from __future__ import annotations
+
+from random import Random
+
+from oncelog.rules.consumer_subscriptions import Subscription, Subscriptions
+
+CHOICES = [
+    Subscription(frozenset(topics), regex)
+    for topics in ((), ("a",), ("a", "b"), ("b", "c"))
+    for regex in (None, "a.*", "b.*")
+]
+
+
+def test_random_changes_are_counted_as_a_list_of_all_would_count_them() -> None:
+    rng = Random(7)
+    told, members, drafts = (
+        Subscriptions(),
+        list[Subscription](),
+        list[tuple[Subscriptions, frozenset[str]]](),
+    )
+    for _ in range(2_000):
+        if members and rng.random() < 0.5:
+            gone = members.pop(rng.randrange(len(members)))
+            told.remove(gone)
+        else:
+            members.append(rng.choice(CHOICES))
+            told.add(members[-1])
+        if rng.random() < 0.1:
+            drafts = [*drafts[-3:], (told, told.names)]
+            told = told.copy()
+        if rng.random() < 0.5:  # sums are made when they are asked for
+            assert told.names == frozenset().union(*(each.topics for each in members))
+            assert told.regexes == {each.regex for each in members if each.regex}
+        assert told.size_bytes == sum(each.size_bytes for each in set(members))
+        for earlier, names in drafts:
+            assert earlier.names == names
+        one = rng.choice(CHOICES)
+        more = 0 if one in members else one.size_bytes
+        assert told.size_with(one) == told.size_bytes + more
+
+
+def test_equal_subscriptions_are_kept_once() -> None:
+    told = Subscriptions()
+    first, second = (Subscription(frozenset(["a", "b"]), None) for _ in range(2))
+    told.add(first)
+    assert told.shared(second) is first
+    told.add(second)
+    told.remove(first)
+    assert told.shared(second) is first
+    told.remove(second)
+    assert told.shared(second) is second
