@@ -44,15 +44,16 @@ def _parse_batch(text: str, offset: int) -> StoredBatch:
     flags = {"crc_ok": "!" not in text, "is_visible": {"^": True, "_": False}.get(text[-1])}
     flags |= {"records_problem": "planted" if "%" in text else None}
     who, what = text.rstrip("!%^_").split(" ")
-    if who == "-":
-        return StoredBatch(
-            offset, offset + int(what) - 1, None, None, None, int(what), int(what), False, True
-        )
-    numbers = tuple(None if word == "-" else int(word) for word in who.split("."))
+    if who == "-" and not what[0].isupper():
+        flags["is_transactional"] = what.startswith("t")
+        size = int(what.removeprefix("t"))
+        return StoredBatch(offset, offset + size - 1, None, None, None, size, size, False, **flags)
+    numbers = (None, None) if who == "-" else [None if w == "-" else int(w) for w in who.split(".")]
     if what[0].isupper():
         word, _, coordinator_epoch = what.partition("/")
-        flags |= {"is_transactional": True, "is_commit": word == "COMMIT"}
-        flags |= {"coordinator_epoch": int(coordinator_epoch or 0)}
+        flags["is_transactional"] = who != "-"
+        if word != "CONTROL":
+            flags |= {"is_commit": word == "COMMIT", "coordinator_epoch": int(coordinator_epoch or 0)}
         return StoredBatch(offset, offset, *numbers, None, 1, 1, True, **flags)
     what, _, kept = what.partition("#")
     first, _, covered = what.removeprefix("t").partition("+")

@@ -231,6 +231,28 @@ def test_bytes_that_are_no_batch_are_found_where_they_begin(
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
 
 
+def test_batches_that_changed_places(spark: Any, tmp_path: Path) -> None:
+    """Ordered by their offsets they look sound, and readers get them in the order of the file."""
+    with oncelog.Broker(tmp_path) as broker:
+        create_topic(broker.bootstrap_servers, "moved")
+        store(broker.bootstrap_servers, "moved", numbered(7))
+    (segment,) = (tmp_path / "moved-0").glob("*.log")
+    data = segment.read_bytes()
+    batches = [data[at : at + h.size_bytes] for at, h in iter_batches(data)]
+    assert len(batches[1]) == len(batches[3]), "the indexes would not fit"
+    batches[1], batches[3] = batches[3], batches[1]
+    segment.write_bytes(b"".join(batches))
+    with oncelog.Broker(tmp_path) as broker:
+        found = audit_topic(spark, broker.bootstrap_servers, "moved").findings
+    assert {(each.kind, each.base_offset) for each in found} == {
+        ("offset_gap", 8),
+        ("offset_overlap", 4),
+        ("out_of_order", 4),
+        ("offset_overlap", 3),
+        ("out_of_order", 3),
+    }
+
+
 def test_a_topic_that_was_compacted_once(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_compacted(bootstrap, topic, "ccc")

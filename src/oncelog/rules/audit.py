@@ -21,6 +21,8 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     its records do not fit its header (where they are read)       bad_records
     a producer id without an epoch or a first sequence            half_numbered
         (coordinators number nothing in their own topics)         -
+    a marker, or data of a transaction, without a producer id     half_numbered
+    a producer's control batch, neither COMMIT nor ABORT          unknown_marker
     the log ends within it                                        torn_tail (no violation)
     wholly below the log start                                    - (not judged, its records are counted)
     removed while the audit read the log                          log_start_moved (no violation)
@@ -129,12 +131,12 @@ class PartitionAudit:
         else:
             self._check_records(batch)
         self._count(batch)
-        if batch.producer_id is not None and self._is_half_numbered(batch):
-            text = "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
-            self._findings.report(FindingKind.HALF_NUMBERED, batch, text)
+        if (why := self._why_half_numbered(batch)) is not None:
+            self._findings.report(FindingKind.HALF_NUMBERED, batch, why)
             return
         if batch.producer_id is None or batch.producer_epoch is None:
             return
+        self._check_marker(batch)
         if self._sequences.see(batch, batch.producer_id, batch.producer_epoch):
             self._transactions.see(batch, batch.producer_id, batch.producer_epoch)
 
@@ -182,11 +184,21 @@ class PartitionAudit:
         place = (end, log_start - 1, None, None, None, None, None)
         self._findings.add(Finding(FindingKind.OFFSET_GAP, *place, text))
 
-    def _is_half_numbered(self, batch: StoredBatch) -> bool:
-        if batch.producer_epoch is None:
-            return True
+    def _why_half_numbered(self, batch: StoredBatch) -> str | None:
+        if batch.producer_id is None:
+            if batch.is_commit is not None:
+                return "the marker has no producer id, so it ends no transaction"
+            return "the batch is in a transaction, but has no producer id" if batch.is_transactional else None
         is_without_by_right = batch.is_control or (self._is_internal and batch.is_transactional)
-        return batch.base_sequence is None and not is_without_by_right
+        if batch.producer_epoch is None or (batch.base_sequence is None and not is_without_by_right):
+            return "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
+        return None
+
+    def _check_marker(self, batch: StoredBatch) -> None:
+        """Report a control batch that readers pass over: of a producer they are COMMIT or ABORT only."""
+        if batch.is_control and batch.is_commit is None and batch.records_count and batch.crc_ok:
+            text = "a control batch of a producer that is neither COMMIT nor ABORT: no transaction ends here"
+            self._findings.report(FindingKind.UNKNOWN_MARKER, batch, text)
 
     def _count(self, batch: StoredBatch) -> None:
         counts = self._counts

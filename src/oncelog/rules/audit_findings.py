@@ -24,6 +24,7 @@ class FindingKind(Enum):
     RECORD_COUNT = "record_count"
     BAD_RECORDS = "bad_records"
     HALF_NUMBERED = "half_numbered"
+    UNKNOWN_MARKER = "unknown_marker"
     TRANSACTION_WITHOUT_OUTCOME = "transaction_without_outcome"
     TWO_OUTCOMES = "two_outcomes"
     MARKER_WITHOUT_TRANSACTION = "marker_without_transaction"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -174,18 +175,20 @@ def _read_rows(
     """A row per batch, one where the log start overtook us, and a last one for what could not be read.
 
     A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
-    at a time up to the bad one.
+    at a time up to the bad one. Places count what was read: ordered by their offsets, batches that are
+    stored in a wrong order would look sound. Guard: test_batches_that_changed_places.
     """
     tp, position, end = wanted
     settings, problem = dict(client), None
+    places = count()
     while position < end and problem is None:
         with Consumer(settings) as consumer:
             try:
                 for piece in consumer.fetch_pieces(tp, position, end, isolation):
                     for batch in _batches_of(piece, isolation, check_records):
-                        position = batch.last_offset + 1
+                        position = max(position, batch.last_offset + 1)
                         if wanted.start <= batch.last_offset < end:
-                            yield (*tp, wanted.start, batch.base_offset, *batch)
+                            yield (*tp, wanted.start, next(places), *batch)
                 position = max(position, end)
             except (CorruptMessage, InvalidRecord) as error:
                 problem = error.detail if settings.get(_FETCH_BYTES) == 1 else None
@@ -194,9 +197,8 @@ def _read_rows(
                 log_start = consumer.beginning_offsets([tp])[tp]
                 if log_start <= position:
                     raise  # the topic is another one now, or its log was cut back
-                # Before the place of a batch that begins at `position` and holds the new log start.
                 removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
-                yield (*tp, wanted.start, position - 1, *removed)
+                yield (*tp, wanted.start, next(places), *removed)
                 position = log_start
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
@@ -204,7 +206,7 @@ def _read_rows(
                 # Compaction left nothing between here and the last stable offset.
                 isolation = Isolation.READ_UNCOMMITTED
     if problem is not None:
-        yield (*tp, wanted.start, position, *no_batch(position, end - 1, problem))
+        yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
 
 
 def _batches_of(piece: RangePiece, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
