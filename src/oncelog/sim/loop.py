@@ -78,6 +78,17 @@ _Loop: Any = asyncio.AbstractEventLoop
 """Of its many methods only those are here that asyncio's own parts and the edge call."""
 
 
+def close_tasks(loop: Any, tasks: list[asyncio.Task[Any]]) -> None:
+    """End the coroutines of a loop that runs no more, and of the tasks that they start meanwhile."""
+    events._set_running_loop(loop)
+    try:
+        while tasks:
+            with contextlib.suppress(BaseException):
+                tasks.pop().get_coro().close()
+    finally:
+        events._set_running_loop(None)
+
+
 class SimLoop(_Loop):  # type: ignore[misc]
     """Time is kept in whole microseconds. `pause_limit_s`: how long a thread takes, at most, before and after
     its work.
@@ -274,7 +285,4 @@ class SimLoop(_Loop):  # type: ignore[misc]
         self.jobs.abandon()
         self._ready.clear()
         self._timers.clear()
-        for task in self._tasks:
-            coroutine = task.get_coro()
-            with contextlib.suppress(BaseException):
-                coroutine.close()
+        close_tasks(self, self._tasks)

@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from oncelog.sim.disk import SimulatedCrash
-from oncelog.sim.loop import PROCESS, Livelock, SimLoop
+from oncelog.sim.loop import PROCESS, Livelock, SimLoop, close_tasks
 
 MAX_SWITCHES_AT_ONCE = 50_000
 TRACED = ("oncelog/edge/", "oncelog/client/", "oncelog/sim/mutants/")
@@ -370,8 +370,7 @@ class ThreadLoop(SimLoop):
         """The timers are the world's."""
         self._is_closed = True
         self._ready.clear()
-        for task in self._tasks:
-            task.get_coro().close()
+        close_tasks(self, self._tasks)
 
 
 def _locks_of_modules() -> list[tuple[ModuleType, str]]:
