@@ -11,6 +11,7 @@ from helpers_log import NOW_MS, batch, config, limit, marker, open_partition, pu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
 from oncelog.log.chores import Chores, run
@@ -242,6 +243,23 @@ def test_markers_of_forgotten_producers_go_wholly() -> None:
         fill(partition, keys=1)
     assert all(header.producer_id != 1 for _, header, _ in batches(partition))
     assert partition.aborted_transactions(0, 10**6) == []
+
+
+@pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
+def test_tombstones_that_stay_for_ever_survive_rounds_and_restarts(retention_ms: int) -> None:
+    """Their delete horizon was more than the format holds, and no round of compaction came to an end."""
+    disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
+    partition = open_partition(disk, kept)
+    write(partition, b"gone", b"old")
+    write(partition, b"gone", None)
+    for number in range(3):
+        fill(partition, rounds=3)
+        now_ms = NOW_MS + number * DAY_MS
+        assert compact(partition, now_ms)
+        assert partition.cleaned_to > 1
+        partition.close(now_ms)
+        partition = open_partition(disk, kept, clean_shutdown=True, now_ms=now_ms)
+    assert [value for _, key, value in committed(partition) if key == b"gone"] == [None]
 
 
 def test_an_open_transaction_holds_compaction_back() -> None:

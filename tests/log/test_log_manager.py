@@ -25,6 +25,8 @@ from oncelog.log.checkpoint import (
     encode_offsets,
     read_offsets,
 )
+from oncelog.log.chores import Chore
+from oncelog.log.compaction import Compaction
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -445,3 +447,27 @@ def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stoppe
     disk.remove(f"{TP}/{0:020d}.txnindex")
     again = _open(disk.after_kill()).open_partition(TP, config(), TOPIC_ID, NOW_MS)
     assert len(expected) == 1 and again.aborted_transactions(0, 9) == expected
+
+
+def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
+    """Whatever its compaction raises, even a fault of ours: the round ended there, for all behind it."""
+    log_config = config(cleanup_policy="compact", segment_bytes=300, min_cleanable_dirty_ratio="0.1")
+    manager = _open(MemoryDisk())
+    names = (TP, TopicPartition(TP.topic, 1))
+    partitions = [manager.open_partition(tp, log_config, TOPIC_ID, NOW_MS) for tp in names]
+    for partition in partitions:
+        for number in range(20):
+            put(partition, batch(number))
+        partition.flush()
+    run = Compaction.run
+
+    def failing(compaction: Compaction) -> Chore:
+        if compaction._owner is partitions[0]:
+            raise ValueError("a fault of ours")
+        yield from run(compaction)
+
+    with patch.object(Compaction, "run", failing), pytest.raises(KafkaStorageError, match="a fault of ours"):
+        manager.compact(NOW_MS)
+    assert [partition.cleaned_to > 0 for partition in partitions] == [False, True]
+    manager.compact(NOW_MS)
+    assert partitions[0].cleaned_to == 0, "it is not tried again before a restart"

@@ -791,3 +791,37 @@ def test_a_stop_undoes_a_failed_write() -> None:
     disk.errors.clear()
     partition.close(NOW_MS)
     assert open_partition(disk, SMALL, clean_shutdown=True).recovery_reports == []
+
+
+def test_a_snapshot_behind_a_gap_tells_of_no_lost_marker() -> None:
+    """A power loss took a segment with a commit out of a compacted log and left what followed.
+
+    The transaction was open again, and its coordinator aborted it. The next start took a snapshot from before
+    the power loss, which knew the commit: read_committed readers were shown what was aborted.
+    """
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL_TABLE)
+    put(partition, batch(0, is_transactional=True))
+    partition.flush()
+    point = partition.recovery_point
+    while partition.segment_count < 2:
+        put(partition, batch(key=b"%d" % partition.log_end_offset))
+    lost_from = partition.log_end_offset - 1
+    put_marker(partition, marker(7, commit=True))
+    while partition.segment_count < 4:
+        put(partition, batch(key=b"%d" % partition.log_end_offset))
+    disk = disk.after_kill()
+    disk.remove(f"{TP}/{lost_from:020d}.log")
+    partition = open_partition(disk, SMALL_TABLE, recovery_point=point)
+    assert partition.has_open_transaction(7, 0) and partition.last_stable_offset == 0
+    partition.flush()
+    point = partition.recovery_point
+    put_marker(partition, marker(7, commit=False))
+    while partition.segment_count < 5:
+        put(partition, batch(key=b"%d" % partition.log_end_offset))
+    again = open_partition(disk.after_kill(), SMALL_TABLE, recovery_point=point)
+    expected = [
+        (entry.producer_id, entry.first_offset) for entry in partition.aborted_transactions(0, 1 << 40)
+    ]
+    found = [(entry.producer_id, entry.first_offset) for entry in again.aborted_transactions(0, 1 << 40)]
+    assert expected == found == [(7, 0)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from oncelog.config import INT64_MAX
-from oncelog.errors import BrokerError, KafkaStorageError, StorageError
+from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.aborted import restore_aborted
 from oncelog.log.chores import Chore
 from oncelog.log.compaction import Compaction
@@ -120,10 +120,11 @@ class CompactedStore(PartitionStore):
         )
         try:
             yield from compaction.run()
-        except (OSError, StorageError, BrokerError) as error:
+        except Exception as error:
             if not self._is_closed:
-                # Trying again would end there again; after a restart it is tried once more.
-                self._is_uncleanable = isinstance(error, BrokerError)
+                # Trying again would end there again; after a restart it is tried once more. No error ends the
+                # round over all partitions: test_a_partition_that_cannot_be_compacted_keeps_no_other.
+                self._is_uncleanable = not isinstance(error, OSError | StorageError)
                 raise KafkaStorageError(f"{self.topic_partition}: compaction failed: {error}") from error
         self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)
 

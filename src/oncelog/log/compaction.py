@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
 from oncelog.log.chores import Chore, Job
 from oncelog.log.config import LogConfig
@@ -233,7 +234,7 @@ class Compaction:
         if len(kept) == header.records_count and not needs_horizon:
             return found.bytes()
         if needs_horizon:
-            horizon_ms = self._now_ms + self._config.delete_retention_ms
+            horizon_ms = min(self._now_ms + self._config.delete_retention_ms, INT64_MAX)
         return rewrite_batch(header, kept, horizon_ms)
 
     def _make_swap(self, output: Segment, newest_path: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -277,7 +278,9 @@ def _remove_later(disk: Disk, directory: str, bases: list[int], now_ms: int) -> 
 def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | None) -> None:
     producers, segments = recovered.producers, recovered.segments
     end_offset = segments.active.end_offset
-    producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= end_offset)
+    gap_offset = _offset_of_gap(segments, how)
+    kept_to = end_offset if gap_offset is None else gap_offset
+    producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
     # Not from the log start: deleted records that are still in the file tell of their producers.
     start, later = segments.first.base_offset, None
@@ -294,6 +297,21 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
     _replay(recovered, start, how.now_ms, knows_all=later is None)
     if later is not None:
         producers.load(later, expired_before_ms)
+
+
+def _offset_of_gap(segments: Segments, how: OpenAs) -> int | None:
+    """Return where the first gap begins that may be a loss, though `_may_be_compacted` keeps what follows.
+
+    A snapshot behind it may tell of batches and markers that are gone: of a transaction as committed that an
+    abort has ended since. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker.
+    """
+    if how.is_clean:
+        return None
+    for segment, following in pairwise(segments):
+        is_unsynced = following.base_offset > how.recovery_point and segment.base_offset >= how.cleaned_to
+        if is_unsynced and segment.end_offset != following.base_offset:
+            return segment.end_offset
+    return None
 
 
 def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:

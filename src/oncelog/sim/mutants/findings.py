@@ -45,6 +45,8 @@ OUT_OF_REACH: dict[str, str] = {
     "no topic is made while renames and syncs of directories fail": "R480 R566",
     "no fault lets a segment's log file be made, and its index files not": "R585",
     "no disk takes a part of a write and then cannot cut it off": "R610",
+    "tombstones of simulated topics go after seconds": "R611",
+    "no transactions run on a compacted topic across two power losses": "R612",
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510",
     "no client closes right after requests whose answers it does not take": "R509 R565",
