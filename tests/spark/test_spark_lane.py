@@ -548,22 +548,42 @@ def test_a_topic_that_is_not_there_and_a_timeout_too_long() -> None:
             write_lane(sink, 0, 0, [batch("a")])
 
 
-def test_a_task_slower_than_the_transaction_timeout_is_told_so() -> None:
+@pytest.fixture(scope="module")
+def quick_broker() -> Iterator[oncelog.Broker]:
+    """It looks often for transactions that are open for too long."""
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with oncelog.Broker(config=quick) as broker:
-        create_topic(broker.bootstrap_servers, "slow")
-        sink = sink_of(broker.bootstrap_servers, "slow", **{"kafka.transaction.timeout.ms": "100"})
+        yield broker
 
-        def until_aborted() -> None:
-            with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-                while True:
-                    told = admin.describe_transactions([sink.lane_id(0)])[sink.lane_id(0)]
-                    if told.state == "CompleteAbort":
-                        return
 
-        with pytest.raises(SinkError, match=r"kafka.transaction.timeout.ms=100 and was aborted"):
-            write_lane(sink, 0, 0, interrupted(batch("a"), batch("b"), by=until_aborted))
-        assert committed(broker.bootstrap_servers, "slow") == []
+def wait_until_aborted(bootstrap: str, transactional_id: str) -> None:
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        while admin.describe_transactions([transactional_id])[transactional_id].state != "CompleteAbort":
+            pass
+
+
+def test_a_task_slower_than_the_transaction_timeout_is_told_so(quick_broker: oncelog.Broker) -> None:
+    bootstrap = quick_broker.bootstrap_servers
+    create_topic(bootstrap, "slow")
+    sink = sink_of(bootstrap, "slow", **{"kafka.transaction.timeout.ms": "100"})
+    rows = interrupted(batch("a"), batch("b"), by=lambda: wait_until_aborted(bootstrap, sink.lane_id(0)))
+    with pytest.raises(SinkError, match=r"kafka.transaction.timeout.ms=100 and was aborted"):
+        write_lane(sink, 0, 0, rows)
+    assert committed(bootstrap, "slow") == []
+
+
+def test_a_repeat_slower_than_the_transaction_timeout_is_told_so(quick_broker: oncelog.Broker) -> None:
+    bootstrap = quick_broker.bootstrap_servers
+    create_topic(bootstrap, "slow-repeat")
+    sink = sink_of(bootstrap, "slow-repeat")
+    write_lane(sink, 0, 0, [batch("a")])
+    quick = replace(sink.settings, producer={**sink.settings.producer, "transaction.timeout.ms": "100"})
+    again = replace(again_of(sink), settings=quick)
+    reports = [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("ab")]
+    wait_until_aborted(bootstrap, sink.lane_id(1))
+    with pytest.raises(SinkError, match=r"kafka.transaction.timeout.ms=100 and was aborted"):
+        finish(again, 0, reports)
+    assert committed(bootstrap, "slow-repeat") == ["a"]
 
 
 def test_the_hash_sees_rows_and_not_their_order() -> None:

@@ -6,6 +6,7 @@ from oncelog.errors import (
     GroupAuthorizationFailed,
     InvalidProducerEpoch,
     InvalidTransactionTimeout,
+    InvalidTxnState,
     MessageTooLarge,
     OncelogError,
     ProducerFenced,
@@ -21,11 +22,14 @@ from oncelog.spark.sink_options import SinkSettings
 _FENCED = (
     "another attempt took over, or the transaction was open for longer than "
     "kafka.transaction.timeout.ms={timeout} and was aborted. In the second case set it higher (at most the "
-    "broker's transaction.max.timeout.ms) or give each task less to do (repartition)"
+    "broker's transaction.max.timeout.ms) or give each task less to do (repartition). In a repeat a prepared "
+    "transaction stays open until all tasks have succeeded"
 )
 _REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
     (ProducerFenced, _FENCED),
     (InvalidProducerEpoch, _FENCED),
+    # The answer to a commit behind an abort by time: that has raised the epoch (transaction.version 2).
+    (InvalidTxnState, _FENCED),
     (
         InvalidTransactionTimeout,
         "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set "
