@@ -11,10 +11,12 @@ from helpers_log import values_and_markers
 from oncelog.broker.admission import Admission, Dialect
 from oncelog.broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.broker.node import Node
-from oncelog.broker.transactions import TransactionCoordinator
+from oncelog.broker.transactions import MARKERS_REACH_THE_DISK_MS, TransactionCoordinator
 from oncelog.config import BROKER
-from oncelog.edge.broker import open_node
+from oncelog.edge.broker import recover_node
 from oncelog.edge.clock import Clock
+from oncelog.edge.disk import RealDisk
+from oncelog.limits import Limits
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.types import Origin, TopicPartition
@@ -25,7 +27,15 @@ from oncelog.wire.records import NewRecord
 NOW_MS = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 OFFSETS, STATE = TopicPartition(CONSUMER_OFFSETS, 0), TopicPartition(TRANSACTION_STATE, 0)
+ROUND_MS = 15_000
 SETTINGS = {"offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1}
+
+
+class StoppedClock(Clock):
+    """The time at which each broker starts."""
+
+    def now_ms(self) -> int:
+        return NOW_MS
 
 
 class Producer:
@@ -33,6 +43,7 @@ class Producer:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.round_ms = NOW_MS
         self.node = self._open()
         self.node.topics.create("t", 2, {}, NOW_MS)
         entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
@@ -40,7 +51,9 @@ class Producer:
         self.sequences: dict[TopicPartition, int] = {}
 
     def _open(self) -> Node:
-        return open_node(self.directory, BROKER.parse(SETTINGS), Clock())
+        limits = Limits(coordinator_roll_bytes=1)
+        self.directory.mkdir(exist_ok=True)
+        return recover_node(RealDisk(self.directory), BROKER.parse(SETTINGS), StoppedClock(), limits=limits)
 
     def send(self, tp: TopicPartition, value: str) -> None:
         """Store a record in the producer's transaction, as a Produce request of version 12 does."""
@@ -77,6 +90,16 @@ class Producer:
     def _file(self, tp: TopicPartition) -> Path:
         return self.directory / str(tp) / f"{0:020d}.log"
 
+    def compact(self) -> None:
+        """Begin the next round of compaction of what is synced: all of the coordinator's log."""
+        now_ms = self.round_ms = self.round_ms + ROUND_MS
+        self.node.transactions.topic.close_long_segments(now_ms)
+        self.node.topics.partition(STATE)[1].flush()
+        self.node.tick(now_ms)
+
+    def record_count(self, tp: TopicPartition) -> int:
+        return sum(len(batch.records) for batch in self.node.transactions.topic.replay(tp.partition))
+
     def lose_power(self, **sizes: int) -> None:
         """End the broker, cut logs to sizes that they had, and start the next one."""
         self.node.log_manager.release()
@@ -84,6 +107,7 @@ class Producer:
             if name in sizes:
                 with self._file(tp).open("r+b") as file:
                     file.truncate(sizes[name])
+        self.round_ms = NOW_MS
         self.node = self._open()
 
     def log(self, tp: TopicPartition) -> list[str]:
@@ -121,6 +145,30 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
     assert producer.open_count(T0) == 0
     producer.lose_power()
     assert producer.log(T0) == ["a", marker], "once"
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers(
+    producer: Producer, is_lost: bool
+) -> None:
+    producer.send(T0, "a")
+    size = producer.size(T0)
+    producer.end(True)
+    producer.send(T1, "b")
+    producer.end(True)
+    before = producer.record_count(STATE)
+    for _ in range(MARKERS_REACH_THE_DISK_MS // ROUND_MS):
+        producer.compact()
+    assert producer.record_count(STATE) == before
+    if is_lost:
+        producer.lose_power(t0=size)
+        assert producer.log(T0) == ["a", "<commit>"]
+        producer.compact()
+        assert producer.record_count(STATE) >= before, "what the last process wrote is young again"
+    for _ in range(MARKERS_REACH_THE_DISK_MS // ROUND_MS):
+        producer.compact()
+    assert producer.record_count(STATE) == 1
 
 
 @pytest.mark.behaviour("T6")

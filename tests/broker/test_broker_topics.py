@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from helpers_broker import RawClient, batch
+from helpers_fuzz import NOW_MS, open_node
 
 from oncelog import errors
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.edge.broker import Broker
 from oncelog.edge.disk import RealDisk
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import Origin, TopicPartition
 from oncelog.wire.messages import (
     AlterConfigsRequest,
     CreatePartitionsRequest,
@@ -297,3 +301,31 @@ def test_a_request_makes_no_more_partitions_than_one_may(tmp_path: Path) -> None
         ]
         results = client.ask(CreatePartitionsRequest(topics=growing, validate_only=True), 3).results
         assert [each.error_code for each in results] == [0, errors.PolicyViolation.code]
+
+
+@pytest.mark.behaviour("I17")
+def test_a_partition_that_a_start_made_survives_a_power_loss() -> None:
+    """A crash ended the topic's creation behind its name in the list of topics."""
+    tp, made_by_start = TopicPartition("t", 1), 0
+    for crash_after in range(1, 10_000, 5):
+        disk = MemoryDisk()
+        node = open_node(disk)
+        disk.crash_after = disk.steps + crash_after
+        try:
+            node.topics.create("t", 2, {}, NOW_MS)
+            break
+        except SimulatedCrash:
+            disk = disk.after_kill()
+        is_missing = not disk.exists(str(tp))
+        node = open_node(disk)
+        if node.topics.get("t") is None:
+            continue
+        made_by_start += is_missing
+        _, partition = node.topics.partition(tp)
+        synced = batch(b"synced", timestamp_ms=NOW_MS)
+        partition.append(memoryview(synced), origin=Origin.CLIENT, now_ms=NOW_MS)
+        partition.flush()
+        for seed in range(8):
+            _, partition = open_node(disk.after_power_loss(Random(seed))).topics.partition(tp)
+            assert partition.log_end_offset == 1, (crash_after, seed)
+    assert made_by_start

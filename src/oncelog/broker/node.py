@@ -309,6 +309,7 @@ def _enforce_retention(node: Node, now_ms: int) -> None:
 def _compact(node: Node, now_ms: int) -> None:
     if not node.settings["log.cleaner.enable"]:
         return
+    node.transactions.hold_young_decisions(now_ms)
     for coordinator in (node.transactions, node.groups):
         coordinator.topic.close_long_segments(now_ms)
     # Only what is synced is compacted. The round begins when these syncs have ended: otherwise a segment that

@@ -29,6 +29,7 @@ from oncelog.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from oncelog.log.disk import explain
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
 from oncelog.settings import Settings, SettingValue
@@ -409,6 +410,7 @@ class Topics:
 
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
+        present = set(self._logs.partition_directories())
         for name, entry in entries.items():
             topic = self._new_topic(
                 name, bytes.fromhex(entry["topic_id"]), stored_overrides(entry["settings"])
@@ -419,11 +421,25 @@ class Topics:
             else:
                 self._by_name[name] = topic
                 self._by_id[topic.topic_id] = topic
+        if not self._logs.partitions.keys() <= present:
+            self._sync_new_directories()
         with suppress(OSError):  # of a full disk; then they are forgotten until the next start
             self._logs.forget_missing_partitions()
         if self._by_name.keys() | self._half_deleted.keys() != entries.keys():
             # Else nothing is written, so that a broker starts on a full disk.
             self._save({})
+
+    def _sync_new_directories(self) -> None:
+        """Make the names of partitions durable that this start had to make: a crash ended their creation.
+
+        Else a power loss takes them with all records that were synced in them. Raises StorageError.
+        See test_a_partition_that_a_start_made_survives_a_power_loss.
+        """
+        disk = self._logs.disk
+        try:
+            disk.sync_directory()
+        except OSError as error:
+            raise StorageError(f"{disk.describe('')} cannot be synced: {explain(error)}") from error
 
     def _resume_deletion(self, topic: Topic) -> None:
         topic.is_deleting = True

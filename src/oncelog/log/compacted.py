@@ -76,7 +76,7 @@ class CompactedStore(PartitionStore):
             closed,
             cleaned_to=cleaned_to,
             # What a crash might cut must not be rewritten.
-            stable_offset=min(self.last_stable_offset, self._recovery_point),
+            stable_offset=min(self.last_stable_offset, self._recovery_point, self.held_from),
             min_lag_ms=self.config.min_compaction_lag_ms,
             now_ms=now_ms,
         )

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Self
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.checkpoint import (
     LEADER_EPOCHS,
@@ -85,6 +86,8 @@ class PartitionStore:
         self._is_closed = self._is_swapping = self._rewrites_small = False
         self.cleaned_to = recovered.log_start_offset
         """Below it compaction has met every key; what newer records replaced there is gone."""
+        self.held_from = INT64_MAX
+        """From it on nothing is compacted yet, for a reason that the log does not know."""
         self.indexed_from = recovered.indexed_from
         """Every segment that begins there or later has an index file of aborted transactions."""
         self.on_log_start: Callable[[], None] | None = None

@@ -41,6 +41,8 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulated disk has no symbolic links": "R362",
     "nothing checks that a full disk gets room": "R353",
     "no power goes after a start that fences": "R475",
+    "no power goes soon after a start that makes a topic's directories": "R622",
+    "no coordinator's log is compacted soon before the power goes": "R621",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
     "no topic is made while renames and syncs of directories fail": "R480 R566",
     "no fault lets a segment's log file be made, and its index files not": "R585",
