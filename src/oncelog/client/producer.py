@@ -76,6 +76,8 @@ class ProducerCore:
         """How many outcomes `settled` was given since the start."""
         self.buffered_bytes = 0
         self.room_waiter_count = 0
+        self.is_interrupted = False
+        """An exception of a signal handler has ended an `append` half-way, and `put_right` is due."""
         self.stale: set[TopicPartition] = set()
         self.forgotten: list[str] = []
         self._chance = chance
@@ -179,12 +181,12 @@ class ProducerCore:
             if not is_behind:
                 self._place(queue, now_ms)
             wake = not is_behind or self._is_urgent
-        index = len(batch.rows)
-        batch.rows.append(row)
+        index = len(batch.rows)  # from here to the end of `append` no signal: see ProducerState.join
         batch.size_bytes += size
         self.buffered_bytes += size
         if callback is not None:
-            batch.outcome.callbacks.append((index, callback))
+            batch.outcome.callbacks += ((index, callback),)
+        batch.rows.append(row)
         return batch.outcome, index, wake
 
     def append_sealed(
@@ -302,6 +304,8 @@ class ProducerCore:
 
     def drain(self, now_ms: float) -> list[ProduceCall]:
         """Everything that may be sent now; each call must end in on_response, on_sent or on_failure."""
+        if self.is_interrupted:
+            self.put_right()
         self._expire(now_ms)
         self._forget_idle(now_ms)
         for queue in self._schedule.take_due(now_ms):
@@ -323,6 +327,28 @@ class ProducerCore:
                     break
                 calls.append(self._call(node_id, batches, now_ms))
         return calls
+
+    def put_right(self) -> None:
+        """Make everything follow from what stands in the queues, after an `append` that ended half-way.
+
+        Guard: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
+        """
+        self._schedule = SendSchedule()
+        unsettled: dict[ProducerBatch, None] = {}
+        self.buffered_bytes = 0
+        for queue in self._partitions.values():
+            queue.drop_empty()
+            for batch in queue.batches():
+                unsettled[batch] = None
+                self.buffered_bytes += batch.charged_bytes
+            self._place(queue)
+        for batch in [*self._unsettled]:
+            if batch not in unsettled and not batch.unsettled_pieces:
+                del self._unsettled[batch]
+        for batch in unsettled:
+            if batch.parent is None:
+                self._unsettled.setdefault(batch)
+        self.is_interrupted = False  # the last of all: should a second signal come, the next drain does it
 
     def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
         """Put a queue where it belongs in the schedule, after anything about it changed."""

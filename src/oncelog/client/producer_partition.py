@@ -33,6 +33,14 @@ class PartitionQueue:
             self.open.seal()
             self.open = None
 
+    def drop_empty(self) -> None:
+        """Close the open batch, and drop what was begun for a record that never came."""
+        if self.open is not None:
+            self.close_open()
+        self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.rows)
+        for batch in self.waiting:
+            batch.seal()
+
     def next_to_send(
         self, identity: Identity | None, flush_below: int, is_urgent: bool
     ) -> tuple[ProducerBatch, float] | None:

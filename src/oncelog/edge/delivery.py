@@ -24,9 +24,12 @@ def _wait(outcome: Outcome, timeout: float | None) -> None:
         return
     if sys.is_finalizing():
         raise MisuseError("the interpreter is ending: what has no outcome by now gets none")
-    done = threading.Event()
-    outcome.listen(done.set)
-    if not done.wait(bounded(timeout)):
+    # Not an Event: an interrupt can leave its lock held, and then `set` never returns on the thread that
+    # carries the records. See test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+    done = threading.Lock()
+    done.acquire()
+    outcome.listen(done.release)
+    if not done.acquire(timeout=-1 if timeout is None else max(bounded(timeout) or 0, 0)):
         raise TimedOut(f"no outcome within {timeout:g} s; the record is still under way")
 
 

@@ -67,9 +67,7 @@ class ClientThread(Protocol):
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T: ...
 
-    def wait_for(
-        self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None
-    ) -> bool: ...
+    def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None: ...
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None: ...
 
@@ -165,6 +163,7 @@ class LoopThread:
         self._stopped = False
         # Not Thread.is_alive: a signal handler that raises in there makes a running thread look ended.
         self._is_over = False
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -248,6 +247,11 @@ class LoopThread:
             raise TimedOut(f"not finished within {timeout:g} s")
         return self._result_of(call)
 
+    def _stop_loop(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._loop.stop()
+
     def _loop_is_over(self) -> bool:
         return self._is_over
 
@@ -259,9 +263,10 @@ class LoopThread:
                 raise MisuseError(_CLOSED_MEANWHILE) from None
             raise
 
-    def wait_for(self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None) -> bool:
-        """Holding the lock of `told`, wait until something is so; false after `timeout` seconds."""
-        return told.wait_for(is_so, bounded(timeout))
+    def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
+        """Wait for an entry, `timeout` seconds at most, and briefly: a signal may come before the wait."""
+        with suppress(queue.Empty):
+            news.get(timeout=min(timeout, _SIGNAL_SECONDS))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop's thread, soon; calls keep their order."""
@@ -273,10 +278,11 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the thread; tasks still running are cancelled. Safe to call twice, after a fork and at exit."""
-        if not self.is_running:
+        if self._process_id != os.getpid() or sys.is_finalizing():
             self._stopped = True
             return
         self._stopped = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with suppress(RuntimeError):  # it has been closed
+            self._loop.call_soon_threadsafe(self._stop_loop)  # again, if an interrupt came before this line
         if threading.current_thread() is not self._thread:
             self._thread.join()

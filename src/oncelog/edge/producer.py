@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,10 +23,9 @@ from oncelog.edge.delivery import Delivery, RecordFuture
 from oncelog.edge.loop import check_running_loop
 from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.producer_rows import make_row
-from oncelog.edge.producer_state import FlushMark
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
 from oncelog.edge.transactions import Transactions
-from oncelog.errors import MisuseError, TimedOut
+from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.settings import Settings
 from oncelog.types import Header, Headers, RecordMetadata
 
@@ -65,7 +65,6 @@ class AsyncProducer(AsyncTransactionalCalls):
         self._driver: ProducerDriver | None = None
         self._transactions: Transactions | None = None
         self._closed = False
-        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._started()
@@ -107,7 +106,8 @@ class AsyncProducer(AsyncTransactionalCalls):
         was_asked_again = False
         while True:
             await self._wait_for_room(driver, size_bytes)
-            with driver.state as core:
+            with driver.state.lock:
+                core = driver.state.peek
                 is_known = core.topic(topic) is not None
                 ask_again = is_known and not was_asked_again and core.may_know_too_few(topic, partition)
                 if (is_known and not ask_again) or core.fatal is not None:
@@ -160,24 +160,20 @@ class AsyncProducer(AsyncTransactionalCalls):
         The abort takes max.block.ms at most. A transaction that another producer began is left to that one.
         """
         if self._closed:
-            if self._closing is not None and not self._closing.done():
-                await asyncio.shield(self._closing)
+            if self._driver is not None:
+                await self._driver.close()
             return
         check_running_loop(self._driver.loop if self._driver else None, "producer")
         try:
             if self._driver is not None:
-                with self._driver.state as core:
-                    core.refuse_appends(MisuseError(_CLOSED))
+                await self._driver.refuse_appends(MisuseError(_CLOSED))
                 if self._transactions is not None:
                     await self._transactions.end_open()
                 await self._driver.flush()
         finally:
             self._closed = True
             if self._driver is not None:
-                # A cancellation must not leave connections behind, nor records without an outcome. See
-                # test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
-                self._closing = asyncio.create_task(self._driver.close())
-                await asyncio.shield(self._closing)
+                await self._driver.close()
 
 
 def _as_asyncio(record: RecordFuture) -> asyncio.Future[RecordMetadata]:
@@ -192,7 +188,8 @@ def _no_room(options: ProducerOptions) -> TimedOut:
 
 
 def _metrics(driver: ProducerDriver) -> dict[str, float]:
-    with driver.state as core:
+    with driver.state.lock:
+        core = driver.state.peek
         return core.metrics.to_dict(driver.now_ms(), core.buffered_bytes, driver.options.buffer_bytes)
 
 
@@ -278,14 +275,18 @@ class Producer(TransactionalCalls):
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
     ) -> tuple[Outcome, int]:
         """The long way: the topic is looked up, room is waited for, a partition chosen, a batch begun."""
-        outcome, index, wake = self._with_room(
-            topic,
-            size_bytes,
-            lambda core: core.append(topic, partition, row, size_bytes, self._driver.now_ms(), callback),
-            partition,
-        )
-        if wake:
-            self._wake()
+        try:
+            outcome, index, wake = self._with_room(
+                topic,
+                size_bytes,
+                lambda core: core.append(topic, partition, row, size_bytes, self._driver.now_ms(), callback),
+                partition,
+            )
+            if wake:
+                self._wake()
+        except BaseException:
+            self._wake()  # an interrupt may have come between: what was taken must not lie there for a minute
+            raise
         return outcome, index
 
     def _with_room(
@@ -298,14 +299,26 @@ class Producer(TransactionalCalls):
         test_a_partition_that_was_added_takes_records_at_once.
         """
         was_asked_again = self._driver.is_own_thread()
+        core, deadline_ms = self._state.peek, None
         while True:
             self._check()
-            with self._state as core:
-                self._wait_for_room(core, size_bytes)
+            if not core.can_append(size_bytes):
+                deadline_ms = deadline_ms or self._driver.now_ms() + self.options.max_block_ms
+                self._wait_for_room(core, size_bytes, deadline_ms)
+            with self._state.lock:
+                if not core.can_append(size_bytes):
+                    continue  # another thread has taken it
                 is_known = core.topic(topic) is not None
                 ask_again = is_known and not was_asked_again and core.may_know_too_few(topic, partition)
                 if (is_known and not ask_again) or core.fatal is not None:
-                    return act(core)
+                    try:
+                        return act(core)
+                    except OncelogError:
+                        raise
+                    except BaseException:  # of a signal handler, at any call within
+                        core.is_interrupted = True
+                        core.put_right()
+                        raise
             self._thread.run(self._driver.look_up_again(topic) if ask_again else self._driver.learn(topic))
             was_asked_again |= ask_again
 
@@ -319,23 +332,29 @@ class Producer(TransactionalCalls):
         with suppress(MisuseError, RuntimeError):  # closed since: the record was sent by close()
             self._thread.call_soon(self._driver.wake)
 
-    def _wait_for_room(self, core: ProducerCore, size_bytes: int) -> None:
-        """Holding the lock, which the wait lets go of."""
-        if core.can_append(size_bytes):
-            return
+    def _wait_for_room(self, core: ProducerCore, size_bytes: int, deadline_ms: float) -> None:
+        """Return when there may be room: the caller looks again, holding the lock."""
         if self._driver.is_own_thread():
             raise _no_room(self.options)  # a callback that waits would stop what it waits for
-        self._thread.call_soon(self._driver.wake)
-        seconds = self.options.max_block_ms / 1000
-        core.room_waiter_count += 1
+        news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        is_counted = False
         try:
-            has_room = self._thread.wait_for(
-                self._state.changed, lambda: core.can_append(size_bytes), seconds
-            )
+            with self._state.lock:
+                core.room_waiter_count += 1
+                is_counted = True
+            self._state.room_waiters.append(news)
+            self._thread.call_soon(self._driver.wake)
+            while not core.can_append(size_bytes):
+                left_s = (deadline_ms - self._driver.now_ms()) / 1000
+                if left_s <= 0:
+                    raise _no_room(self.options)
+                self._thread.wait_for(news, left_s)
         finally:
-            core.room_waiter_count -= 1
-        if not has_room:
-            raise _no_room(self.options)
+            with suppress(ValueError):
+                self._state.room_waiters.remove(news)
+            if is_counted:
+                with self._state.lock:
+                    core.room_waiter_count -= 1
 
     def send_many(
         self,
@@ -397,7 +416,7 @@ class Producer(TransactionalCalls):
             queues.queue(partition, None, 0, 0)
 
         def choose(keys: Any, rows: int) -> Partitions | int:
-            with self._state:
+            with self._state.lock:
                 return queues.choose_many(keys, rows)
 
         parts: dict[int, tuple[Outcome, int, int]] = {}
@@ -428,11 +447,13 @@ class Producer(TransactionalCalls):
             raise MisuseError(
                 "flush() cannot wait here: in a callback, in a forked process, or as the interpreter ends"
             )
-        with self._state:
-            mark = FlushMark(self._state)
-            self._thread.call_soon(self._driver.wake)
-            if not self._thread.wait_for(self._state.changed, mark.is_reached, timeout):
-                raise TimedOut(f"records are still under way after {timeout:g} s")
+        with self._state.lock:
+            if self._state.is_told:
+                return
+        try:
+            self._thread.run(self._driver.flush(), timeout)
+        except TimedOut:
+            raise TimedOut(f"records are still under way after {timeout:g} s") from None
 
     def metrics(self) -> dict[str, float]:
         """Numbers under Kafka's names (producer-metrics)."""
@@ -450,24 +471,28 @@ class Producer(TransactionalCalls):
         it after transaction.timeout.ms.
         """
         if self._closed:
+            self._end()
             return
         if self._driver.is_own_thread():
             raise MisuseError("close() cannot wait here, in a delivery callback; call it from another thread")
         try:
             if self._thread.is_running:
-                with self._state as core:
-                    core.refuse_appends(MisuseError(_CLOSED))
+                self._thread.run(self._driver.refuse_appends(MisuseError(_CLOSED)))
                 if self._transactions is not None:
                     timeout = self._end_open(self._transactions, timeout)
                 self.flush(timeout)
         finally:
-            if self._thread.is_running:
-                with self._state:
-                    was_closed, self._closed = self._closed, True
-                if not was_closed:
-                    self._thread.run(self._driver.close())
-                    self._thread.stop()
             self._closed = True
+            self._end()
+
+    def _end(self) -> None:
+        """End connections and the thread, which an interrupt, or another thread, may have begun to do."""
+        if self._driver.is_own_thread():
+            return
+        if self._thread.is_running:
+            with suppress(MisuseError):  # another thread has ended them
+                self._thread.run(self._driver.close())
+        self._thread.stop()
 
     def _end_open(self, transactions: Transactions, timeout: float | None) -> float | None:
         """End an open transaction; return what is left of the timeout."""

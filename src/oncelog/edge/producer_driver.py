@@ -62,6 +62,7 @@ class ProducerDriver:
         self._learners: Counter[str] = Counter()
         """Calls of `learn` under way, by topic."""
         self._is_closing = False
+        self._closing: asyncio.Task[None] | None = None
         self._thread_id: int | None = None
         self.on_turn: Callable[[], object] = _do_nothing
         """Called after every drain: what a transaction must do before more can be sent."""
@@ -84,8 +85,23 @@ class ProducerDriver:
         """Something was appended, or time moved: drain soon. From the loop's thread."""
         self._event.set()
 
+    async def refuse_appends(self, error: OncelogError) -> None:
+        """Take no more records; those that were taken go their way."""
+        with self.state.lock:
+            self.state.peek.refuse_appends(error)
+
     async def close(self) -> None:
-        """Stop sending; what has no outcome yet fails."""
+        """Stop sending; what has no outcome yet fails. A cancellation ends only the wait for this.
+
+        Else it would leave connections, or records without an outcome. See
+        test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        if not self._closing.done():
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._is_closing = True  # wait_for of Python 3.11 swallows a cancellation when its event is set, too
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
@@ -93,7 +109,8 @@ class ProducerDriver:
         # Both hold this object again; without them it is freed at once.
         self._main, self.on_turn = None, _do_nothing
         await self.cluster.close()
-        with self.state as core:
+        with self.state.lock:
+            core = self.state.peek
             core.die(MisuseError("the producer was closed before this record was acknowledged"))
         self.notify()
 
@@ -113,7 +130,8 @@ class ProducerDriver:
             return self._turn()
         except Exception as error:
             _LOG.exception("the producer cannot go on")
-            with self.state as core:
+            with self.state.lock:
+                core = self.state.peek
                 core.die(OncelogError(f"the producer cannot go on: {error!r}"))
             self.notify()
             return _IDLE_SECONDS
@@ -121,7 +139,8 @@ class ProducerDriver:
     def _turn(self) -> float:
         """One drain; seconds until the next is due."""
         now_ms = self.now_ms()
-        with self.state as core:
+        with self.state.lock:
+            core = self.state.peek
             calls = core.drain(now_ms)
             due_ms = core.next_wakeup_ms()
             needs_id, stale = core.is_identity_needed, bool(core.stale)
@@ -148,21 +167,20 @@ class ProducerDriver:
 
     def notify(self) -> None:
         """Call the callbacks of what was settled, then wake those who wait; never while holding the lock."""
-        with self.state as core:
+        with self.state.lock:
+            core = self.state.peek
             outcomes, core.settled = core.settled, []
-            if outcomes:
-                self.state.changed.notify_all()  # senders who wait for room need not wait for callbacks
         if not outcomes:
             return
+        self.state.tell_room_waiters()  # they need not wait for callbacks
         interrupt: BaseException | None = None
         for outcome in outcomes:
             for error in outcome.notify():
                 _LOG.error("a delivery callback raised", exc_info=error)
                 if isinstance(error, KeyboardInterrupt):
                     interrupt = error
-        with self.state:
+        with self.state.lock:
             self.state.told_count += len(outcomes)
-            self.state.changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -172,14 +190,14 @@ class ProducerDriver:
 
     async def flush(self) -> None:
         """Send what was taken so far and wait until its callbacks have returned."""
-        with self.state:
+        with self.state.lock:
             mark = FlushMark(self.state)
         self.wake()
         while not self._is_reached(mark):
             await self.next_settled()
 
     def _is_reached(self, mark: FlushMark) -> bool:
-        with self.state:
+        with self.state.lock:
             return mark.is_reached()
 
     async def next_settled(self) -> None:
@@ -194,7 +212,8 @@ class ProducerDriver:
                 call.node_id, call.message, max_version=self.state.peek.max_produce_version
             )
         except OncelogError as error:
-            with self.state as core:
+            with self.state.lock:
+                core = self.state.peek
                 core.on_failure(call, error, self.now_ms(), was_sent=False)
             self._event.set()
             return
@@ -211,7 +230,8 @@ class ProducerDriver:
         now_ms = self.now_ms()
         call = self._in_flight.pop(done)
         error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
-        with self.state as core:
+        with self.state.lock:
+            core = self.state.peek
             if error is None and not call.is_answered:
                 core.on_sent(call, now_ms)
             elif error is None:
@@ -235,13 +255,15 @@ class ProducerDriver:
                     raise_for_code(answer.error_code)
                 except (DisconnectedError, TimedOut, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
-                        with self.state as core:
+                        with self.state.lock:
+                            core = self.state.peek
                             error.reaction = "fatal"
                             core.die(error)
                         self.notify()
                         return
                 else:
-                    with self.state as core:
+                    with self.state.lock:
+                        core = self.state.peek
                         core.give_identity(answer.producer_id, answer.producer_epoch)
                     return
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
@@ -253,7 +275,8 @@ class ProducerDriver:
     async def _refresh(self) -> None:
         """Metadata of the topics whose leader is unknown or wrong, then a pause."""
         try:
-            with self.state as core:
+            with self.state.lock:
+                core = self.state.peek
                 topics = sorted({tp.topic for tp in core.stale})
                 stale = set(core.stale)
                 core.stale.clear()
@@ -261,7 +284,8 @@ class ProducerDriver:
                 await self.cluster.refresh_metadata(topics)
             except OncelogError as error:
                 _LOG.debug("metadata refresh failed: %s", error)
-                with self.state as core:
+                with self.state.lock:
+                    core = self.state.peek
                     core.stale |= stale
             await asyncio.sleep(self.settings["retry.backoff.ms"] / 1000)
         finally:
@@ -273,7 +297,8 @@ class ProducerDriver:
         self._learners[topic] += 1
         try:
             count = await self._partition_count(topic)
-            with self.state as core:
+            with self.state.lock:
+                core = self.state.peek
                 core.set_partition_count(topic, count, self.now_ms())
         finally:
             # A call that is cancelled must not take from another one what that has found:

@@ -1,15 +1,19 @@
 """The one owner of a producer's state: its core, and the lock that every access to it holds.
 
-Application threads append, the loop's thread drains and settles. Nothing but this module has the core without
-its lock, except `peek`, which is for reading single fields on the loop's thread.
+Application threads append, the loop's thread drains and settles. Whoever takes `peek` without the lock may
+only read single fields.
+
+A signal handler of Python runs on the main thread, behind a call or as a function begins. It may raise there.
+So the lock is taken by `with state.lock` only: a method of ours, or a Condition, could be left with it held.
+What is waited for comes through a queue. `ProducerCore.put_right` repairs what `append` leaves half done.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import weakref
-from types import TracebackType
 
 from oncelog.client.producer import ProducerCore
 from oncelog.client.producer_batch import Callback, Outcome, Row
@@ -17,32 +21,27 @@ from oncelog.errors import MisuseError
 
 
 class ProducerState:
-    """A ProducerCore behind its lock: `with state as core: ...`.
-
-    `changed` is a condition of the same lock: outcomes were settled, or callbacks have returned.
-    """
+    """A ProducerCore behind its lock: `with state.lock: core = state.peek`."""
 
     def __init__(self, core: ProducerCore) -> None:
-        self._core = core
-        self._lock = threading.Lock()
-        self.changed = threading.Condition(self._lock)
+        self.peek = core
+        """The core. Without the lock it is for reading one field that is replaced as a whole."""
+        self.lock = threading.Lock()
         self.told_count = 0
         """Outcomes whose callbacks have returned; see ProducerCore.settled_count."""
+        self.room_waiters: list[queue.SimpleQueue[None]] = []
+        """Of threads that wait for room in buffer.memory, each is told here that something was settled."""
         _states.add(self)
 
-    def __enter__(self) -> ProducerCore:
-        self._lock.acquire()
-        return self._core
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
     @property
-    def peek(self) -> ProducerCore:
-        """The core without the lock, for reading one field that is replaced as a whole."""
-        return self._core
+    def is_told(self) -> bool:
+        """Return True once every record has its outcome and its callback has returned; under the lock."""
+        return self.peek.is_idle and self.told_count >= self.peek.settled_count
+
+    def tell_room_waiters(self) -> None:
+        """Let those who wait for room look again."""
+        for news in list(self.room_waiters):
+            news.put(None)
 
     def join(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
@@ -51,8 +50,8 @@ class ProducerState:
 
         This is here, and not in the core, because one call less is a twentieth of what `send` costs.
         """
-        with self._lock:
-            core = self._core
+        with self.lock:
+            core = self.peek
             known = core.topics.get(topic)
             if known is None:
                 return None
@@ -72,18 +71,20 @@ class ProducerState:
             if batch_bytes > core.join_bytes or buffered_bytes > core.buffer_bytes:
                 return None
             outcome, rows = batch.outcome, batch.rows
+            # No signal handler can run between `len` and the end of `append`. A callback without its record
+            # would be called for the next one: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
             index = len(rows)
-            if callback is not None:
-                outcome.callbacks.append((index, callback))
-            rows.append(row)
             batch.size_bytes, core.buffered_bytes = batch_bytes, buffered_bytes
+            if callback is not None:
+                outcome.callbacks += ((index, callback),)
+            rows.append(row)
             return outcome, index
 
     def reset_after_fork(self) -> None:
         """In a forked child no thread sends, and the lock may have been held by one that is not here."""
-        self._lock = threading.Lock()
-        self.changed = threading.Condition(self._lock)
-        self._core.detach(MisuseError("this producer was made before a fork; make one in the child process"))
+        self.lock = threading.Lock()
+        self.room_waiters = []
+        self.peek.detach(MisuseError("this producer was made before a fork; make one in the child process"))
 
 
 class FlushMark:

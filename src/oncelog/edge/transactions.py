@@ -91,7 +91,7 @@ class Transactions:
 
     def begin(self) -> None:
         """A transaction begins; nothing is sent."""
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
@@ -105,7 +105,7 @@ class Transactions:
         """Write into a transaction that another producer has begun and will end."""
         self.session.check(Call.INIT)
         await self._cluster.start()
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.give_identity(share.producer_id, share.producer_epoch)
             self._is_joined = True
             self.session.enter(State.READY)
@@ -119,14 +119,14 @@ class Transactions:
         """
         self.session.check(Call.SEND)
         self.session.check(Call.COMMIT)
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.flush()
         await self._settled(self._deadline_ms(timeout_s))
         self.session.check(Call.COMMIT)
         identity = self.core.identity
         assert identity is not None
         share = TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.on_ended(None)
         return share
 
@@ -172,13 +172,13 @@ class Transactions:
         await self._flushed(deadline_ms)
         identity = await self._end(True, deadline_ms) if self.core.has_begun else None
         self._may_be_committed = False
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.on_ended(identity)
 
     async def _flushed(self, deadline_ms: float) -> None:
         """Send everything. Raises the first failure of a record."""
         self.session.check(Call.COMMIT)
-        with self._driver.state:
+        with self._driver.state.lock:
             self.session.enter(State.COMMITTING)
             self.core.flush()
         await self._settled(deadline_ms)
@@ -188,7 +188,7 @@ class Transactions:
         """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
         self.session.check(Call.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
-        with self._driver.state:
+        with self._driver.state.lock:
             self.session.enter(State.ABORTING)
             self.core.drop_unsent()
         self._driver.notify()
@@ -200,7 +200,7 @@ class Transactions:
         self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
         if identity is None and self.core.is_epoch_spent:
             identity = await self._new_epoch(self.core.identity, deadline_ms)
-        with self._driver.state:
+        with self._driver.state.lock:
             self.core.on_ended(identity)
 
     async def end_open(self, timeout_s: float | None = None) -> None:
@@ -256,7 +256,7 @@ class Transactions:
             if not done:
                 waiting.cancel()
             if self.session.state is State.ABORTING:
-                with self._driver.state:
+                with self._driver.state.lock:
                     self.core.drop_unsent()
                 self._driver.notify()
             elif self.session.state not in (State.COMMITTING, State.IN_TRANSACTION):
@@ -355,10 +355,10 @@ class Transactions:
         try:
             number = self.session.number
             await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
-            with self._driver.state:
+            with self._driver.state.lock:
                 self.core.on_added(wanted)
         except OncelogError as error:
-            with self._driver.state:
+            with self._driver.state.lock:
                 self.core.wanted -= wanted
                 self.core.must_abort(error)
             self._driver.notify()
@@ -432,7 +432,7 @@ class Transactions:
         is_fatal = reaction is Reaction.DIE
         if isinstance(error, BrokerError):
             error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
-        with self._driver.state:
+        with self._driver.state.lock:
             (self.core.die if is_fatal else self.core.must_abort)(error)
         self._driver.notify()
 

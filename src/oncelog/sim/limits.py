@@ -102,7 +102,8 @@ def begin_sequences(producer: AsyncProducer, sequence: int) -> None:
     driver = producer._driver
     if driver is None:
         return
-    with driver.state as core:
+    with driver.state.lock:
+        core = driver.state.peek
         for queue in core._partitions.values():
             if core.identity is not None and queue.sequences.identity is None:
                 queue.sequences.resume(core.identity, sequence, None)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import queue
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -161,20 +163,17 @@ class SimLoopThread:
         finally:
             coroutine.close()
 
-    def wait_for(self, told: threading.Condition, is_so: Callable[[], bool], timeout: float | None) -> bool:
-        async def look() -> bool:
+    def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
+        async def look() -> None:
             pause_s, left_s = _FIRST_PAUSE_S, timeout
-            while not is_so() and (left_s is None or left_s > 0):
+            while news.empty() and left_s > 0:
                 await asyncio.sleep(pause_s)
-                left_s = None if left_s is None else left_s - pause_s
+                left_s -= pause_s
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-            return is_so()
 
-        told.release()
-        try:
-            return self._turns.wait(look())
-        finally:
-            told.acquire()
+        self._turns.wait(look())
+        with suppress(queue.Empty):
+            news.get_nowait()
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon(function, *args)

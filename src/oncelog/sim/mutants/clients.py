@@ -48,7 +48,7 @@ async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> An
     """Hand over as a commit begins, which close() then repeats."""
     share = self.share()
     await self._flushed(self._deadline_ms(timeout_s))
-    with self._driver.state:
+    with self._driver.state.lock:
         self.core.on_ended(None)
     return share
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -57,8 +56,7 @@ _ORIGINAL_COPIER = txn_clients.ConsumeTransformProduce.__init__
 
 def _state_without_lock(self: Any, core: Any) -> None:
     _ORIGINAL_STATE(self, core)
-    self._lock = _NoLock()
-    self.changed = threading.Condition(self._lock)
+    self.lock = _NoLock()
 
 
 def _take_on_the_loop(self: Any, timeout: float = 1.0, *, max_records: int | None = None) -> Any:
@@ -151,7 +149,8 @@ async def _learn_alone(self: Any, topic: str) -> None:
     """Look a topic up, and forget it when that fails, though others look it up as well."""
     try:
         count = await self._partition_count(topic)
-        with self.state as core:
+        with self.state.lock:
+            core = self.state.peek
             core.set_partition_count(topic, count, self.now_ms())
     finally:
         if self.state.peek.topic(topic) is None:

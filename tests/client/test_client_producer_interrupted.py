@@ -1,0 +1,177 @@
+"""An interrupt at every place of the blocking producer's calls where a signal handler can run and raise.
+
+Python runs handlers on the main thread, behind calls and as functions begin. A profile function is called at
+the same places; here it raises at the first one, then the second, and so on until the call gets through.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+from helpers_producer import new_topic, producer_of, read
+from helpers_wait import LIMIT_S, wait_until
+
+from oncelog import Broker
+from oncelog.errors import MisuseError, OncelogError
+from oncelog.rules.txn_session import State
+from oncelog.types import RecordMetadata
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap_servers
+
+
+class _Interrupt(BaseException):
+    """What the signal handler raises."""
+
+
+def interrupted_at(place: int, call: Callable[[], Any]) -> bool:
+    """Make the call, and raise at the place of that number. False when it has fewer.
+
+    What is raised in a weak reference's callback goes nowhere; the call then gets through.
+    """
+    count = 0
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        if event in ("call", "c_return"):
+            count += 1
+            if count == place:
+                raise _Interrupt
+
+    sys.setprofile(interrupt)
+    try:
+        call()
+    except _Interrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return count >= place
+
+
+def each_place(call: Callable[[int], Any]) -> Iterator[int]:
+    """Interrupt `call` at its first place, then its second, until it gets through."""
+    place = 1
+    while interrupted_at(place, partial(call, place)):
+        yield place
+        place += 1
+    assert place > 10
+
+
+@pytest.mark.behaviour("I1", "I2")
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+@pytest.mark.parametrize("buffer_memory", [600, 1_000_000])
+@pytest.mark.parametrize("transactional_id", [None, "interrupted"])
+def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
+    servers: str, linger_ms: int, buffer_memory: int, transactional_id: str | None
+) -> None:
+    """It held a lock without end, sent an empty batch, which ended the producer, or forgot a batch."""
+    topic = new_topic(servers)
+    told: list[tuple[int, RecordMetadata | None]] = []
+    with producer_of(
+        servers,
+        linger_ms=linger_ms,
+        batch_size=300,
+        buffer_memory=buffer_memory,
+        transactional_id=transactional_id,
+    ) as producer:
+        if transactional_id is not None:
+            producer.init_transactions()
+            producer.begin_transaction()
+        taken = []
+
+        def send(number: int) -> None:
+            """Send two records, of which the second joins the batch of the first, or begins one."""
+            for half in (2 * number, 2 * number + 1):
+                taken.append(
+                    producer.send(
+                        topic,
+                        b"%07d" % half + bytes(half % 200),
+                        on_delivery=lambda metadata, _, half=half: told.append((half, metadata)),
+                    )
+                )
+
+        for _ in each_place(send):
+            producer.flush(LIMIT_S)
+        producer.flush(LIMIT_S)
+        assert producer._driver.state.peek.buffered_bytes == 0
+        assert all(future.result(LIMIT_S) for future in taken)
+        if transactional_id is not None:
+            producer.commit_transaction()
+    stored = {int(row.value[:7]): row.offset for row in read(servers, topic) if row.value}
+    assert len(stored) == len(read(servers, topic)) >= len(taken)
+    assert dict(told) == {
+        half: RecordMetadata(topic, 0, offset, metadata.timestamp_ms)
+        for half, offset in stored.items()
+        if (metadata := dict(told).get(half)) is not None
+    }
+    assert len(told) == len(stored)
+
+
+@pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
+def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(servers: str, name: str) -> None:
+    """The thread that carries the records waited without end for a lock that was left held."""
+    topic = new_topic(servers)
+    with producer_of(servers, linger_ms=1) as producer:
+
+        def wait(number: int) -> None:
+            future = producer.send(topic, b"%d" % number)
+            getattr(future if name in ("result", "exception") else producer, name)()
+
+        for _ in each_place(wait):
+            producer.flush(LIMIT_S)
+        assert producer.send(topic, b"last").result(LIMIT_S).offset is not None
+
+
+def test_an_interrupt_at_any_call_of_close_leaves_no_record_without_an_outcome(servers: str) -> None:
+    topic = new_topic(servers)
+    place, is_interrupted = 1, True
+    while is_interrupted:
+        producer = producer_of(servers, linger_ms=60_000)
+        future = producer.send(topic, b"%d" % place)
+        is_interrupted = interrupted_at(place, producer.close)
+        producer.close(LIMIT_S)
+        with suppress(OncelogError):
+            future.result(LIMIT_S)
+        with pytest.raises(MisuseError):
+            producer.send(topic, b"late")
+        wait_until(producer._thread.loop.is_closed)
+        place += 1
+    assert place > 10
+
+
+def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(servers: str) -> None:
+    topic, place, committed = new_topic(servers), 1, []
+    with producer_of(servers, transactional_id="ended") as producer:
+        producer.init_transactions()
+        session = producer._transactions.session  # type: ignore[union-attr]
+
+        def transact(number: int) -> None:
+            producer.begin_transaction()
+            producer.send(topic, b"%d" % number)
+            producer.commit_transaction()
+
+        while interrupted_at(place, partial(transact, place)):
+            if session.state is State.COMMITTING:
+                producer.commit_transaction()
+                committed.append(place)
+            elif session.state is not State.READY:
+                producer.abort_transaction()
+            place += 1
+        committed.append(place)
+    values = [int(row.value or b"") for row in read(servers, topic)]
+    assert values == sorted(set(values))
+    assert set(committed) <= set(values)
