@@ -378,6 +378,12 @@ def test_no_client_gets_the_highest_epoch() -> None:
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
 
+def test_an_end_does_not_give_out_the_epoch_of_a_classic_fence() -> None:
+    aborted = complete(fenced(entry(S.ONGOING, epoch=32_766), 0), now_ms=NOW_MS)
+    assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 32_767)
+    assert refused_with(end(aborted, Identity(7, 32_766), False, 2)) is ProducerFenced
+
+
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_the_end_at_the_last_epochs_may_be_asked_for_again(epoch: int, is_commit: bool) -> None:

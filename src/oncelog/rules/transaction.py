@@ -275,6 +275,9 @@ def _decide_end_with_epoch(
         may_speak = is_current or is_again
     if not may_speak:
         return _fenced(entry, who.producer_epoch)
+    if is_again and entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
+        # A classic fence raised it. The answer would give the producer an epoch that nothing can fence.
+        return _fenced(entry, who.producer_epoch)
     if is_again:
         return _repeated_end(entry, is_commit)
     if not is_ongoing and is_commit:
