@@ -259,6 +259,27 @@ def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) 
     assert row(load(broker, topic, "nowhere", file, "-o", "json"))["records"] == 5
 
 
+def test_a_file_that_was_read_in_part_is_not_read_on_with_another_delimiter(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A quoted line end stands within a record with the one, and ends one with the other."""
+    file = tmp_path / "a.csv"
+    file.write_text("a;b,c\n" + "".join(f'{n};x,"y\nz";{n}\n' for n in range(30)))
+    config = {"bootstrap.servers": broker.bootstrap_servers}
+
+    def break_off(report: Report) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_load(Load([file], topic, topic, max_records=10), config, break_off)
+    refused = load(broker, topic, topic, file, "--delimiter", ";")
+    assert (refused.code, "was begun with the delimiter ','; now it is ';'" in refused.err) == (1, True), (
+        refused.err
+    )
+    assert load(broker, topic, topic, file, "--delimiter", ",", "--text").code == 0
+    assert len(values(broker.bootstrap_servers, topic)) == 30
+
+
 def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "a.csv", 0, 5)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:

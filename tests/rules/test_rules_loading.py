@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from oncelog.rules.loading import (
+    DELIMITED_BY,
     Complete,
     GoOn,
     Layout,
@@ -113,6 +114,24 @@ def test_refused(
     verdict = decide_start(marks, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
     assert isinstance(verdict, Refused)
     assert why in verdict.why
+
+
+@pytest.mark.behaviour("P4")
+@pytest.mark.parametrize(
+    ("begun", "is_refused"),
+    [
+        (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas"), True),
+        (PART_OF_B._replace(how=HOW + DELIMITED_BY + "tabs"), False),
+        (PART_OF_B, False),  # by a version that stored none
+        (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas", position=0, records=0), False),
+        (mark("b")._replace(how=HOW + DELIMITED_BY + "commas"), False),  # it is not read again
+        (PART_OF_B._replace(how="csv" + DELIMITED_BY + "tabs"), True),
+    ],
+)
+def test_the_delimiter_stays_within_a_file(begun: Mark, is_refused: bool) -> None:
+    hows = [HOW + DELIMITED_BY + "tabs"] * 2
+    verdict = decide_start([mark("a"), begun], [A, B], topic="t", topic_id="T1", hows=hows)
+    assert isinstance(verdict, Refused) is is_refused
 
 
 BEGUN = mark("c", position=0, done=False)

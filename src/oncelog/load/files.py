@@ -90,8 +90,7 @@ def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
     """Raises StorageError, MisuseError (no such column)."""
     source = source_of(path)
-    if options.delimiter is None and ".tsv" in path.suffixes:
-        options = replace(options, delimiter="\t")
+    options = replace(options, delimiter=delimiter_of(path, options))
     try:
         if layout.format == "parquet":
             return _ParquetReader(source, options)
@@ -100,6 +99,11 @@ def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
         raise MisuseError(f"{path}: {error}") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise StorageError(f"{path}: {error}") from error
+
+
+def delimiter_of(path: Path, options: Options) -> str:
+    """Return what stands between the columns of a CSV file."""
+    return options.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
 def _check_unchanged(source: Source) -> None:

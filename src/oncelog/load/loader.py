@@ -23,10 +23,11 @@ from oncelog.errors import (
     OncelogError,
     ProducerFenced,
 )
-from oncelog.load.files import Piece, check_given_once, open_reader, source_of
+from oncelog.load.files import Piece, check_given_once, delimiter_of, open_reader, source_of
 from oncelog.load.marks import encode_mark, marks_partition, read_marks, topic_ids
 from oncelog.load.parsing import Options
 from oncelog.rules.loading import (
+    DELIMITED_BY,
     Complete,
     Format,
     GoOn,
@@ -111,7 +112,7 @@ def run_load(
         marks, topic_id = read_marks(config, load.load_id, load.topic)
         report.records_before = sum(mark.records for mark in marks)
         check_given_once(load.files, len(marks))
-        hows = [how_of(load, layout) for layout in layouts]
+        hows = [how_of(load, index, layout) for index, layout in enumerate(layouts)]
         match decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows):
             case Refused(why):
                 raise LoadRefused(why)
@@ -149,9 +150,14 @@ def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
     return layouts
 
 
-def how_of(load: Load, layout: Layout) -> str:
-    """What must stay the same from run to run, as a mark has it."""
-    return layout.format if load.options.key is None else f"{layout.format} with key {load.options.key}"
+def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
+    """What must stay the same from run to run, as a mark has it. `more` is put behind format and key."""
+    options = load.options
+    how = layout.format if options.key is None else f"{layout.format} with key {options.key}"
+    if layout.format != "csv":
+        return how + more
+    # Not --null and --text: they are what an error in the middle of a file tells to set.
+    return f"{how}{more}{DELIMITED_BY}{delimiter_of(load.files[index], options)!r}"
 
 
 @contextmanager

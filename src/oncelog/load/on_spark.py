@@ -91,9 +91,9 @@ def run_load_on_spark(
     return report
 
 
-def _how(load: Load, layout: Layout) -> str:
+def _how(load: Load, index: int, layout: Layout) -> str:
     """Not as the plain loader's: neither would fence what the other one has running."""
-    return f"{how_of(load, layout)}, with --spark"
+    return how_of(load, index, layout, more=", with --spark")
 
 
 def _begin(
@@ -108,7 +108,7 @@ def _begin(
         report.records_before = sum(mark.records for mark in marks)
         check_given_once(load.files, len(marks))
         sources = [source_of(path) for path in load.files]
-        hows = [_how(load, layout) for layout in layouts]
+        hows = [_how(load, index, layout) for index, layout in enumerate(layouts)]
         spread = decide_spread(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
         if isinstance(spread, Refused):
             raise LoadRefused(spread.why)
@@ -159,7 +159,7 @@ def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
         else:
             marks, topic_id = read_marks(config, load.load_id, load.topic)
             mark = marks[index]
-        source, how = source_of(load.files[index]), _how(load, layout)
+        source, how = source_of(load.files[index]), _how(load, index, layout)
         match decide_start([mark], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(why):
                 raise LoadRefused(why)

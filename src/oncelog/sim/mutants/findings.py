@@ -56,6 +56,7 @@ OUT_OF_REACH: dict[str, str] = {
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "no topic is deleted while files are loaded": "R506",
+    "no load goes on with other options": "R663",
     "no start with a lost completion met an open next transaction": "R521",
     "the workloads do not draw what it takes": (
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
