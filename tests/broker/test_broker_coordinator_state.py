@@ -393,18 +393,21 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
     def no_room(*_: Any) -> None:
         raise OSError(ENOSPC, "no room")
 
+    def refused(*_: Any) -> None:
+        raise StorageError("no room")
+
     node = opened(directory)
     with monkeypatch.context() as patch:
         patch.setattr(LogManager, "_rename_deleted", no_room)
-        assert delete_topic(node) == KafkaStorageError.code
-    node.topics.create("another", 1, {}, 0)
-    with pytest.raises(KafkaStorageError, match="the next start removes them"):
-        node.topics.create("t", 1, {}, 0)
+        assert delete_topic(node) == 0
+        node.topics.create("another", 1, {}, 0)
+        with pytest.raises(KafkaStorageError, match="removed once the disk lets go"):
+            node.topics.create("t", 1, {}, 0)
     node.log_manager.release()
     if is_started_on_a_full_disk:
         with monkeypatch.context() as patch:
             patch.setattr(LogManager, "_rename_deleted", no_room)
-            patch.setattr(topics_module, "write_state", no_room)
+            patch.setattr(topics_module, "write_state", refused)
             node = opened(directory)
             assert node.topics.get("t") is None
             node.log_manager.release()
@@ -419,8 +422,9 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
     assert offsets_of(node) == {"g": [1]}
 
 
+@pytest.mark.parametrize("is_started", [True, False])
 def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, is_started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
         raise OSError(EIO, "the disk failed")
@@ -431,11 +435,12 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
         patch.setattr(type(node.log_manager.disk), "sync_directory", broken)
         with pytest.raises((KafkaStorageError, StorageError, OSError)):
             node.topics.create("new", 2, {}, 0)
-    with pytest.raises(KafkaStorageError, match="the next start removes them"):
-        node.topics.create("new", 2, {}, 0)
-    node.log_manager.release()
-    node = opened(directory)
-    assert node.topics.get("new") is None
+        with pytest.raises(KafkaStorageError, match="removed once the disk lets go"):
+            node.topics.create("new", 2, {}, 0)
+    if is_started:
+        node.log_manager.release()
+        node = opened(directory)
+        assert node.topics.get("new") is None
     node.topics.create("new", 2, {}, 0)
     node.log_manager.release()
     assert opened(directory).topics.get("new") is not None
@@ -460,11 +465,12 @@ def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
     with monkeypatch.context() as patch:
         patch.setattr(store, "_settle_epochs", broken)
         patch.setattr(type(node.log_manager.disk), "remove_tree", kept)
+        patch.setattr(LogManager, "_rename_deleted", kept)
         with pytest.raises(StorageError):
             node.topics.create("new", 3, {}, 0)
-    assert (directory / f"new-{last}").exists()
-    with pytest.raises(KafkaStorageError, match="the next start removes them"):
-        node.topics.create("new", 3, {}, 0)
+        assert (directory / f"new-{last}").exists()
+        with pytest.raises(KafkaStorageError, match="removed once the disk lets go"):
+            node.topics.create("new", 3, {}, 0)
     for _ in range(2):
         node.log_manager.release()
         node = opened(directory)

@@ -312,6 +312,34 @@ def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPat
     assert left() == 0
 
 
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_directory_that_cannot_be_removed_keeps_no_other(is_started: bool) -> None:
+    disk = MemoryDisk()
+    manager = _open(disk)
+    doomed = [TopicPartition("t", index) for index in range(3)]
+    for tp in doomed:
+        manager.open_partition(tp, config(), TOPIC_ID, NOW_MS)
+    stuck = set[str]()
+    remove_tree = disk.remove_tree
+
+    def sticking(path: str) -> None:
+        if path.startswith("t-0") or path in stuck:
+            raise OSError(errno.EPERM, "held", path)
+        remove_tree(path)
+
+    disk.remove_tree = sticking  # type: ignore[method-assign]
+    assert manager.delete_partitions(doomed) == {}
+    left = [name for name in disk.list() if name.endswith("-delete")]
+    assert len(left) == 1
+    if is_started:
+        manager.close(NOW_MS)
+        manager = _open(disk)
+        assert manager.was_clean
+    disk.remove_tree = remove_tree  # type: ignore[method-assign]
+    manager.remove_deleted()
+    assert not [name for name in disk.list() if name.endswith("-delete")]
+
+
 def test_deletion_may_crash_anywhere() -> None:
     def run(disk: MemoryDisk) -> None:
         manager = _open(disk)

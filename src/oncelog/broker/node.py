@@ -287,6 +287,7 @@ def _periodic_jobs(settings: Settings, limits: Limits, now_ms: int) -> list[tupl
         ("log.cleaner.backoff.ms", _compact),
         ("producer.id.expiration.check.interval.ms", _expire_producers),
         ("log.flush.offset.checkpoint.interval.ms", _write_checkpoints),
+        ("log.flush.offset.checkpoint.interval.ms", _resume_deletions),
         ("transaction.abort.timed.out.transaction.cleanup.interval.ms", _abort_timed_out),
         ("transaction.remove.expired.transaction.cleanup.interval.ms", _forget_transactional_ids),
         ("offsets.retention.check.interval.ms", _forget_offsets),
@@ -364,6 +365,13 @@ def _flush_by_time(node: Node, now_ms: int) -> None:
 def _write_checkpoints(node: Node, now_ms: int) -> None:
     _flush_closed(node, is_compacted=False, then=lambda: None)
     node.log_manager.write_checkpoints()
+
+
+def _resume_deletions(node: Node, now_ms: int) -> None:
+    """Try again what a failing disk kept of deleted topics and partitions."""
+    if marked := node.topics.resume_deletions():
+        node.log_manager.chores.add(node.groups.delete_offsets_of(marked, now_ms))
+    node.log_manager.remove_deleted()
 
 
 def _flush_closed(node: Node, *, is_compacted: bool, then: Callable[[], None]) -> None:

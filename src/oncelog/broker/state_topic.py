@@ -123,7 +123,7 @@ class StateTopic:
             return topic
         try:
             return self._node.topics.create(self.name, self._partition_count, {}, now_ms)
-        except StorageError as error:
+        except (StorageError, KafkaStorageError) as error:
             raise NotCoordinator(f"{self.name} cannot be made: {error}") from error
 
     def partition_of(self, key: str) -> int:

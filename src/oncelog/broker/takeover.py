@@ -67,7 +67,6 @@ _WITHOUT_MEANING = {
 _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
 _UNASSIGNED = bytes(16)
 """The id of no directory yet. 1 is one that was lost, 2 one not known. Source: Kafka's DirectoryId."""
-_FIRST_SEGMENT = f"{0:020}.log"
 _LOG = re.compile(r"\d{20}\.log")
 _MAGIC_POSITION = 16
 """Of the byte that tells the message format, in each of them."""
@@ -294,10 +293,10 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
         entry = plan.topics.get(tp.topic)
         if entry is None:
             if logs.is_partition(tp):
-                unnamed.setdefault(tp.topic, {})[tp.partition] = not _is_without_records(logs, tp)
+                unnamed.setdefault(tp.topic, {})[tp.partition] = not logs.is_without_records(tp)
             else:
                 plan.notes.append(f"{logs.disk.describe(str(tp))} is no partition and is left alone")
-        elif tp.partition >= entry.partition_count and not _is_without_records(logs, tp):
+        elif tp.partition >= entry.partition_count and not logs.is_without_records(tp):
             plan.refuse(
                 "partitions",
                 f"topic {tp.topic} has {entry.partition_count} partitions by the list of topics, and"
@@ -342,20 +341,6 @@ def _plan_formats(plan: Plan, logs: LogManager, known: set[str]) -> None:
             f"topic {topic} has records in message format {version}, of before Kafka 0.11, which are not read"
             " here: copy them to a new topic while Apache Kafka runs, and delete this one",
         )
-
-
-def _is_without_records(logs: LogManager, tp: TopicPartition) -> bool:
-    """Whether a creation that failed left it: none has ever stood in it, also none that is deleted."""
-    for name in logs.disk.list(str(tp)):
-        if name.endswith(".log") and name != _FIRST_SEGMENT:
-            return False
-        if ".log" in name:  # also one that compaction has written and not put in its place
-            file = logs.disk.open(f"{tp}/{name}")
-            size_bytes = file.size()
-            file.close()
-            if size_bytes:
-                return False
-    return True
 
 
 # Who may do what

@@ -2,10 +2,10 @@
 
 `oncelog-topics.json` (written whole, to a temporary file, synced, renamed) is the truth about which
 topics there are; partition directories hold the data and, as in Kafka, the topic id in
-`partition.metadata`. Creation writes the file first: a crash after it makes missing directories at
-the next start. Deletion marks the topic first: a crash after it finishes the deletion. A deleted topic
-stays in the file until its committed offsets are deleted durably (`offsets_to_delete`). Directories
-that no entry names were looked at before (`broker/takeover.py`).
+`partition.metadata`. Each name is in one state of `rules/topic_state.py`, which says in what order the file
+and the directories change. Here they are changed, and what became of that is told to the rules. A deleted
+topic stays in the file until its directories are gone, and its committed offsets until they are deleted
+durably (`offsets_to_delete`). Directories that no entry names were looked at before (`broker/takeover.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 
 from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
-from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.request_limits import MAX_PARTITIONS
+from oncelog.broker.state_file import NotDurable, read_state, write_state
 from oncelog.broker.topic_config import stored_overrides, topic_settings
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.config import INT64_MAX
@@ -32,6 +33,14 @@ from oncelog.errors import (
 from oncelog.log.disk import explain
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import LogConfig, Partition
+from oncelog.rules.topic_state import (
+    TopicEvent,
+    TopicState,
+    is_going,
+    listed,
+    next_state,
+    state_at_start,
+)
 from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
@@ -52,7 +61,11 @@ class Topic:
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
     is_plain: bool = False
-    is_deleting: bool = False
+    state: TopicState = TopicState.ABSENT
+    partition_count: int = 0
+    """How many partitions it has, or will have when all are made."""
+    directory_count: int = 0
+    """No directory of it has this index or a larger one."""
 
     @property
     def is_internal(self) -> bool:
@@ -105,10 +118,11 @@ class Topics:
         self._logs = log_manager
         self._settings = settings
         self._new_uuid = new_uuid
+        self._entries: dict[str, Topic] = {}
+        """Topics in every state but ABSENT, as the file names them."""
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        self._being_made: dict[str, tuple[Topic, int]] = {}
-        """Topics that the file names, whose partitions are being made, and how many those will be."""
+        """The live ones, as requests find them; only `_move` changes these three."""
         self._opened_count = 0
         self.large_answers: dict[object, bytes] = {}
         """Encoded answers that describe topics; forgotten when any topic changes."""
@@ -116,10 +130,6 @@ class Topics:
         """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
         self._held_names: set[str] = set()
         """Names of deleted topics whose committed offsets are still in memory."""
-        self._half_deleted: dict[str, Topic] = {}
-        """Deleted topics whose files the disk would not let go, by name; the next start removes them."""
-        self._left_counts: dict[str, int] = {}
-        """Half deleted topic -> how many partitions have directories, where these are more than are open."""
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
         """Where partitions of `__consumer_offsets` with offsets of topics end (`Offsets.ends_of`)."""
         self.revision = 0
@@ -172,12 +182,22 @@ class Topics:
         return made
 
     def names(self) -> list[str]:
-        """Return the names that are taken, also those of topics that are being made or deleted."""
-        return [*self._by_name, *self._being_made, *self._held_names]
+        """Return the names that are taken, without those that are free once the disk lets files go."""
+        return [*(name for name in self._entries if not self.is_left(name)), *self._held_names]
+
+    def being_made(self) -> frozenset[str]:
+        """Return the names of topics that are being made."""
+        return frozenset(n for n, topic in self._entries.items() if topic.state is TopicState.BEING_MADE)
+
+    def is_left(self, name: str) -> bool:
+        """True for a deleted topic whose files, or whose name in the file, the disk has not let go."""
+        topic = self._entries.get(name)
+        return topic is not None and is_going(topic.state)
 
     def is_changing(self, name: str) -> bool:
         """True for a name that is taken while `get` does not find it: its topic is being made or deleted."""
-        return name in self._being_made or name in self._held_names
+        topic = self._entries.get(name)
+        return name in self._held_names or (topic is not None and topic.state is TopicState.BEING_MADE)
 
     @contextmanager
     def names_held(self, names: Collection[str]) -> Iterator[None]:
@@ -208,49 +228,60 @@ class Topics:
         The first writes the file, which names all topics with all partitions: after a crash the next start
         makes what is missing. The topics are found when all their partitions are there.
         """
+        asked = list(asked)
+        self._remove_left([new.name for new in asked])
         results: list[Topic | BrokerError | StorageError] = []
-        counts: dict[str, int] = {}
+        made: list[Topic] = []
         names = TopicNames(self.names())
         for new in asked:
             try:
-                check_topic_name(new.name)
-                if new.name in self._half_deleted:
-                    raise KafkaStorageError(
-                        f"files of a deleted topic {new.name!r} remain; the next start removes them"
-                    )
-                if new.name in self._by_name or self.is_changing(new.name):
-                    raise TopicAlreadyExists(f"topic {new.name!r} is already there")
-                names.check(new.name)
-                topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
+                topic = self._checked(new, names)
             except (BrokerError, StorageError) as error:
                 results.append(error)
                 continue
             names.add(new.name)
-            self._being_made[new.name] = topic, new.partition_count
-            counts[new.name] = new.partition_count
+            self._move([topic], TopicEvent.CREATE)
+            made.append(topic)
             results.append(topic)
-        if not counts:
+        if not made:
             return results
         try:
-            self._save({})
+            self._save()
         except Exception:
-            for name in counts:
-                del self._being_made[name]
+            # Found by a start if the file was written and not synced: then the topics are made, and empty.
+            self._move(made, TopicEvent.NOT_LISTED)
             raise
-        return (yield from self._open_new(results, now_ms))
+        failures = yield from self._open_new(made, now_ms)
+        return [failures.get(each.name, each) if isinstance(each, Topic) else each for each in results]
+
+    def _checked(self, new: NewTopic, names: TopicNames) -> Topic:
+        """The topic if it can be made. Raises what `create` does, except errors of the disk."""
+        check_topic_name(new.name)
+        if self.is_left(new.name):
+            raise KafkaStorageError(
+                f"files of a deleted topic {new.name!r} remain; they are removed once the disk lets go"
+            )
+        if new.name in self._by_name or self.is_changing(new.name):
+            raise TopicAlreadyExists(f"topic {new.name!r} is already there")
+        names.check(new.name)
+        topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
+        topic.partition_count = new.partition_count
+        return topic
 
     def _open_new(
-        self, topics: list[Topic | BrokerError | StorageError], now_ms: int
-    ) -> Generator[None, None, list[Topic | BrokerError | StorageError]]:
-        """Make the partitions of topics that the file names already; one sync for all directories."""
-        made = [topic for topic in topics if isinstance(topic, Topic)]
-        failed: dict[str, Exception] = {}
+        self, made: list[Topic], now_ms: int
+    ) -> Generator[None, None, dict[str, BrokerError | StorageError]]:
+        """Make the partitions of topics that the file names already; one sync for all directories.
+
+        Return why topics could not be made. Raises errors of other kinds, when everything else is done.
+        """
+        failures: dict[str, Exception] = {}
         for topic in made:
-            while topic.name not in failed and len(topic.partitions) < self._being_made[topic.name][1]:
+            while topic.name not in failures and len(topic.partitions) < topic.partition_count:
                 try:
                     self._open_partitions(topic, len(topic.partitions) + 1, now_ms)
                 except Exception as error:
-                    failed[topic.name] = error
+                    failures[topic.name] = error
                 self._opened_count += 1
                 if self._opened_count % self._logs.limits.partitions_per_step == 0:
                     yield None
@@ -259,47 +290,75 @@ class Topics:
         try:
             self._logs.disk.sync_directory()
         except Exception as error:
-            failed = {topic.name: error for topic in made}
-        # Taken back last: the file is written again, and names the partitions that are open by now.
-        for topic in made:
-            del self._being_made[topic.name]
-            if topic.name not in failed:
-                # The broker's settings may have changed meanwhile.
-                topic.configure(self._settings, topic.overrides)
-                self._reconfigure_partitions(topic)
-                self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+            failures = {topic.name: error for topic in made}
+        good = [topic for topic in made if topic.name not in failures]
+        for topic in good:
+            # The broker's settings may have changed meanwhile.
+            topic.configure(self._settings, topic.overrides)
+            self._reconfigure_partitions(topic)
+        self._move(good, TopicEvent.OPENED)
         self._changed()
-        for topic in made:
-            if topic.name in failed:
-                self._take_back(topic, 0)
-        for failure in failed.values():
-            if not isinstance(failure, (BrokerError, StorageError)):
+        failed = [topic for topic in made if topic.name in failures]
+        self._move(failed, TopicEvent.FAILED)
+        self._finish_deletions(failed)
+        known: dict[str, BrokerError | StorageError] = {}
+        for name, failure in failures.items():
+            if not isinstance(failure, (BrokerError, StorageError, OSError)):
                 raise failure
-        return [failed.get(each.name, each) if isinstance(each, Topic) else each for each in topics]  # type: ignore[misc]
+            known[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
+        return known
 
     def delete(self, topics: Sequence[Topic]) -> None:
-        """Their data, producers and settings are gone when this returns. Raises StorageError.
+        """Nobody finds them when this returns, and no start brings them back. Raises StorageError.
 
         The file is written twice however many they are. Their committed offsets are remembered, also by the
-        file, as to be deleted until `forget_deletions`.
+        file, as to be deleted until `forget_deletions`. Files that the disk does not let go are removed later
+        (`resume_deletions`); the names are taken until then.
         """
-        for topic in topics:
-            topic.is_deleting = True
+        self._move(topics, TopicEvent.DELETE)
         try:
-            self._save({})
+            self._save()
+        except NotDurable:
+            # A kill finds them deleted, so they must not take another record: the deletion goes on later.
+            raise
         except Exception:
-            for topic in topics:
-                topic.is_deleting = False
+            self._move(topics, TopicEvent.NOT_MARKED)
             raise
-        for topic in topics:
-            del self._by_name[topic.name]
-            self._by_id.pop(topic.topic_id, None)
-        try:
-            self._remove_directories(topics)
-        except KafkaStorageError:
-            # The file must go on naming them: directories that no entry names are taken over as topics.
-            self._half_deleted.update((topic.name, topic) for topic in topics)
-            raise
+        self._mark_deleted(topics)
+        self._remove(topics)
+
+    def resume_deletions(self) -> list[str]:
+        """Go on with deletions that the disk interrupted, as far as it lets us now.
+
+        Return the names whose committed offsets must be deleted now.
+        """
+        return self._finish_deletions([topic for topic in self._entries.values() if is_going(topic.state)])
+
+    def _remove_left(self, names: Iterable[str]) -> None:
+        """Free names of deleted topics that are to be made, unless their offsets must be deleted before."""
+        left = [self._entries[name] for name in names if self.is_left(name)]
+        doomed = {topic.name for topic in left if topic.state is TopicState.DOOMED}
+        ends = self.offset_ends(doomed) if doomed else {}
+        self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
+
+    def _finish_deletions(self, topics: Sequence[Topic]) -> list[str]:
+        """Mark and remove topics, as far as the disk lets us; the names of those that are marked now."""
+        if not topics:
+            return []
+        doomed = [topic for topic in topics if topic.state is TopicState.DOOMED]
+        if doomed:
+            try:
+                self._save()
+            except StorageError:
+                doomed = []
+            else:
+                self._mark_deleted(doomed)
+        self._remove([topic for topic in topics if topic.state is TopicState.BEING_DELETED])
+        return [topic.name for topic in doomed]
+
+    def _mark_deleted(self, topics: Sequence[Topic]) -> None:
+        """The file says durably that they are being deleted: note which offsets they leave."""
+        self._move(topics, TopicEvent.MARKED)
         ends = self.offset_ends({topic.name for topic in topics})
         for topic in topics:
             # An earlier topic of this name may have left offsets too, in other partitions.
@@ -307,8 +366,31 @@ class Topics:
             known = {} if earlier is None or earlier.before is None else earlier.before
             if before := {**known, **ends.get(topic.name, {})}:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
+
+    def _remove(self, topics: Sequence[Topic]) -> None:
+        """Remove the directories of topics that are being deleted; those that keep none are gone then."""
+        if not topics:
+            return
+        kept = self._remove_directories(topics)
+        gone = [topic for topic in topics if topic.name not in kept]
+        if not gone:
+            return
+        self._move(gone, TopicEvent.REMOVED)
         with suppress(StorageError):  # the file says that they are being deleted, which is as good
-            self._save({})
+            self._save()
+
+    def _move(self, topics: Iterable[Topic], event: TopicEvent) -> None:
+        """Lead topics to their next state, and let names and ids find those that are live."""
+        for topic in topics:
+            topic.state = next_state(topic.state, event)
+            if topic.state is TopicState.ABSENT:
+                del self._entries[topic.name]
+            else:
+                self._entries[topic.name] = topic
+            if topic.state is TopicState.LIVE:
+                self._by_name[topic.name] = self._by_id[topic.topic_id] = topic
+            elif self._by_name.get(topic.name) is topic:
+                del self._by_name[topic.name], self._by_id[topic.topic_id]
 
     def forget_deletions(self, deletions: Mapping[str, OffsetsToDelete]) -> None:
         """The offsets of deleted topics are deleted durably."""
@@ -317,26 +399,37 @@ class Topics:
             del self.offsets_to_delete[name]
         if done:
             with suppress(StorageError):  # else they go with the next change of any topic
-                self._save({})
+                self._save()
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
-        """Say anew which offsets a deleted topic has left. Raises StorageError."""
+        """Say anew which offsets a deleted topic has left. Raises StorageError if a topic has the name again.
+
+        Without one no offset can be taken for the deleted topic's before one is made, which writes the file.
+        """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:
             self.offsets_to_delete[name] = deletion._replace(before=before)
-            self._save({})
+            try:
+                self._save()
+            except StorageError:
+                if name in self._by_name:
+                    raise
 
     def add_partitions(self, changes: Sequence[tuple[Topic, int]], now_ms: int) -> None:
         """Raise partition counts, in one write. Raises StorageError; then no topic has new ones."""
-        before = [(topic, len(topic.partitions)) for topic, _ in changes]
+        before = [(topic, topic.partition_count) for topic, _ in changes]
+        for topic, count in changes:
+            topic.partition_count = count
         try:
-            self._save({topic.name: count for topic, count in changes})
+            self._save()
             for topic, count in changes:
                 self._open_partitions(topic, count, now_ms)
             self._logs.disk.sync_directory()
         except Exception:
             for topic, count in before:
                 self._take_back(topic, count)
+            with suppress(StorageError):
+                self._save()
             raise
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
@@ -345,7 +438,7 @@ class Topics:
         for topic, overrides in changes:
             topic.configure(self._settings, with_internal_settings(topic.name, overrides, self._settings))
         try:
-            self._save({})
+            self._save()
         except Exception:
             for topic, overrides in before:
                 topic.configure(self._settings, overrides)
@@ -377,36 +470,35 @@ class Topics:
     def _open_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
         config = self._log_config(topic)
         for index in range(len(topic.partitions), count):
-            at = TopicPartition(topic.name, index)
-            topic.partitions.append(self._logs.open_partition(at, config, topic.topic_id, now_ms))
+            topic.directory_count = max(topic.directory_count, index + 1)
+            tp, topic_id = TopicPartition(topic.name, index), topic.topic_id
+            try:
+                partition = self._logs.open_partition(tp, config, topic_id, now_ms)
+            except StorageError:
+                if not self._logs.remove_leftover(tp, topic_id):
+                    raise
+                partition = self._logs.open_partition(tp, config, topic_id, now_ms)
+            topic.partitions.append(partition)
 
-    def _take_back(self, topic: Topic, first: int) -> None:
-        """Not all partitions from `first` on could be made: undo that, as far as the disk lets us."""
-        made = topic.partitions[first:]
-        del topic.partitions[first:]
-        try:
-            self._logs.delete_partitions(
-                TopicPartition(topic.name, first + index) for index in range(len(made))
-            )
-            is_left = False
-        except KafkaStorageError:
-            is_left = True
-        # The partition that could not be opened has a directory, too, if that could not be removed.
-        has_more = self._logs.has_directory(TopicPartition(topic.name, first + len(made)), topic.topic_id)
-        if first == 0 and (is_left or has_more):
-            # The directories that remain have this topic's id. With another topic of the name in the
-            # file no start would open them.
-            topic.is_deleting, topic.partitions = True, made
-            self._half_deleted[topic.name] = topic
-            if has_more:
-                self._left_counts[topic.name] = len(made) + 1
-        with suppress(StorageError):
-            self._save({})
+    def _take_back(self, topic: Topic, count: int) -> None:
+        """Not all new partitions could be made: let the topic have as many as before.
 
-    def _remove_directories(self, topics: Iterable[Topic]) -> None:
-        self._logs.delete_partitions(
-            TopicPartition(topic.name, index) for topic in topics for index in range(len(topic.partitions))
-        )
+        What the disk keeps of the new ones goes with the topic, or is opened when it grows again.
+        """
+        del topic.partitions[count:]
+        topic.partition_count = count
+        doomed = [TopicPartition(topic.name, index) for index in range(count, topic.directory_count)]
+        if not self._logs.delete_partitions(doomed, {topic.name: topic.topic_id}):
+            topic.directory_count = count
+
+    def _remove_directories(self, topics: Iterable[Topic]) -> Collection[str]:
+        """Remove directories, also of partitions that are not open; the names of topics that keep some."""
+        doomed = [
+            TopicPartition(topic.name, index)
+            for topic in topics
+            for index in range(max(topic.partition_count, topic.directory_count))
+        ]
+        return self._logs.delete_partitions(doomed, {topic.name: topic.topic_id for topic in topics}).keys()
 
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
@@ -415,19 +507,22 @@ class Topics:
             topic = self._new_topic(
                 name, bytes.fromhex(entry["topic_id"]), stored_overrides(entry["settings"])
             )
-            self._open_partitions(topic, entry["partitions"], now_ms)
-            if entry["is_deleting"]:
-                self._resume_deletion(topic)
-            else:
-                self._by_name[name] = topic
-                self._by_id[topic.topic_id] = topic
+            topic.partition_count, topic.state = entry["partitions"], state_at_start(entry["is_deleting"])
+            self._entries[name] = topic
+        self._count_directories()
+        for topic in [*self._entries.values()]:
+            if topic.state is TopicState.BEING_MADE:
+                self._open_partitions(topic, topic.partition_count, now_ms)
+                self._move([topic], TopicEvent.OPENED)
         if not self._logs.partitions.keys() <= present:
             self._sync_new_directories()
+        going = [topic for topic in self._entries.values() if is_going(topic.state)]
+        for topic in going:
+            self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
         with suppress(OSError):  # of a full disk; then they are forgotten until the next start
             self._logs.forget_missing_partitions()
-        if self._by_name.keys() | self._half_deleted.keys() != entries.keys():
-            # Else nothing is written, so that a broker starts on a full disk.
-            self._save({})
+        # If no topic is being deleted nothing is written, so that a broker starts on a full disk.
+        self._remove(going)
 
     def _sync_new_directories(self) -> None:
         """Make the names of partitions durable that this start had to make: a crash ended their creation.
@@ -441,38 +536,37 @@ class Topics:
         except OSError as error:
             raise StorageError(f"{disk.describe('')} cannot be synced: {explain(error)}") from error
 
-    def _resume_deletion(self, topic: Topic) -> None:
-        topic.is_deleting = True
+    def _count_directories(self) -> None:
+        """Note what a growth that failed has left beyond the partitions that the file counts."""
         try:
-            self._remove_directories([topic])
-        except KafkaStorageError:
-            self._half_deleted[topic.name] = topic
-        else:
-            self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
+            for tp in self._logs.partition_directories():
+                topic = self._entries.get(tp.topic)
+                if topic is None or not topic.partition_count <= tp.partition < MAX_PARTITIONS:
+                    continue
+                if self._logs.is_partition(tp) and self._logs.is_without_records(tp):
+                    topic.directory_count = max(topic.directory_count, tp.partition + 1)
+        except OSError as error:
+            raise StorageError(f"{self._logs.directory} cannot be read: {explain(error)}") from error
 
     def _changed(self) -> None:
         self.large_answers.clear()
         self.revision += 1
 
-    def _save(self, counts: Mapping[str, int]) -> None:
-        """Write the file; `counts` are partition counts that are not open yet. Raises StorageError."""
+    def _save(self) -> None:
+        """Write the file. Raises NotDurable when it is written, and another StorageError when it is not."""
         self._changed()
-        making = self._being_made.values()
-        counts = {**self._left_counts, **counts, **{topic.name: count for topic, count in making}}
-        topics = [
-            {
-                "name": topic.name,
-                "topic_id": topic.topic_id.hex(),
-                "partitions": counts.get(topic.name, len(topic.partitions)),
-                "settings": topic.overrides,
-                "is_deleting": topic.is_deleting,
-            }
-            for topic in (
-                *self._by_name.values(),
-                *self._half_deleted.values(),
-                *(each for each, _ in making),
+        topics = []
+        for topic in self._entries.values():
+            is_deleting, count = listed(topic.state, topic.partition_count, topic.directory_count)
+            topics.append(
+                {
+                    "name": topic.name,
+                    "topic_id": topic.topic_id.hex(),
+                    "partitions": count,
+                    "settings": topic.overrides,
+                    "is_deleting": is_deleting,
+                }
             )
-        ]
         content: dict[str, Any] = {"version": 1, "topics": topics}
         if self.offsets_to_delete:
             content["offsets_to_delete"] = [

@@ -220,6 +220,8 @@ class RealDisk:
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         full = self._prefix + path
         temporary = full + ".tmp"
+        # Opened before the rename, so that only a failed sync comes after it.
+        parent = _open(os.path.dirname(full), os.O_RDONLY) if sync else None
         try:
             with open(temporary, "wb", opener=_open_private if is_private else None) as file:
                 file.write(data)
@@ -227,11 +229,16 @@ class RealDisk:
                 if sync:
                     os.fsync(file.fileno())
             os.replace(temporary, full)
+            if parent is not None:
+                _sync(os.fsync, parent, full)
+        except SyncFailed:
+            raise
         except OSError:
             _remove_quietly(temporary)
             raise
-        if sync:
-            _sync_directory(os.path.dirname(full))
+        finally:
+            if parent is not None:
+                os.close(parent)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._prefix + old, self._prefix + new)

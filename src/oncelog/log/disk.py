@@ -89,7 +89,8 @@ class Disk(Protocol):
         """Write a whole file so that a crash leaves the old or the new content, never a mixture.
 
         With `sync` False a power loss may leave neither; only for what can be rebuilt. `is_private`: nobody
-        but the owner may read it.
+        but the owner may read it. Raises SyncFailed when the new content has its name and a power loss may
+        take it back; after any other OSError the old content stands.
         """
         ...
 

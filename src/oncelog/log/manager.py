@@ -14,8 +14,10 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -47,6 +49,7 @@ Without it a directory is Apache Kafka's, or of an Oncelog before the key, whose
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers: neither topics nor to be deleted."""
 _META_VERSION = 1
+_NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
 """A partition's directory that is being removed; only a name that is too long lost its number or id."""
@@ -56,6 +59,7 @@ MAX_PROMPT_DELETIONS = 100
 A slow disk removes a hundred in a second. A start removes some first because a full disk needs the room.
 """
 _SEGMENT = re.compile(r"\d{20}\.log")
+_FIRST_SEGMENT = f"{0:020}.log"
 _PARTITION_FILE = re.compile(
     rf"\d{{20}}\..+|{re.escape(PARTITION_METADATA)}(\.tmp)?|{re.escape(LEADER_EPOCHS)}(\.tmp)?"
 )
@@ -96,6 +100,8 @@ class LogManager:
         self._deletion_count = 0
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
         self._has_lost_end = False
+        self._is_forgetting = False
+        """True while checkpoint files may tell of partitions that were deleted."""
         self._is_closing = self._is_compacting = False
         self._left_deletions: list[str] = []
         """Directories of deleted partitions that `remove_deleted` removes."""
@@ -124,9 +130,12 @@ class LogManager:
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
-            for name in deleted[:MAX_PROMPT_DELETIONS]:
-                disk.remove_tree(name)
             manager._left_deletions = deleted[MAX_PROMPT_DELETIONS:]
+            for name in deleted[:MAX_PROMPT_DELETIONS]:
+                try:
+                    disk.remove_tree(name)
+                except OSError:
+                    manager._left_deletions.append(name)  # one that stays must not keep a broker down
             # From here on a crash makes the next start recover; recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
             disk.sync_directory()
@@ -201,15 +210,34 @@ class LogManager:
         self.partitions[topic_partition] = partition
         return partition
 
-    def has_directory(self, tp: TopicPartition, topic_id: bytes) -> bool:
-        """Return whether a partition has a directory of this topic, or one without a topic's id."""
-        name = str(tp)
+    def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
+        """Remove a directory without records that another topic of the name left; whether there was one.
+
+        A creation or growth that failed on a broken disk leaves such directories. A topic that was made again
+        could not be opened over them: test_what_another_topic_left_stops_no_start.
+        """
         try:
-            return self.disk.exists(name) and read_partition_metadata(self.disk, name) in (None, topic_id)
-        except StorageError:
-            return True  # a torn file: the partition reads its topic id again when it is opened
-        except OSError:
+            if read_partition_metadata(self.disk, str(tp)) in (None, topic_id):
+                return False
+            if not self.is_without_records(tp):
+                return False
+            self.disk.remove_tree(str(tp))
+        except (OSError, StorageError):
             return False
+        return True
+
+    def is_without_records(self, tp: TopicPartition) -> bool:
+        """Return whether no record has ever been in a partition's directory, also none that is deleted."""
+        for name in self.disk.list(str(tp)):
+            if name.endswith(".log") and name != _FIRST_SEGMENT:
+                return False
+            if ".log" in name:  # also one that compaction has written and not put in its place
+                file = self.disk.open(f"{tp}/{name}")
+                size_bytes = file.size()
+                file.close()
+                if size_bytes:
+                    return False
+        return True
 
     def forget_missing_partitions(self) -> None:
         """Forget the checkpoints of partitions that are not open and have no directory.
@@ -244,53 +272,97 @@ class LogManager:
         except OSError as error:
             raise StorageError(f"{self.disk.describe(INDEX_STARTS)}: {explain(error)}") from error
 
-    def delete_partitions(self, doomed: Iterable[TopicPartition]) -> None:
-        """Forget partitions and their producers, and remove their files. Raises KafkaStorageError."""
+    def delete_partitions(
+        self, doomed: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
+    ) -> dict[str, KafkaStorageError]:
+        """Forget partitions and their producers, and remove their directories as far as the disk lets go.
+
+        Return why a directory of a topic may be left, by topic; empty if none is. May be called again then,
+        also by a later process: a partition that is not open has a directory of the topic by its id in
+        `topic_ids`, or none.
+        """
         self._deletion_count += 1
-        removed = [(at, self.partitions.pop(at)) for at in doomed]
-        is_noted = False
-        for at, partition in removed:
-            is_noted |= self._recovery_points.pop(at, None) is not None
-            is_noted |= self._log_starts.pop(at, None) is not None
-            is_noted |= self._cleaned.pop(at, None) is not None
-            is_noted |= self._indexed.pop(at, None) is not None
-            # A new partition may inherit it from the file: all its segments have such an index.
-            self._index_starts.pop(at, None)
-            self._written_points.pop(at, None)
-            self._unindexed.discard(at)
-            partition.abandon()
+        doomed = list(doomed)
+        opened = {tp for tp in doomed if self._forget(tp)}
+        failures: dict[str, KafkaStorageError] = {}
+        renamed = []
         try:
-            if is_noted:
+            if self._is_forgetting:
                 # A new partition of this name must not inherit them.
                 self._write_offsets()
+                self._is_forgetting = False
             # Renamed first: a crash in the middle must not leave half a partition under its name.
-            renamed = [self._rename_deleted(at, partition) for at, partition in removed]
+            for tp in doomed:
+                try:
+                    if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
+                        renamed.append(self._rename_deleted(tp))
+                except FileNotFoundError:
+                    pass  # removed by an earlier attempt, or never made
+                except OSError as error:
+                    failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
             self.disk.sync_directory()
-            self.chores.add(self._remove_trees(renamed))
         except OSError as error:
-            names = ", ".join(str(at) for at, _ in removed[:3])
-            raise KafkaStorageError(f"{names} cannot be deleted: {error}") from error
+            for tp in doomed:
+                failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
+        with suppress(OSError):  # `remove_deleted` tries those again
+            self.chores.add(self._remove_trees(renamed))
+        return failures
 
-    def _rename_deleted(self, at: TopicPartition, partition: Partition) -> str:
-        name = f"{at}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
-        self.disk.rename(partition.directory, name)
+    def _forget(self, tp: TopicPartition) -> bool:
+        """Forget a partition and its checkpoints; whether it was open."""
+        for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
+            self._is_forgetting |= table.pop(tp, None) is not None
+        # A new partition may inherit it from the file: all its segments have such an index.
+        self._index_starts.pop(tp, None)
+        self._written_points.pop(tp, None)
+        self._unindexed.discard(tp)
+        partition = self.partitions.pop(tp, None)
+        if partition is not None:
+            partition.abandon()
+        return partition is not None
+
+    def _is_of_topic(self, tp: TopicPartition, topic_id: bytes | None) -> bool:
+        """Return whether a directory is this topic's, or a partition's without a topic's id.
+
+        Raises OSError, which is FileNotFoundError if there is no directory.
+        """
+        is_partition = self.is_partition(tp)
+        try:
+            stored_id = read_partition_metadata(self.disk, str(tp))
+        except StorageError:
+            return True  # torn: the topic that made it was still being made
+        return stored_id == topic_id or (stored_id is None and is_partition)
+
+    def _rename_deleted(self, tp: TopicPartition) -> str:
+        name = f"{tp}.{self._new_uuid().hex()}"[: 255 - len(DELETED_SUFFIX)] + DELETED_SUFFIX
+        self.disk.rename(str(tp), name)
         return name
 
     def remove_deleted(self) -> None:
-        """Begin to remove what earlier runs left of deleted partitions, between requests."""
+        """Begin to remove what earlier runs and attempts left of deleted partitions, between requests."""
         directories, self._left_deletions = self._left_deletions, []
         if directories:
             self.chores.add(self._remove_trees(directories))
 
     def _remove_trees(self, directories: list[str]) -> Chore:
+        failure = None
         for directory in directories:
             if self._is_closing:
                 # The next start goes on: test_a_stop_and_a_start_wait_for_few_deletions.
                 if not self._prompt_deletions:
                     return
                 self._prompt_deletions -= 1
-            yield partial(self.disk.remove_tree, directory)
+            try:
+                yield partial(self.disk.remove_tree, directory)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                # The others go: test_a_directory_that_cannot_be_removed_keeps_no_other.
+                failure = failure or error
+                self._left_deletions.append(directory)
             yield None  # else what others wait for would wait for thousands of directories
+        if failure is not None and not self._is_closing:
+            raise failure
 
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
         """Begin a round over all partitions; what `work` returns are further steps of it.

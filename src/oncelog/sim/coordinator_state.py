@@ -88,7 +88,7 @@ def metadata(node: Node) -> Metadata:
             topic.name: (topic.topic_id, len(topic.partitions), dict(topic.overrides))
             for topic in topics.all()
         },
-        frozenset(topics._being_made),
+        topics.being_made(),
         {
             "brokers' settings": dict(node.dynamic._brokers),
             "groups' settings": dict(node.dynamic._groups),

@@ -73,9 +73,10 @@ def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) ->
         for _, result in doomed:
             result.error_code, result.error_message = refusal.code, refusal.message
         return
-    for topic in topics:
-        for index in range(len(topic.partitions)):
-            node.fetch_waits.changed(TopicPartition(topic.name, index))
+    finally:
+        for topic in topics:
+            for index in range(len(topic.partitions)):
+                node.fetch_waits.changed(TopicPartition(topic.name, index))
     yield from node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 

@@ -194,9 +194,10 @@ def _own_producer(settings: Any) -> Any:
     return producer.Producer({**settings, "transactional.id": name})
 
 
-def _keep_files(self: Any, doomed: Any) -> None:
+def _keep_files(self: Any, doomed: Any, topic_ids: Any) -> dict[str, Any]:
     for at in doomed:
         self.partitions.pop(at).abandon()
+    return {}
 
 
 def _any_id(disk: Any, directory: str, topic_id: bytes | None) -> bytes | None:

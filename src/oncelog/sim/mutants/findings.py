@@ -44,7 +44,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no power goes soon after a start that makes a topic's directories": "R622",
     "no coordinator's log is compacted soon before the power goes": "R621",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
-    "no topic is made while renames and syncs of directories fail": "R480 R566",
+    "no topic is made while renames and syncs of directories fail": "R480 R566 R600 R601 R602",
     "no fault lets a segment's log file be made, and its index files not": "R585",
     "no disk takes a part of a write and then cannot cut it off": "R610",
     "tombstones of simulated topics go after seconds": "R611",

@@ -1,0 +1,331 @@
+"""Topics made, grown, deleted and made again while the disk fails, or the process is killed, at any call.
+
+Whatever fails, and twice in a row: no start is refused afterwards, what was acknowledged is there, what was
+deleted stays away, and every name can be used again. The second fault meets the repetition or the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from errno import EMFILE
+from random import Random
+
+import pytest
+from helpers_faulty_disk import Fault, FaultyDisk
+from helpers_log import NOW_MS, batch, read_all
+
+from oncelog.broker.takeover import take_over
+from oncelog.broker.topics import Topic, Topics
+from oncelog.config import BROKER
+from oncelog.errors import BrokerError, StorageError
+from oncelog.log.checkpoint import write_partition_metadata
+from oncelog.log.manager import LogManager
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import Origin
+
+SETTINGS = BROKER.parse({})
+NAME, OTHER = "t", "other"
+Step = tuple[int, Fault, bool]
+"""The call that meets a fault, the fault, and whether all later calls of the request meet it, too."""
+REFUSED = (BrokerError, StorageError, OSError)
+
+
+class World:
+    """Topics over a faulty disk, with what a client was told."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._uuids = Random(len(disk.list()))
+        self.disk = FaultyDisk(disk.after_kill())
+        self.is_down = True
+
+    def start(self) -> None:
+        """Raises StorageError or OSError when the start is refused, SimulatedCrash when it is killed."""
+        logs = LogManager.open(
+            self.disk, node_id=1, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS
+        )
+        try:
+            take_over(logs, SETTINGS)
+            self.logs = logs
+            self.topics = Topics(logs, SETTINGS, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS)
+        except REFUSED:
+            logs.release()
+            raise
+        self.is_down = False
+
+    def kill(self) -> None:
+        """End the process; the next one finds what was written."""
+        self.disk = FaultyDisk(self.disk.disk.after_kill())
+        self.is_down = True
+
+    def create(self, name: str, count: int) -> None:
+        self.topics.create(name, count, {}, NOW_MS)
+
+    def grow(self, count: int) -> None:
+        topic = self.topics.get(NAME)
+        if topic is not None and len(topic.partitions) < count:
+            self.topics.add_partitions([(topic, count)], NOW_MS)
+
+    def delete(self) -> None:
+        topic = self.topics.get(NAME)
+        if topic is not None:
+            self.topics.delete([topic])
+
+    def fill(self, name: str) -> None:
+        """Store a record in each partition and checkpoint that."""
+        for partition in self.found(name).partitions:
+            partition.append(memoryview(bytearray(batch())), origin=Origin.CLIENT, now_ms=NOW_MS)
+            partition.flush()
+        self.logs.write_checkpoints()
+
+    def found(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        assert topic is not None, name
+        return topic
+
+    def shape(self, name: str) -> list[int] | None:
+        """How many batches each partition holds; None without the topic."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return None
+        return [len(list(read_all(partition))) and 1 for partition in topic.partitions]
+
+
+def make(world: World) -> None:
+    world.create(NAME, 3)
+
+
+def grow(world: World) -> None:
+    world.grow(4)
+
+
+def delete(world: World) -> None:
+    world.delete()
+
+
+def remake(world: World) -> None:
+    """Make the topic with more partitions, whatever became of the one before."""
+    world.delete()
+    world.create(NAME, 3)
+
+
+def grow_and_remake(world: World) -> None:
+    with suppress(*REFUSED):
+        world.grow(4)
+    remake(world)
+
+
+FULL = [1, 1]
+SCENARIOS: dict[str, tuple[Callable[[World], None], bool, list[list[int] | None], list[list[int] | None]]] = {
+    # name: request, whether the topic is there before, what may be found without an answer, and with success
+    "make": (make, False, [None, [0] * 3], [[0] * 3]),
+    "grow": (grow, True, [FULL, [1, 1, 0, 0]], [[1, 1, 0, 0]]),
+    "delete": (delete, True, [FULL, None], [None]),
+    "remake": (remake, True, [FULL, None, [0] * 3], [[0] * 3]),
+    "grow and remake": (grow_and_remake, True, [FULL, [1, 1, 0, 0], None, [0] * 3, [0] * 4], [[0] * 3]),
+}
+
+
+def prepared(scenario: str) -> World:
+    """A broker that was stopped with the topics that a scenario begins with, and started again."""
+    world = World(DISKS[SCENARIOS[scenario][1]])
+    world.start()
+    return world
+
+
+def _disk(has_topic: bool) -> MemoryDisk:
+    world = World(MemoryDisk())
+    world.start()
+    for name, count in ((OTHER, 1), *([(NAME, 2)] if has_topic else [])):
+        world.create(name, count)
+        world.fill(name)
+    return world.disk.disk.after_kill()
+
+
+DISKS = {has_topic: _disk(has_topic) for has_topic in (False, True)}
+
+
+def attempt(world: World, scenario: str) -> bool:
+    """Start if need be, and do the request; whether it was answered with success."""
+    request = SCENARIOS[scenario][0]
+    try:
+        if world.is_down:
+            world.start()
+        request(world)
+    except SimulatedCrash:
+        world.kill()
+        return False
+    except REFUSED:
+        return False
+    return True
+
+
+def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
+    """Meet the faults one after the other, then look; whether each was met."""
+    request, _, *shapes = SCENARIOS[scenario]
+    world, allowed = prepared(scenario), shapes[0]
+    was_done, met = False, []
+    for step in faults:
+        disk = world.disk
+        disk.arm(*step)
+        is_done = attempt(world, scenario)
+        # To make it again is to delete it first: a failure leaves less than the success before.
+        was_done = is_done or (was_done and request not in (remake, grow_and_remake))
+        met.append(disk.is_met)
+        world.disk.fail_in = None
+        allowed = shapes[was_done]
+        if not world.is_down:
+            assert world.shape(NAME) in (*shapes[0], None), (scenario, faults)
+    if not all(met):
+        return False
+    if not world.is_down and world.topics.get(NAME) is not None:
+        world.fill(NAME)  # what is acknowledged now must not be lost
+        # A growth that was refused may be found by a start, as any request without an answer.
+        counts = world.shape(NAME)
+        allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
+    if not world.is_down and not is_killed:
+        with suppress(*REFUSED):
+            world.logs.close(NOW_MS)
+    for _ in range(2):
+        world.kill()
+        world.start()
+        assert world.shape(OTHER) == [1]
+        assert world.shape(NAME) in allowed, (scenario, faults)
+    use_again(world)
+    return True
+
+
+def use_again(world: World) -> None:
+    """The name serves another topic, in its own directories only, and that survives a kill."""
+    world.delete()
+    world.create(NAME, 5)
+    assert world.shape(NAME) == [0] * 5
+    world.fill(NAME)
+    names = {name for name in world.disk.list() if name.startswith(f"{NAME}-")}
+    assert names == {f"{NAME}-{index}" for index in range(5)}
+    world.kill()
+    world.start()
+    assert world.shape(NAME) == [1] * 5
+    assert all(partition.recovery_reports == [] for _, partition in world.topics.all_partitions())
+
+
+def singles(scenario: str) -> Iterator[Step]:
+    """Every step of the request with every fault that it can meet."""
+    world = prepared(scenario)
+    world.disk.arm(-1, Fault.EIO)
+    assert attempt(world, scenario)
+    return (
+        (step, fault, is_lasting)
+        for step in range(world.disk.calls)
+        for fault in Fault
+        for is_lasting in (False, True)
+        if not (is_lasting and fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER))
+    )
+
+
+@pytest.mark.full("hundreds of starts")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_topic_survives_a_fault_at_any_step(scenario: str) -> None:
+    met = [play(scenario, [single], is_killed=bool(single[0] % 2)) for single in singles(scenario)]
+    assert sum(met) > len(met) / 4
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_topic_survives_a_fault_at_some_steps(scenario: str) -> None:
+    steps = Random(1).sample([*singles(scenario)], 60)
+    assert any([play(scenario, [single], is_killed=bool(single[0] % 2)) for single in steps])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
+    rng = Random(seed)
+    first, met_count = [*singles(scenario)], 0
+    for _ in range(300):
+        faults = [rng.choice(first), (rng.randrange(40), rng.choice([*Fault]), rng.random() < 0.5)]
+        met_count += play(scenario, faults, is_killed=rng.random() < 0.5)
+        if met_count == 20:
+            break
+    assert met_count
+
+
+def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
+    """Descriptors were used up while a topic was deleted: its name stayed taken until a restart."""
+    world = prepared("delete")
+    world.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
+    world.delete()
+    assert world.topics.get(NAME) is None
+    world.topics.resume_deletions()
+    assert f"{NAME}-1" in world.disk.list()
+    world.disk.disk.errors.clear()
+    world.topics.resume_deletions()
+    assert not [name for name in world.disk.list() if name.startswith(f"{NAME}-")]
+    use_again(world)
+
+
+def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> None:
+    """A kill finds the topic deleted: what it acknowledged after the failed request would be lost."""
+    world = prepared("delete")
+    fails_to_sync(world, lambda: world.delete())
+    assert world.topics.get(NAME) is None
+    world.topics.resume_deletions()
+    assert f"{NAME}-0" not in world.disk.list()
+    use_again(world)
+
+
+def fails_to_sync(world: World, request: Callable[[], None]) -> None:
+    """Do a request whose first write of the list is there, but not synced."""
+    step = 0
+    while True:
+        world.disk.arm(step, Fault.LATE_EIO)
+        try:
+            request()
+        except StorageError:
+            assert world.disk.is_met
+            return
+        step += 1  # what met the fault was no write of the list
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_another_topic_left_stops_no_start(is_killed: bool) -> None:
+    """A growth failed and its directory stayed; the topic was deleted, and made again with more."""
+    world = prepared("delete")
+    world.disk.mkdir(f"{NAME}-2")
+    write_partition_metadata(world.disk, f"{NAME}-2", bytes(15) + b"\1")
+    world.delete()
+    if is_killed:
+        world.disk.disk.errors["mkdir", f"{NAME}-1"] = EMFILE
+        world.disk.disk.errors["rename", f"{NAME}-0"] = EMFILE
+        with pytest.raises(REFUSED):
+            world.create(NAME, 3)
+        world.kill()
+        world.start()
+    use_again(world)
+
+
+def test_a_start_on_a_full_disk_ends_deletions() -> None:
+    world = prepared("delete")
+    world.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
+    world.delete()
+    world.kill()
+    world.disk.disk.capacity_bytes = 0
+    world.start()
+    assert world.topics.get(NAME) is None
+    world.disk.disk.capacity_bytes = None
+    use_again(world)
+
+
+def test_a_new_topic_inherits_no_checkpoint_that_could_not_be_written() -> None:
+    """The deleted topic's log start would delete the new one's records after a kill."""
+    world = prepared("delete")
+    partition = world.found(NAME).partitions[0]
+    partition.delete_records(1, NOW_MS)
+    world.logs.write_checkpoints()
+    world.disk.disk.errors["replace", "checkpoint"] = EMFILE
+    world.delete()
+    world.disk.disk.errors.clear()
+    world.create(NAME, 2)
+    world.fill(NAME)
+    world.kill()
+    world.start()
+    assert world.shape(NAME) == [1, 1]
