@@ -27,6 +27,51 @@ def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) 
     return partition
 
 
+@pytest.mark.parametrize("later", [0, 5])
+@pytest.mark.parametrize("has_indexes", [True, False])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: bool, later: int) -> None:
+    """Up to 0.5.0 a failed roll left an empty log file, and the segment before took what followed."""
+    disk, small = MemoryDisk(), config(segment_bytes=7 * SIZE, index_interval_bytes=2 * SIZE)
+    partition = open_partition(disk, small)
+    for _ in range(6 + later):
+        put(partition, batch(partition.log_end_offset))
+    partition.flush()
+    end, point, before = partition.log_end_offset, partition.recovery_point, read_all(partition)
+    if is_clean:
+        partition.close(NOW_MS)
+    disk = disk.after_kill()
+    for suffix in ("log", "index", "timeindex", "txnindex") if has_indexes else ("log",):
+        disk.open(f"{TP}/{3:020d}.{suffix}", create=True).close()
+    for start in range(2):
+        again = open_partition(disk, small, recovery_point=point * start, clean_shutdown=is_clean)
+        assert (again.log_end_offset, read_all(again)) == (end, before)
+        assert again.producer_count == 1
+        assert any("a roll that failed" in text for text in again.recovery_reports) is (start == 0)
+        again.flush()
+        again.close(NOW_MS)
+        disk = disk.after_kill()
+    assert f"{3:020d}.log" not in disk.list(str(TP))
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_an_empty_segment_where_the_log_ends_stays(is_clean: bool) -> None:
+    """A log that was rolled by time, or by retention, ends with one."""
+    disk = MemoryDisk()
+    partition = _filled(disk=disk)
+    partition.delete_records(None, NOW_MS)  # type: ignore[attr-defined]
+    partition.flush()  # type: ignore[attr-defined]
+    point = partition.recovery_point  # type: ignore[attr-defined]
+    if is_clean:
+        partition.close(NOW_MS)  # type: ignore[attr-defined]
+    disk = disk.after_kill()
+    names = disk.list(str(TP))
+    how = {"recovery_point": point, "log_start_offset": 9, "clean_shutdown": is_clean}
+    again = open_partition(disk, config(segment_bytes=3 * SIZE), **how)
+    assert (again.log_end_offset, again.recovery_reports) == (9, [])
+    assert set(disk.list(str(TP))) >= {name for name in names if name.endswith(".log")}
+
+
 def test_a_segment_ends_when_it_is_full() -> None:
     disk = MemoryDisk()
     partition = _filled(disk=disk)

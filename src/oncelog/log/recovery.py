@@ -71,8 +71,8 @@ class OpenAs:
 
 def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     """Raises StorageError when the directory cannot be used, OSError when the disk fails."""
-    bases = _sweep(disk, directory)
     reports: list[str] = []
+    bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), how, reports)
     segments, replay_from = _open_segments(disk, directory, bases, how, reports)
     end_offset = segments[-1].end_offset if segments else 0
     if segments:
@@ -170,6 +170,37 @@ def _finish_drops(disk: Disk, directory: str) -> None:
                 remove_if_exists(disk, f"{directory}/{base:020d}{suffix}")
     # Before the names that tell of it go.
     disk.sync_directory(directory)
+
+
+def _drop_failed_rolls(
+    disk: Disk, directory: str, bases: list[int], how: OpenAs, reports: list[str]
+) -> list[int]:
+    """Remove empty segments that the one before goes past; return the bases of the others.
+
+    Oncelog up to 0.5.0 left such a log file where a roll failed. It would hide what the segment before took
+    afterwards, and an unclean start would remove what follows: test_what_a_failed_roll_left_hides_no_records.
+    Only beside an empty segment is anything read, of the one before, and a part between two index entries.
+    """
+    kept: list[int] = []
+    for base in bases if len(bases) > 1 else ():
+        segment = Segment.open(disk, directory, base, how.now_ms, how.config.limits)
+        try:
+            if not segment.size_bytes and kept:
+                before = Segment.open(disk, directory, kept[-1], how.now_ms, how.config.limits)
+                try:
+                    if before.goes_past(base):
+                        text = "is empty, and the segment before goes past it: a roll that failed left it"
+                        reports.append(f"{disk.describe(segment.log_path)} {text}; removed")
+                        segment.remove()
+                        continue
+                finally:
+                    before.file.close()
+        finally:
+            segment.file.close()
+        kept.append(base)
+    if len(bases) > 1 and len(kept) < len(bases):
+        disk.sync_directory(directory)
+    return kept if len(bases) > 1 else bases
 
 
 def _open_segments(

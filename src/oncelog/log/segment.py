@@ -27,6 +27,7 @@ from oncelog.log.scan import (
     scan_headers_past_damage,
 )
 from oncelog.wire.batch import BatchHeader
+from oncelog.wire.header import verify_crc
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
@@ -203,6 +204,21 @@ class Segment:
                 f"{self._disk.describe(self.times.path)} tells of offsets behind the log's end"
             )
         self.file.rest()
+
+    def goes_past(self, offset: int) -> bool:
+        """Return whether a whole batch holds this offset or a later one. The segment need not be loaded."""
+        try:
+            position = self._read_offset_index().position_for(max(offset - self.base_offset, 0))
+        except StorageError:
+            position = 0
+        if position and not self.is_batch_at(position):
+            position = 0
+        for found in scan(self.file, position, self.size_bytes, limits=self.limits):
+            if isinstance(found, BadBatch):
+                return False
+            if found.header.last_offset >= offset:
+                return verify_crc(found.bytes(), 0, found.header.size_bytes)
+        return False
 
     def rebuild(
         self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False

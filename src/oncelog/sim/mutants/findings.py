@@ -45,7 +45,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no coordinator's log is compacted soon before the power goes": "R621",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
     "no topic is made while renames and syncs of directories fail": "R480 R566 R600 R601 R602",
-    "no fault lets a segment's log file be made, and its index files not": "R585",
+    "no fault lets a segment's log file be made, and its index files not": "R585 R604",
     "no disk takes a part of a write and then cannot cut it off": "R610",
     "tombstones of simulated topics go after seconds": "R611",
     "no transactions run on a compacted topic across two power losses": "R612",
