@@ -313,6 +313,11 @@ class PartitionStore:
             if active.end_offset > self._log_start_offset:
                 raise
             self._give_up_indexes([active])  # all its records are deleted
+        if len(self._segments) == 1 and self._recovery_point <= active.base_offset:
+            # No flush has made the first segment's name durable. A power loss could take it and keep the
+            # second one's: the log would begin there, amid a transaction. Behind a later gap recovery drops
+            # what follows. See test_no_power_loss_takes_the_first_segment_alone.
+            self._disk.sync_directory(self._directory)
         segment = Segment.create(
             self._disk, self._directory, self._log_end_offset, now_ms, limits=self.config.limits
         )

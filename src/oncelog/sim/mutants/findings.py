@@ -49,6 +49,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no disk takes a part of a write and then cannot cut it off": "R610",
     "tombstones of simulated topics go after seconds": "R611",
     "no transactions run on a compacted topic across two power losses": "R612",
+    "no power goes between a partition's first roll and the flush behind it": "R603",
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510",
     "no client closes right after requests whose answers it does not take": "R509 R565",
