@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from oncelog.wire.message import Message
 from oncelog.wire.messages import (
     DeleteGroupsRequest,
     EndTxnRequest,
+    HeartbeatRequest,
     InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -188,6 +190,64 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     assert append_count > 1
 
 
+def flush(node: Node) -> None:
+    while node.flushes.is_any_waiting:
+        for partition in node.flushes.take():
+            partition.flush()
+            node.flushes.finished(partition, None)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
+def test_a_static_member_gets_its_new_id_once_that_is_stored(is_full: bool) -> None:
+    """FENCED_INSTANCE_ID after the next start would end the client."""
+    disk = MemoryDisk()
+    node = open_node(disk)
+    node.groups.topic.ensure(NOW_MS).flush_messages = 1
+    joining = JoinGroupRequest(
+        group_id="j",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=60_000,
+        group_instance_id="i",
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
+    )
+    first: list[Any] = []
+    ask(node, joining, 5).listen(first.append)
+    node.groups.tick(NOW_MS + 3_000)
+    (joined,) = first
+    share = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"share")
+    sync = SyncGroupRequest(
+        group_id="j",
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id="i",
+        assignments=[share],
+    )
+    synced: list[Any] = []
+    ask(node, sync, 3).listen(synced.append)
+    flush(node)
+    assert [answer.error_code for answer in synced] == [0]
+    if is_full:
+        disk.capacity_bytes = disk.used_bytes()
+    again: list[Any] = []
+    ask(node, joining, 5).listen(again.append)
+    if is_full:
+        assert [answer.error_code for answer in again] == [16]
+        return
+    assert not again
+    flush(node)
+    (rejoined,) = again
+    assert rejoined.error_code == 0 and rejoined.member_id != joined.member_id
+    node = open_node(disk.after_power_loss(Random(1)))
+    beat = HeartbeatRequest(
+        group_id="j",
+        generation_id=rejoined.generation_id,
+        member_id=rejoined.member_id,
+        group_instance_id="i",
+    )
+    assert ask(node, beat, 3).error_code == 0
+
+
 def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays_deleted() -> None:
     disk = MemoryDisk()
     node = open_node(disk)
@@ -213,9 +273,6 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
     join_and_leave()  # not stored: to be tried again
     disk.capacity_bytes = None
     assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), Deferred)
-    while node.flushes.is_any_waiting:
-        for partition in node.flushes.take():
-            partition.flush()
-            node.flushes.finished(partition, None)
+    flush(node)
     node.log_manager.release()
     assert not open_node(disk).groups.has("j")

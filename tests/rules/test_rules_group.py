@@ -229,13 +229,16 @@ def test_an_instance_that_comes_again_has_its_session_and_its_share() -> None:
     join(group, "old", request(instance="i"))
     group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
     group.saved(None, group.mark, 0)
-    (answer,) = join(group, "new", request(instance="i"), 2_000)
+    answers = join(group, "new", request(instance="i"), 2_000)
+    group.saved(None, group.mark, 2_000)
+    (answer,) = answers
     assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, "new")
     assert answer.skip_assignment and [each.member_id for each in answer.members] == ["new"]
     told: list[SyncAnswer] = []
     group.sync("new", "i", 1, (None, None), {}, 2_000, told.append)
     assert told == [SyncAnswer(0, "consumer", "a", b"all")]
     join(group, "newer", request(instance="i"), 3_000)
+    group.saved(None, group.mark, 3_000)
     group.tick(12_999)
     assert list(group.members) == ["newer"]
     group.tick(13_000)
@@ -442,10 +445,56 @@ def test_an_old_client_under_an_instance_that_led_is_told_the_old_leader() -> No
     group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
     group.saved(None, group.mark, 0)
     group.is_unsaved = False
-    assert join(group, "new", request(instance="i", knows_skip=False)) == [
-        JoinAnswer(0, "new", 1, "consumer", "a", "old")
-    ]
-    assert group.leader_id == "new" and group.is_unsaved
+    answers = join(group, "new", request(instance="i", knows_skip=False))
+    assert group.leader_id == "new" and group.is_unsaved and not answers
+    group.saved(None, group.mark, 0)
+    assert answers == [JoinAnswer(0, "new", 1, "consumer", "a", "old")]
+
+
+def stable_static(*instances: str) -> ClassicGroup:
+    """Return a stable group at generation 1 of static members: a0 of instance a, b0 of b."""
+    group = ClassicGroup("g", 0, initial_delay_ms=1)
+    for name in instances:
+        join(group, f"{name}0", request(instance=name))
+    group.tick(1)
+    for name in instances:
+        group.sync(f"{name}0", name, 1, (None, None), {f"{each}0": b"1" for each in instances}, 1, [].append)
+    group.saved(None, group.mark, 1)
+    assert (group.state, group.generation_id) == (GroupState.STABLE, 1)
+    return group
+
+
+def test_each_static_member_gets_its_new_id_once_that_one_is_stored() -> None:
+    group = stable_static("a", "b")
+    marks, answers = [group.mark], []
+    for name in ("a", "b"):
+        answers.append(join(group, f"{name}1", request(instance=name), 2))
+        marks.append(group.mark)
+    group.tick(50_000)  # a session does not end while the client waits
+    group.saved(None, marks[0], 3)
+    assert answers == [[], []]
+    group.saved(None, marks[1], 3)
+    assert [[each.member_id for each in told] for told in answers] == [["a1"], []]
+    group.saved(NotCoordinator("full"), marks[2], 3)
+    assert answers[1] == [JoinAnswer(NotCoordinator.code, "")]
+    assert group.is_unsaved
+    group.saved(None, group.mark, 4)
+    assert [len(told) for told in answers] == [1, 1]
+
+
+def test_a_rebalance_overtakes_a_static_member_that_waits_for_its_new_id() -> None:
+    group = stable_static("a", "b")
+    replaced = join(group, "a1", request(instance="a"), 2)
+    mark = group.mark
+    other = join(group, "c0", request(instance="c"), 3)
+    group.saved(None, mark, 3)
+    assert not replaced
+    join(group, "", request(member_id="b0", instance="b"), 4)
+    (answer,) = replaced
+    assert (answer.error_code, answer.member_id, answer.generation_id) == (0, "a1", 2)
+    assert not answer.skip_assignment and len(other) == 1
+    group.saved(None, group.mark, 5)
+    assert len(replaced) == 1
 
 
 def test_an_instance_that_comes_again_need_not_ask_for_its_share() -> None:

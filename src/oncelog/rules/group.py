@@ -14,6 +14,7 @@ Source: Kafka's ClassicGroup, GroupMetadataManager.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from oncelog.errors import (
     BrokerError,
@@ -44,6 +45,27 @@ from oncelog.rules.group_roster import Roster
 
 _MIN_EXTENSION_MS = 1000
 """How long a rebalance for which nobody came goes on at least, before it is looked at again."""
+
+
+class Mark(NamedTuple):
+    """What there is to store of a group: of which generation, and with which changes since it began."""
+
+    generation_id: int
+    has_assignments: bool
+    replacement_count: int
+
+
+class _Replacement(NamedTuple):
+    """A static member's new id in a stable group, whose JoinGroup waits until it is stored.
+
+    `number`: the count of replacements with it. `old_leader_id`: who led before it.
+    """
+
+    number: int
+    knows_skip: bool
+    old_leader_id: str | None
+
+
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
 
 
@@ -71,6 +93,9 @@ class ClassicGroup(Roster):
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial = False
         self._deadline_ms: int | None = None
+        self._replacement_count = 0
+        self._replacements: dict[str, _Replacement] = {}
+        """New member id -> the replacement that is not stored yet."""
 
     @property
     def is_unused(self) -> bool:
@@ -175,12 +200,33 @@ class ClassicGroup(Roster):
         ):
             self._rebalance(now_ms)
             return
-        member.join, self.is_unsaved = None, True
-        is_leader = self.leader_id == fresh_id
-        if request.knows_skip:
-            answer(self._joined(member, self.told(is_leader))._replace(skip_assignment=is_leader))
-        else:
-            answer(self._joined(member, ())._replace(leader=old_leader or ""))
+        # A restart that knew the old id alone would fence the client for good.
+        # See test_a_static_member_gets_its_new_id_once_that_is_stored.
+        self._replacement_count += 1
+        self._replacements[fresh_id] = _Replacement(self._replacement_count, request.knows_skip, old_leader)
+        self.is_unsaved = True
+
+    def _answer_replacements(self, error: BrokerError | None, mark: Mark, now_ms: int) -> None:
+        """Answer the static members whose new ids are stored as of `mark`, or could not be.
+
+        Those that a rebalance overtook wait for its end with all others.
+        """
+        for member_id, replacement in list(self._replacements.items()):
+            if replacement.number > mark.replacement_count:
+                continue
+            del self._replacements[member_id]
+            member = self.members.get(member_id)
+            if member is None or member.join is None or self.state is not GroupState.STABLE:
+                continue
+            waiting, member.join = member.join, None
+            self.touch(member, now_ms)
+            is_leader = self.leader_id == member_id
+            if error is not None:
+                waiting(JoinAnswer(error.code, ""))
+            elif replacement.knows_skip:
+                waiting(self._joined(member, self.told(is_leader))._replace(skip_assignment=is_leader))
+            else:
+                waiting(self._joined(member, ())._replace(leader=replacement.old_leader_id or ""))
 
     # From generation to generation
 
@@ -281,20 +327,23 @@ class ClassicGroup(Roster):
             self.is_unsaved = True
 
     @property
-    def mark(self) -> tuple[int, bool]:
-        """What there is to store: of which generation, and whether its leader has brought the assignments."""
+    def mark(self) -> Mark:
+        """What there is to store. The assignments are there once the leader has brought them."""
         leader = self.members.get(self.leader_id or "")
-        return self.generation_id, leader is not None and leader.has_synced
+        has_assignments = leader is not None and leader.has_synced
+        return Mark(self.generation_id, has_assignments, self._replacement_count)
 
-    def saved(self, error: BrokerError | None, mark: tuple[int, bool], now_ms: int) -> None:
-        """The group is stored as of `mark`, or could not be; those that wait for an assignment are told.
+    def saved(self, error: BrokerError | None, mark: Mark, now_ms: int) -> None:
+        """The group is stored as of `mark`, or could not be; those that wait for that are told.
 
         What came since is stored by itself. A group at rest that the disk refused is to be stored again:
         otherwise a restart would bring back members that have left.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
             self.is_unsaved = True
-        if mark != self.mark or self.state is not GroupState.COMPLETING_REBALANCE or not mark[1]:
+        self._answer_replacements(error, mark, now_ms)
+        is_completing = self.state is GroupState.COMPLETING_REBALANCE
+        if mark != self.mark or not is_completing or not mark.has_assignments:
             return
         if error is None:
             # The deadline stays: who has joined must also ask for its share in time (see `tick`).
