@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -293,3 +294,68 @@ def test_many_members_come_to_a_few_in_little_work(are_alike: bool, monkeypatch:
     assert {len(share) for share in shares.values()} == {2 * partition_count // member_count}
     # Fifty looks for each partition, a quarter of what there are members.
     assert looked < 50 * 2 * partition_count
+
+
+@pytest.mark.parametrize("are_alike", [True, False], ids=["one subscription", "random subscriptions"])
+def test_topics_of_few_partitions_are_handed_over_in_little_work(
+    are_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hand-over looked at all topics: 15 members that come to 10,000 of them took minutes."""
+    looked = 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(index)
+
+    class Counted(sticky._Loads):
+        def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
+            super().__init__(members, partition_counts)
+            self._load, self._held = Counting(self._load), Counting(self._held)
+
+    monkeypatch.setattr(sticky, "_Loads", Counted)
+    rng, topic_count = Random(5), 2_000
+    counts = {f"t{number:04}": 1 for number in range(topic_count)}
+    members = []
+    for number in range(2 if are_alike else 15):
+        topics = frozenset(topic for topic in counts if are_alike or not number or rng.random() < 0.5)
+        owned = tuple(TopicPartition(topic, 0) for topic in counts) if not number else ()
+        members.append(Subscriber(f"m{number:02}", None, topics, owned))
+    shares = assign_sticky(members, counts)
+    loads = sorted(map(len, shares.values()))
+    assert loads[-1] - loads[0] <= 1
+    assert looked < 50 * topic_count
+
+
+def test_members_of_one_subscription_are_looked_at_together() -> None:
+    """500 members that subscribe to 5,000 topics took 0.7 s for each assignment."""
+    looked = 0
+
+    class Topics(frozenset[str]):
+        def __and__(self, other: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__and__(other)
+
+    topics = Topics("tuv")
+    members = [Subscriber(f"m{number}", None, topics) for number in range(50)]
+    assert len(assign_sticky(members, {"t": 20, "u": 20, "v": 10})) == 50
+    assert looked == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_levelling_that_ends_early_leaves_a_whole_assignment(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(seed)
+    monkeypatch.setattr(sticky, "LEVELLING_STEPS", rng.randint(0, 60))
+    monkeypatch.setattr(sticky, "STEPS_PER_PARTITION", 0)
+    counts = {topic: rng.randint(1, 5) for topic in "tuvwxyz"}
+    everything = [TopicPartition(topic, index) for topic, count in counts.items() for index in range(count)]
+    members = [Subscriber("m0", None, frozenset(counts), tuple(everything))]
+    for number in range(1, 6):
+        members.append(Subscriber(f"m{number}", None, frozenset(rng.sample("tuvwxyz", 3))))
+    shares = assign_sticky(members, counts)
+    assert sorted(tp for share in shares.values() for tp in share) == sorted(everything)
+    assert all(tp.topic in member.topics for member in members for tp in shares[member.member_id])

@@ -373,11 +373,15 @@ class ConsumerGroup:
 
     def _make_targets(self, topics: Mapping[str, TopicInfo], catalogue: Catalogue) -> None:
         names = {info.topic_id: name for name, info in topics.items()}
+        subscribed: dict[Subscription, frozenset[str]] = {}
+        for member in self.members.values():
+            if _subscription(member) not in subscribed:
+                subscribed[_subscription(member)] = frozenset(_subscribed(member, catalogue))
         subscribers = [
             Subscriber(
                 member.member_id,
                 member.instance_id,
-                frozenset(_subscribed(member, catalogue)),
+                subscribed[_subscription(member)],
                 tuple(
                     TopicPartition(names[topic_id], partition)
                     for topic_id, partition in sorted(self.targets.get(member.member_id, ()))
