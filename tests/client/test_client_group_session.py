@@ -428,8 +428,9 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
             core.assign(ALL[:2])
         member.hand_out(50)
         if then == "interval":
-            await until(lambda: session.commit_by_time() or bool(coordinator.committed))
-            await until(lambda: session._parting_commit is not None and session._parting_commit.done())
+            await until(lambda: session.commit_by_time() or ALL[1] in session._commits.owed)
+            is_refused.set()
+            await until(lambda: bool(coordinator.committed))
             session.stop()
         else:
             await session.close()

@@ -21,22 +21,28 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from oncelog.client.commit_queue import Offsets
 from oncelog.client.consumer import ConsumerCore
 from oncelog.client.group import MAX_COMMIT_VERSION, commit_error, commit_request, next_after
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.group_commits import GroupCommits
 from oncelog.edge.group_requests import GroupRequests
-from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, UnknownMemberId
+from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, RebalanceInProgress, UnknownMemberId
 from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
-Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 _LOG = logging.getLogger("oncelog.client")
 
 _CLOSE_COMMIT_MS = 5_000
 _CLOSE_LEAVE_S = 2.0
 """Limits of a close: together less than what the blocking consumer waits for it."""
+
+
+def not_a_member() -> UnknownMemberId:
+    """Return the error of a commit by a consumer that is subscribed and has no part in its group."""
+    return UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
 
 
 class Change(Enum):
@@ -77,13 +83,10 @@ class GroupSession(GroupRequests, ABC):
         self._last_member = self.member
         self._beating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        # What is being given back: it is owned until the automatic commit before that has ended.
+        self._commits = GroupCommits(settings, cluster, self._commit_once, self._note_failed_commit)
+        # What is being given back: it is owned until the automatic commit before that has ended, or its time.
         self._leaving: list[TopicPartition] = []
-        self._final_commit: asyncio.Task[None] | None = None
-        self._interval_commit: asyncio.Task[None] | None = None
-        # Positions of partitions that were assigned by hand and are read no more, and their commit.
-        self._parted: Offsets = {}
-        self._parting_commit: asyncio.Task[None] | None = None
+        self._leaves_at_ms: float | None = None
         self._committed_ms = cluster.now_ms()
         # What `give_up` has committed or tried to, so that a close asks once.
         self._given_up: Offsets = {}
@@ -134,7 +137,7 @@ class GroupSession(GroupRequests, ABC):
                 "close it, and give each consumer a name of its own"
             )
         self._stop_beating()
-        self._cancel_commits()
+        self._commits.lose(error)
         self._end_membership()
         self._ended, self._is_lost = error, True
         self._wake()
@@ -189,19 +192,19 @@ class GroupSession(GroupRequests, ABC):
         """Commit positions first, if that is automatic; False when the deadline comes before the answer."""
         self._leaving = partitions
         if self._commits_by_itself and not self._is_lost:
-            if self._final_commit is None:
-                self._cancel_commits()  # an older commit that is repeated must not be stored after this one
+            if self._leaves_at_ms is None:
                 limit_ms = min(self._settings["request.timeout.ms"], self._settings["max.poll.interval.ms"])
-                self._final_commit = self._spawn_commit(self._positions(), limit_ms)
-            timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
-            done, _ = await asyncio.wait([self._final_commit], timeout=timeout_s)
-            if not done:
+                self._leaves_at_ms = self._cluster.now_ms() + limit_ms
+                self._commits.owe(self._positions(), is_urgent=True)
+            is_settled = await self._commits.until_idle(min(deadline_ms, self._leaves_at_ms))
+            if not is_settled and deadline_ms < self._leaves_at_ms:
                 return False
-        self._cancel_commits()
+        self._leaves_at_ms = None
         change, self._leaving = Change.REVOKED, []
         if self._is_lost:  # perhaps by what the commit was answered: then all is lost
             change, partitions = Change.LOST, self._owned
         given = frozenset(partitions)
+        self._commits.release(given, RebalanceInProgress("the group is giving the partitions to others"))
         self._owned = [tp for tp in self._owned if tp not in given]
         return Rebalance(change, partitions)
 
@@ -211,11 +214,11 @@ class GroupSession(GroupRequests, ABC):
         committed: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> Rebalance:
         """These are read from now on, `committed` of those that are new. To tell: what is new."""
-        if self._parting_commit is not None:
-            self._parting_commit.cancel()  # a repetition would be the member's, for what others may own
         held = frozenset(self._owned)
         added = [at for at in partitions if at not in held]
         self._owned = list(partitions)
+        # Owed of what was assigned by hand before. As the member's it would be for what others may own.
+        self._commits.release(self._commits.owed.keys() - partitions, not_a_member())
         self._core.assign(self._owned)
         for at, found in committed.items():
             self._core.seek(at, found.offset)
@@ -243,19 +246,15 @@ class GroupSession(GroupRequests, ABC):
         Source: Kafka's ConsumerCoordinator.onLeavePrepare and close.
         """
         self._core.delivery.return_unfinished()
-        self._cancel_commits()
-        started_ms = self._cluster.now_ms()
         holds_share = self._is_member and bool(self._owned) and not self._is_lost
         if self._commits_by_itself and (holds_share or self._is_assigned_by_hand):
             positions = self._positions()
             if positions != self._given_up:
-                self._supersede_parted(positions)
-                limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
-                await self._commit_quietly(positions, limit_ms)
                 self._given_up = positions
-        if self._parting_commit is not None and self._still_parted():
-            left_ms = max(_CLOSE_COMMIT_MS - (self._cluster.now_ms() - started_ms), 0)
-            await asyncio.wait([self._parting_commit], timeout=left_ms / 1000)
+                self._commits.owe(positions, is_urgent=True)
+        limit_ms = min(self._settings["request.timeout.ms"], _CLOSE_COMMIT_MS)
+        await self._commits.until_idle(self._cluster.now_ms() + limit_ms)
+        self._commits.stop()
         owned, self._owned, self._leaving = self._owned, [], []
         if not owned:
             return None
@@ -265,9 +264,7 @@ class GroupSession(GroupRequests, ABC):
 
     def stop(self) -> None:
         """End all work in the background; the group is not told."""
-        self._cancel_commits()
-        if self._parting_commit is not None:
-            self._parting_commit.cancel()
+        self._commits.stop()
         self._stop_beating()
         if self._looking is not None:
             self._looking.cancel()
@@ -336,32 +333,26 @@ class GroupSession(GroupRequests, ABC):
                     positions[tp] = OffsetAndMetadata(offset)
         return positions
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
+    async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit positions; None: of everything handed out. Raises why the group does not take them."""
         if self._ended is not None:
             raise self._ended.with_traceback(None)
-        full = (
-            self._positions()
-            if offsets is None
-            else {
-                tp: OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-                for tp, offset in offsets.items()
-            }
-        )
-        if self._interval_commit is not None:
-            self._interval_commit.cancel()  # its positions are older, and must not be stored after these
-        self._supersede_parted(full)
-        await self._commit_all(full, self._settings["request.timeout.ms"])
-
-    async def _commit_all(self, offsets: Offsets, limit_ms: float) -> None:
-        if offsets:
-            await self._until_settled(lambda: self._commit_once(offsets), GroupRequest.COMMIT, limit_ms)
+        if chosen := self._positions() if offsets is None else offsets:
+            await self._commits.commit(chosen)
 
     async def _commit_once(self, offsets: Offsets) -> None:
+        """Make one attempt."""
         if self.is_subscribed and self.member.generation_id < 0:
             # As nobody in particular the group would take it, over the heads of its members.
-            raise UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
-        member = self.member
+            raise not_a_member()
+        try:
+            await self._commit_as(self.member, offsets)
+        except OncelogError as error:
+            if next_after(error, GroupRequest.COMMIT) is GroupAction.FIND:
+                self._coordinator_id = None
+            raise
+
+    async def _commit_as(self, member: ConsumerGroupMetadata, offsets: Offsets) -> None:
         answer = await self._ask(commit_request(member, offsets), max_version=MAX_COMMIT_VERSION)
         error = commit_error(answer)
         if error is None:
@@ -379,16 +370,9 @@ class GroupSession(GroupRequests, ABC):
             case GroupAction.JOIN if not self._is_rebalancing:
                 self._resubscribe()
 
-    def _spawn_commit(self, offsets: Offsets, limit_ms: float) -> asyncio.Task[None]:
-        """Commit in a task. Its errors are not raised: what was not stored is read again."""
-        return asyncio.create_task(self._commit_quietly(offsets, limit_ms))
-
-    async def _commit_quietly(self, offsets: Offsets, limit_ms: float) -> None:
-        try:
-            await self._commit_all(offsets, limit_ms)
-        except OncelogError as error:
-            if not self.is_subscribed:  # a member learns from the group what has become of it
-                _LOG.warning("an automatic commit for group %r failed: %s", self.group_id, error)
+    def _note_failed_commit(self, error: Exception) -> None:
+        if not self.is_subscribed:  # a member learns from the group what has become of it
+            _LOG.warning("an automatic commit for group %r failed: %s", self.group_id, error)
 
     @property
     def _is_assigned_by_hand(self) -> bool:
@@ -401,53 +385,14 @@ class GroupSession(GroupRequests, ABC):
         positions = self._positions()
         if (row := self._core.delivery.unfinished()) is not None:
             positions[TopicPartition(row.topic, row.partition)] = OffsetAndMetadata(row.offset)
-        self._cancel_commits()
         self._committed_ms = self._cluster.now_ms()
-        self._part_with({**self._still_parted(), **positions})
-
-    def _part_with(self, positions: Offsets) -> None:
-        """Commit the positions of partitions that are read no more.
-
-        No later commit of other partitions ends this one: nobody would commit them again. See
-        test_partitions_that_are_assigned_no_more_are_committed_before_a_close.
-        """
-        if self._parting_commit is not None:
-            self._parting_commit.cancel()
-        self._parted = positions
-        self._parting_commit = self._spawn_commit(positions, self._settings["request.timeout.ms"])
-
-    def _supersede_parted(self, newer: Collection[TopicPartition]) -> None:
-        """End the commit of older positions of these partitions: its repetition would be stored after theirs.
-
-        See test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated.
-        """
-        parted = self._still_parted()
-        if not parted.keys().isdisjoint(newer):
-            again = frozenset(newer)
-            self._part_with({tp: offset for tp, offset in parted.items() if tp not in again})
-
-    def _still_parted(self) -> Offsets:
-        """Return the positions whose commit, as of partitions that are read no more, is under way."""
-        is_under_way = self._parting_commit is not None and not self._parting_commit.done()
-        return self._parted if is_under_way else {}
+        self._commits.owe(positions)
 
     def commit_by_time(self) -> None:
-        """Begin an automatic commit when one is due, of what was handed out by now; one at a time."""
+        """Begin an automatic commit when one is due, of what was handed out by now."""
         if not (self._commits_by_itself and (self._owned or self._is_assigned_by_hand)):
-            return
-        if self._interval_commit is not None and not self._interval_commit.done():
             return
         now_ms = self._cluster.now_ms()
         if now_ms - self._committed_ms >= self._settings["auto.commit.interval.ms"]:
             self._committed_ms = now_ms
-            limit_ms: int = self._settings["request.timeout.ms"]
-            positions = self._positions()
-            self._supersede_parted(positions)
-            self._interval_commit = self._spawn_commit(positions, limit_ms)
-
-    def _cancel_commits(self) -> None:
-        """End automatic commits: partitions change hands, and what comes late would be another's position."""
-        for task in (self._final_commit, self._interval_commit):
-            if task is not None:
-                task.cancel()
-        self._final_commit = self._interval_commit = None
+            self._commits.owe(self._positions(), is_by_time=True)

@@ -27,7 +27,7 @@ from oncelog.client.group import (
 from oncelog.client.poll_activity import PollActivity
 from oncelog.client.subscription import Holding, decode_share
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.edge.group import GroupSession, Rebalance
+from oncelog.edge.group import GroupSession, Rebalance, not_a_member
 from oncelog.errors import (
     ConfigError,
     OncelogError,
@@ -331,7 +331,7 @@ class ClassicSession(GroupSession):
 
     def _lose(self, why: GroupAction) -> None:
         """A member that the group knows keeps its id."""
-        self._cancel_commits()
+        self._commits.lose(not_a_member())
         self._end_membership(self.member.member_id if why is GroupAction.LOST else "")
         self._must_join = self._is_lost = True
         self._stop_looking_up()

@@ -19,7 +19,7 @@ from oncelog.client.heartbeats import JOINING, Difference, Heartbeats, Place, di
 from oncelog.client.poll_activity import PollActivity
 from oncelog.edge import machine
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.edge.group import Change, GroupSession, Rebalance
+from oncelog.edge.group import Change, GroupSession, Rebalance, not_a_member
 from oncelog.errors import OncelogError, UnsupportedVersion
 from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
@@ -209,7 +209,7 @@ class ConsumerProtocolSession(GroupSession):
         self._wake()
 
     def _lose(self, why: GroupAction) -> None:
-        self._cancel_commits()
+        self._commits.lose(not_a_member())
         self._heartbeats.fenced()
         self._end_membership(self._heartbeats.member_id)
         self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()

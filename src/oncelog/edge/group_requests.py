@@ -23,6 +23,12 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 T = TypeVar("T")
 
 
+def no_answer(group_id: str, request: GroupRequest, limit_ms: float, last: Exception | None) -> TimedOut:
+    """Return the error of a request that was tried for as long as `limit_ms`."""
+    why = f": {last}" if last else f" to {request.value} within {limit_ms:g} ms"
+    return TimedOut(f"group {group_id!r} gave no answer in time{why}")
+
+
 class GroupRequests:
     """What any consumer with a group.id may ask, member or not. Raises MisuseError without one."""
 
@@ -79,8 +85,7 @@ class GroupRequests:
         except TimeoutError:
             if not limit.expired():
                 raise
-            why = f": {last}" if last else f" to {request.value} within {limit_ms:g} ms"
-            raise TimedOut(f"group {self.group_id!r} gave no answer in time{why}") from last
+            raise no_answer(self.group_id, request, limit_ms, last) from last
 
     # Requests
 

@@ -34,6 +34,7 @@ OUT_OF_REACH: dict[str, str] = {
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",
+    "simulated consumers commit in the task that polls, and seldom while a coordinator loads": "R605 R606",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
     ),

@@ -6,8 +6,8 @@ import asyncio
 from concurrent.futures import Future
 from typing import Any
 
+from oncelog.client import commit_queue, producer_batch
 from oncelog.client import producer as client_producer
-from oncelog.client import producer_batch
 from oncelog.client.delivery_buffer import DeliveryBuffer
 from oncelog.client.group import next_after
 from oncelog.edge import (
@@ -164,17 +164,15 @@ def _result_as_it_is(self: Any, call: Any) -> Any:
 async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
     """Wait for automatic commits within the poll, as long as they take."""
     following = await _ORIGINAL_ADVANCE(self, deadline_ms)
-    commits = [each for each in (self._interval_commit, self._final_commit) if each is not None]
-    if commits:
-        await asyncio.wait(commits)
+    if self._commits._task is not None:
+        await asyncio.wait([self._commits._task])
     return following
 
 
-def _cancel_final_commit(self: Any) -> None:
-    """Cancel the commit before a revocation, and let an older one be repeated."""
-    if self._final_commit is not None:
-        self._final_commit.cancel()
-        self._final_commit = None
+def _owe_older(self: Any, positions: Any, until_ms: float, **_: bool) -> None:
+    """Keep the older position where one is owed."""
+    self._owed_until_ms = until_ms
+    self._owed = {**positions, **self._owed}
 
 
 def _make_condition_first(self: Any) -> None:
@@ -355,10 +353,10 @@ CLIENT_MUTANTS = [
         needs_faults=True,
     ),
     ClientMutant(
-        "an older commit is repeated after a revocation's",
+        "an older commit is repeated in place of a revocation's",
         "asyncio",
         ("consumer",),
-        ((edge_group.GroupSession, "_cancel_commits", _cancel_final_commit),),
+        ((commit_queue.CommitQueue, "owe", _owe_older),),
         findings=("R59",),
         guards=(
             "client/test_client_leaving.py::"
@@ -391,7 +389,7 @@ CLIENT_MUTANTS = [
 ]
 """In the order of findings L1 to L23, and the setting that no transactional copier may have."""
 NOT_CAUGHT: dict[str, str] = {
-    "an older commit is repeated after a revocation's": "needs a revocation while a commit is repeated: no"
+    "an older commit is repeated in place of a revocation's": "needs a revocation while a commit is repeated: no"
     " seed of the first 297",
     "a commit that was cancelled was not sent": "a retry of a decided commit is answered as the first one",
     "a future's condition is there before its waiters": "a thread is put off there in two of 635 seeds",

@@ -1,0 +1,232 @@
+"""A consumer's commits at their places: one after the other, whatever else happens during one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers_group_session import ALL, PROTOCOLS, Coordinator, Member
+from helpers_wait import until
+
+from oncelog.edge.group import Change
+from oncelog.errors import CoordinatorLoadInProgress, MisuseError, RebalanceInProgress, UnknownMemberId
+from oncelog.types import OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import OffsetCommitRequest
+
+R, L = Change.REVOKED, Change.LOST
+
+
+def at(*offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {tp: OffsetAndMetadata(offset) for tp, offset in zip(ALL, offsets, strict=False)}
+
+
+class Commits(Coordinator):
+    """Answers commits with the codes of `codes`, then with 0; waits for `may_answer` before each."""
+
+    def __init__(self, *codes: int) -> None:
+        super().__init__()
+        self.codes, self.may_answer = list(codes), asyncio.Event()
+        self.may_answer.set()
+        self.commit_answer = self._answer
+
+    async def _answer(self) -> int:
+        code = self.codes.pop(0) if self.codes else 0
+        await self.may_answer.wait()
+        return code
+
+    @property
+    def sent(self) -> int:
+        return sum(isinstance(each, OffsetCommitRequest) for each in self.asked)
+
+
+async def joined(coordinator: Coordinator, protocol: str, **settings: Any) -> Member:
+    member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000, **settings})
+    await member.until(lambda: len(member.told) == 1)
+    return member
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
+    """The application went back between two polls, and committed that; the next owner skipped records."""
+
+    async def work() -> None:
+        coordinator = Commits(CoordinatorLoadInProgress.code)
+        member = await joined(coordinator, protocol)
+        member.hand_out(7)
+        coordinator.retry_pause_ms = lambda _: 200.0  # type: ignore[method-assign]
+        coordinator.rebalance([])
+        await member.until(lambda: bool(coordinator.sent))
+        await member.session.commit(at(3, 3, 3, 3))
+        await member.until(lambda: any(change is R for change, *_ in member.told))
+        assert coordinator.committed == [dict.fromkeys(range(4), 3)]
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol: str) -> None:
+    """The first was repeated behind the second, and the group's position went back."""
+
+    async def work() -> None:
+        coordinator = Commits(CoordinatorLoadInProgress.code)
+        member = await joined(coordinator, protocol)
+        first = asyncio.create_task(member.session.commit(at(5)))
+        await until(lambda: bool(coordinator.sent))
+        await member.session.commit(at(7))
+        await first
+        assert coordinator.committed == [{0: 5}, {0: 7}]
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_back(protocol: str) -> None:
+    """It was sent in the next generation, over the next owner's."""
+
+    async def work() -> None:
+        coordinator = Commits(CoordinatorLoadInProgress.code)
+        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
+        commit = asyncio.create_task(member.session.commit(at(5, 5, 5, 5)))
+        await until(lambda: bool(coordinator.sent))
+        coordinator.rebalance(ALL[:1])
+        await member.until(lambda: len(member.core.assignment()) == 1)
+        with pytest.raises(RebalanceInProgress):
+            await commit
+        assert coordinator.sent == 1
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(protocol: str) -> None:
+    """As above; the member joined again meanwhile."""
+
+    async def work() -> None:
+        coordinator = Commits(CoordinatorLoadInProgress.code)
+        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
+        commit = asyncio.create_task(member.session.commit(at(5)))
+        await until(lambda: bool(coordinator.sent))
+        coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
+        await member.until(lambda: any(change is L for change, *_ in member.told))
+        coordinator.heartbeat_code = 0
+        await member.until(lambda: member.session.member.generation_id >= 0)
+        with pytest.raises(UnknownMemberId):
+            await commit
+        assert coordinator.sent == 1
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("call", ["commit", "rebalance", "close", "unsubscribe in another task"])
+def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: str, call: str) -> None:
+    """The acknowledgement of a commit by time is lost: its time-out is 30 s, and a close has 5 s."""
+
+    async def work() -> None:
+        coordinator = Commits()
+        member = await joined(coordinator, protocol, **{"auto.commit.interval.ms": 0})
+        member.hand_out(5)
+        coordinator.may_answer.clear()
+        await member.until(lambda: coordinator.sent == 1)
+        member.hand_out(7)
+        match call:
+            case "commit":
+                task: Any = asyncio.create_task(member.session.commit())
+            case "rebalance":
+                coordinator.rebalance([])
+                task = asyncio.create_task(member.until(lambda: any(told[0] is R for told in member.told)))
+            case _:
+                task = asyncio.create_task(member.session.close())
+        await until(lambda: coordinator.sent == 2)
+        coordinator.may_answer.set()
+        await task
+        assert coordinator.committed[-1] == dict.fromkeys(range(4), 7)
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
+def test_a_commit_that_is_cancelled_at_any_await_holds_no_other_up(protocol: str, code: int) -> None:
+    """Nor is it sent again behind a later one."""
+
+    async def work() -> None:
+        before = asyncio.all_tasks()
+        for turns in range(12):
+            coordinator = Commits(code, code)
+            member = await joined(coordinator, protocol)
+            member.hand_out(3)
+            commit = asyncio.create_task(member.session.commit(at(5)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            commit.cancel()
+            await asyncio.gather(commit, return_exceptions=True)
+            await member.session.commit(at(7))
+            assert coordinator.committed[-1] == {0: 7}
+            sent = coordinator.sent
+            await member.session.close()
+            assert coordinator.sent == sent + 1, "by the close alone"
+            assert coordinator.committed[-1] == dict.fromkeys(range(4), 3)
+            await until(lambda: asyncio.all_tasks() == before)
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_commit_that_a_close_ends_says_so() -> None:
+    async def work() -> None:
+        coordinator = Commits()
+        member = await joined(coordinator, "range", **{"enable.auto.commit": False})
+        coordinator.may_answer.clear()
+        commit = asyncio.create_task(member.session.commit(at(5)))
+        await until(lambda: coordinator.sent == 1)
+        closing = asyncio.create_task(member.session.close())
+        await asyncio.sleep(0)
+        assert not commit.done(), "a close waits for it for a while"
+        member.session.stop()
+        with pytest.raises(MisuseError, match="closed"):
+            await commit
+        await closing
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_close_waits_for_a_commit_of_another_task() -> None:
+    async def work() -> None:
+        coordinator = Commits()
+        member = await joined(coordinator, "range", **{"enable.auto.commit": False})
+        coordinator.may_answer.clear()
+        commit = asyncio.create_task(member.session.commit(at(5)))
+        await until(lambda: coordinator.sent == 1)
+        closing = asyncio.create_task(member.session.close())
+        await asyncio.sleep(0)
+        coordinator.may_answer.set()
+        await asyncio.gather(commit, closing)
+        assert coordinator.committed == [{0: 5}]
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_commit_that_cannot_be_sent_is_raised_and_the_next_one_is_sent() -> None:
+    async def work() -> None:
+        coordinator = Commits()
+        member = await joined(coordinator, "range", **{"enable.auto.commit": False})
+        send, coordinator.request = coordinator.request, _refuse  # type: ignore[method-assign]
+        with pytest.raises(OverflowError):
+            await member.session.commit(at(1 << 70))
+        coordinator.request = send  # type: ignore[method-assign]
+        await member.session.commit(at(7))
+        assert coordinator.committed == [{0: 7}]
+        await member.session.close()
+
+    async def _refuse(*_: Any, **__: Any) -> Any:
+        raise OverflowError("as of a number that a request cannot hold")
+
+    asyncio.run(asyncio.wait_for(work(), 120))
