@@ -19,6 +19,7 @@ from oncelog.errors import (
     FencedInstanceId,
     GroupAuthorizationFailed,
     RebalanceInProgress,
+    UnknownMemberId,
 )
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
@@ -435,5 +436,40 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
         else:
             await session.close()
         assert coordinator.committed == [{1: 50} if then == "subscribe" else {0: 50, 1: 50}]
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_next() -> None:
+    """The member took its epoch over, was told no share again, and waited for one without end."""
+
+    async def work() -> None:
+        coordinator, may_answer = Coordinator(), asyncio.Event()
+        may_answer.set()
+        request = coordinator.request
+
+        async def slow(node_id: int | None, message: Any, **how: Any) -> Any:
+            answer = await request(node_id, message, **how)
+            if isinstance(message, ConsumerGroupHeartbeatRequest):
+                await may_answer.wait()
+            return answer
+
+        async def refuse() -> int:
+            return UnknownMemberId.code
+
+        coordinator.request = slow  # type: ignore[method-assign]
+        member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        may_answer.clear()
+        beaten = beats(coordinator)
+        await member.until(lambda: beats(coordinator) > beaten)
+        member.hand_out(5)
+        coordinator.commit_answer = refuse
+        with pytest.raises(UnknownMemberId):
+            await member.session.commit()
+        may_answer.set()
+        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.told) == 3)
+        assert [change for change, *_ in member.told] == [A, L, A]
+        await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))

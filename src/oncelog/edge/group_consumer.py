@@ -183,7 +183,10 @@ class ConsumerProtocolSession(GroupSession):
             )
             self._note_topic_errors()
         self._described = topics
+        epoch = self._heartbeats.epoch
         answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
+        if self._heartbeats.epoch != epoch:
+            return  # the membership was lost meanwhile, as by what a commit was answered
         wanted = self._heartbeats.answered(answer)
         self.member = ConsumerGroupMetadata(
             self.group_id,

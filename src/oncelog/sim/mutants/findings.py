@@ -35,6 +35,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "simulated consumers commit in the task that polls, and seldom while a coordinator loads": "R605 R606",
+    "one connection carries all that a member asks its coordinator": "R607",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
     ),

@@ -389,8 +389,8 @@ CLIENT_MUTANTS = [
 ]
 """In the order of findings L1 to L23, and the setting that no transactional copier may have."""
 NOT_CAUGHT: dict[str, str] = {
-    "an older commit is repeated in place of a revocation's": "needs a revocation while a commit is repeated: no"
-    " seed of the first 297",
+    "an older commit is repeated in place of a revocation's": "needs a revocation while a commit is repeated:"
+    " no seed of the first 297",
     "a commit that was cancelled was not sent": "a retry of a decided commit is answered as the first one",
     "a future's condition is there before its waiters": "a thread is put off there in two of 635 seeds",
 }
