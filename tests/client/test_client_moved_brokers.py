@@ -12,8 +12,9 @@ from helpers_wait import attempts, rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer
-from oncelog.edge.link import _address_of
-from oncelog.errors import LeaderNotAvailable, NotConnectedError
+from oncelog.config import CONSUMER
+from oncelog.edge.link import BrokerLink, _address_of
+from oncelog.errors import DisconnectedError, LeaderNotAvailable, NotConnectedError
 from oncelog.wire.batch import stamp
 from oncelog.wire.messages import (
     FetchResponse,
@@ -121,6 +122,49 @@ def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_t
         other.close()
 
     asyncio.run(run())
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time is that of the timer it waits for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        super().__init__()
+        selector: Any = self._selector  # type: ignore[attr-defined]
+        select = selector.select
+
+        def jump(timeout: float | None = None) -> Any:
+            if not (ready := select(0)) and timeout:
+                self.now_s += timeout
+            return ready
+
+        selector.select = jump
+
+    def time(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -> None:
+    """Each had it begin again: ten took 1.9 times what the error says."""
+    loop = JumpingLoop()
+
+    async def addresses(*_: Any, **__: Any) -> list[Any]:
+        return [(0, 0, 0, "", (f"192.0.2.{number}", 9092)) for number in range(count)]
+
+    async def unanswered(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        loop.getaddrinfo, loop.create_connection = addresses, unanswered  # type: ignore[method-assign]
+        config = {"bootstrap.servers": "a:1", "socket.connection.setup.timeout.ms": 1_000}
+        link = BrokerLink("kafka.example", 9092, CONSUMER.parse(config))
+        with pytest.raises(DisconnectedError, match=r"within socket\.connection\.setup\.timeout\.ms=1000"):
+            await link._open()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())
+    assert loop.now_s == pytest.approx(1.0)
 
 
 def test_an_address_of_a_link_keeps_its_interface() -> None:

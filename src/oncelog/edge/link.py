@@ -11,7 +11,6 @@ import os
 import socket
 import ssl
 from collections import deque
-from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -36,19 +35,10 @@ _CUT_WHILE_CONNECTED = (ConnectionResetError, ConnectionAbortedError, BrokenPipe
 """What asyncio and uvloop raise for a connection that stood and ended; a refused one is another error."""
 
 
-class _AddressFailed(Exception):
-    """One of several addresses of a host does not take a connection."""
-
-
 def _address_of(sockaddr: Any) -> str:
     """Return an address as text. One of a link means nothing without the interface, its scope id."""
     scope_id = sockaddr[3] if len(sockaddr) > 3 else 0
     return f"{sockaddr[0]}%{scope_id}" if scope_id else str(sockaddr[0])
-
-
-def _is_of_address(error: BaseException) -> bool:
-    """Return whether another address of the host may do better: nobody was refused for who he is."""
-    return isinstance(error, OSError) and not isinstance(error, (ssl.SSLError, AuthenticationError))
 
 
 class _Outgoing(NamedTuple):
@@ -258,16 +248,27 @@ class BrokerLink:
         An address that takes the connection and does not answer takes that time once more, as in Java.
         """
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
+        until_s = self.loop.time() + setup_ms / 1000
         try:
-            async with asyncio.timeout(setup_ms / 1000) as limit:
-                addresses = await self._addresses()
-                for address in addresses[:-1]:
-                    # One that drops packets, ends connections or is silent must not keep the next from being
-                    # tried, in each attempt. See
-                    # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
-                    with suppress(_AddressFailed):
-                        return await self._open_at(address, setup_ms / 1000 / len(addresses), setup_ms, limit)
-                return await self._open_at(addresses[-1], None, setup_ms, limit)
+            async with asyncio.timeout_at(until_s):
+                *others, last = await self._addresses()
+            share_s = setup_ms / 1000 / (len(others) + 1)
+            for address in others:
+                # One that drops packets, ends connections or is silent must not keep the next from being
+                # tried, in each attempt. See
+                # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
+                connected_s = None
+                try:
+                    protocol = await self._connect_to(address, min(self.loop.time() + share_s, until_s))
+                    connected_s = self.loop.time()
+                    return await self._greet(protocol, connected_s + setup_ms / 1000)
+                except OSError as error:
+                    # Another address does no better for one who was refused for who he is.
+                    if isinstance(error, (ssl.SSLError, AuthenticationError)):
+                        raise
+                if connected_s is not None:
+                    until_s += self.loop.time() - connected_s
+            return await self._greet(await self._connect_to(last, until_s), until_s)
         except TimeoutError:
             raise DisconnectedError(
                 f"{self.peer} did not finish connecting within socket.connection.setup.timeout.ms="
@@ -284,38 +285,35 @@ class BrokerLink:
             return list(dict.fromkeys(_address_of(sockaddr) for *_, sockaddr in found)) or [self.host]
         return [self.host]
 
-    async def _open_at(
-        self, address: str, limit_s: float | None, setup_ms: float, limit: asyncio.Timeout
-    ) -> LinkProtocol:
-        """Connect to one address, with `limit_s` for the connection and `setup_ms` for the versions.
-
-        With `limit_s`, raises _AddressFailed where another address may do better. `limit` is moved then.
-        """
+    async def _connect_to(self, address: str, until_s: float) -> LinkProtocol:
+        """Connect to one address, with TLS if that is configured."""
         core = ConnectionCore(self._settings["client.id"], self.peer, credentials=self._security.credentials)
         protocol = LinkProtocol(self, core)
         context = self._security.context
         name = self.host if context is not None else None
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout_at(until_s):
                 await self.loop.create_connection(
                     lambda: protocol, address, self.port, ssl=context, server_hostname=name
                 )
+        except BaseException:
+            protocol.fail(DisconnectedError("abandoned"))
+            raise
+        return protocol
+
+    async def _greet(self, protocol: LinkProtocol, until_s: float) -> LinkProtocol:
+        """Learn the broker's versions, and log in if that is configured."""
+        try:
             assert protocol.transport is not None
-            protocol.transport.write(core.hello(self.now_ms(), setup_ms))
-            if limit_s is None:
+            setup_ms = self._settings["socket.connection.setup.timeout.ms"]
+            protocol.transport.write(protocol.core.hello(self.now_ms(), setup_ms))
+            async with asyncio.timeout_at(until_s):
                 await asyncio.shield(protocol.ready)
-            else:
-                limit.reschedule(None)
-                async with asyncio.timeout(setup_ms / 1000):
-                    await asyncio.shield(protocol.ready)
             if protocol.failure:
                 raise protocol.failure
-        except BaseException as error:
+        except BaseException:
             protocol.fail(DisconnectedError("abandoned"))
-            if limit_s is None or not _is_of_address(error):
-                raise
-            limit.reschedule(self.loop.time() + setup_ms / 1000)
-            raise _AddressFailed from error
+            raise
         return protocol
 
     def _never_sent(self, error: Exception) -> OncelogError:
