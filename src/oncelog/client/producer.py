@@ -527,7 +527,7 @@ class ProducerCore:
                 self._on_out_of_order(batch, part.sequences.on_out_of_order(batch), error, now_ms)
             case Action.RENUMBER:
                 self._on_out_of_order(batch, part.sequences.on_unknown_producer(batch), error, now_ms)
-            case Action.SPLIT if batch.record_count > 1 and not batch.may_be_stored:
+            case Action.SPLIT if batch.record_count > 1:
                 self._split(part, batch)
             case Action.DIE:
                 self.die(error)
@@ -612,8 +612,23 @@ class ProducerCore:
     def _deliver(self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None) -> None:
         if batch.is_settled:
             return
-        self._partitions[batch.tp].delivered(batch)
+        queue = self._partitions[batch.tp]
+        queue.delivered(batch)
+        if batch.parent is not None and batch.parent.may_be_stored:
+            self._note_not_stored(queue, batch.parent)
         self._settle(batch, base_offset, log_time_ms, None)
+
+    def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
+        """Note that what was cut in pieces is not stored, since a piece is: the broker takes either.
+
+        Nor are its other pieces, of which none has been sent: they go one by one, in order.
+        """
+        while parent is not None and parent.may_be_stored:
+            parent.may_be_stored = False
+            for batch in queue.batches():
+                if batch.parent is parent and not batch.is_on_wire:
+                    batch.may_be_stored = False
+            parent = parent.parent
 
     def _settle(
         self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None, error: Exception | None

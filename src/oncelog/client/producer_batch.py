@@ -295,6 +295,8 @@ def _piece(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     piece.rows = list(rows)
     piece.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
     piece.attempt_count = batch.attempt_count
+    # They have its numbers: if the whole is stored, the broker knows no piece and refuses each: OUT_OF_ORDER.
+    piece.may_be_stored = batch.may_be_stored
     piece.parent = batch
     piece.seal()
     return piece

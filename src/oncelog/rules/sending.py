@@ -251,7 +251,7 @@ class PartitionSequences(Generic[B]):
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, pieces: Sequence[B]) -> None:
-        """Replace a batch that is surely not stored by its pieces, which share out its numbers."""
+        """Replace a batch by its pieces, which share out its numbers, and may be stored if it may."""
         index = self.in_flight.index(batch)
         if batch.base_sequence is None or sum(piece.record_count for piece in pieces) != batch.record_count:
             raise ValueError("the pieces of a batch must hold its records, and it must have been numbered")
