@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,3 +149,24 @@ def test_an_error_says_its_code_once(arguments: list[str], servers: str) -> None
     assert re.findall(r"[A-Z]+_[A-Z_]+ \(\d+\)", got.err) in (
         [["UNKNOWN_TOPIC_OR_PARTITION (3)"], ["INVALID_CONFIG (40)"]]
     )
+
+
+@pytest.mark.parametrize("output", ["a full disk", "a closed pipe"])
+def test_a_broker_whose_output_cannot_be_written_serves_and_stops_cleanly(
+    output: str, tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    if output == "a full disk":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(tmp_path)]
+    command += ["--listen", "127.0.0.1:0", "--metrics-port", "0"]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writer)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "standard output cannot be written" in line:
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert (tmp_path / ".kafka_cleanshutdown").exists()

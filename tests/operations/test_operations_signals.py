@@ -39,6 +39,7 @@ def test_a_stop_under_load(tmp_path: Path) -> None:
             [signal.SIGTERM],
             [signal.SIGTERM, signal.SIGTERM, signal.SIGINT],
             [signal.SIGINT, signal.SIGTERM],
+            [signal.SIGHUP],
         ):
             load.wait_for_progress()
             assert end(broker, *signals) == 0
@@ -53,7 +54,7 @@ def test_a_stop_under_load(tmp_path: Path) -> None:
         for line in log.splitlines()
         if "data directory opened" in line
     ]
-    assert opened == ["False", "True", "True", "True"]
+    assert opened == ["False", "True", "True", "True", "True"]
     assert "log repaired" not in log and "Traceback" not in log
 
 

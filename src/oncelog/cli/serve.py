@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,24 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
             pass  # macOS refuses "unlimited"; what is out of files later says so
+
+
+def say(lines: Iterable[str]) -> None:
+    """Write lines to standard output; if that cannot be written, write nothing more there.
+
+    A broker starts on a full disk, and serves on when nobody reads its output (`oncelog serve | head -1`).
+    """
+    from oncelog.edge.event_log import log_event
+
+    try:
+        for line in lines:
+            click.echo(line)
+    except OSError as error:
+        log_event("warning", "standard output cannot be written", error=error)
+        # What Python could not write it would try to write again at its end, and fail.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @click.command()
@@ -87,7 +106,7 @@ def command(
     metrics_host: str,
     log_level: str,
 ) -> None:
-    """Run the broker until SIGTERM or Ctrl-C.
+    """Run the broker until SIGTERM, SIGHUP or Ctrl-C.
 
     The first line on standard output is `listening on HOST:PORT`, and one a listener with NAME:// where
     there are several; the log goes to standard error.
@@ -108,11 +127,13 @@ def command(
         given["oncelog.insecure"] = "true"
 
     def on_ready(listeners: Sequence[Listener], metrics_port: int | None) -> None:
+        lines = []
         for each in listeners:
             name = f"{each.name}://" if len(listeners) > 1 else ""
-            click.echo(f"listening on {name}{each.bootstrap_servers}")
+            lines.append(f"listening on {name}{each.bootstrap_servers}")
         if metrics_port is not None:
-            click.echo(f"metrics on http://{metrics_host}:{metrics_port}/metrics")
+            lines.append(f"metrics on http://{metrics_host}:{metrics_port}/metrics")
+        say(lines)
 
     run_foreground(
         data_dir or default_data_dir(),

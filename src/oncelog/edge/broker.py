@@ -359,7 +359,7 @@ def run_foreground(
     metrics: tuple[str, int] | None = None,
     on_ready: Callable[[Sequence[Listener], int | None], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `on_ready(listeners, metrics port)` is called once it listens."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready(listeners, metrics port)` once it listens."""
     listeners = checked_listeners(settings)
     if metrics is not None:
         check_metrics(metrics[0], settings)
@@ -369,12 +369,17 @@ def run_foreground(
 
     async def serve() -> None:
         stopped = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         running = await _start(node, clock, listeners, metrics)
-        on_ready(running.listeners, running.metrics_server.port if running.metrics_server else None)
-        await stopped.wait()
-        await running.stop()
+        try:
+            on_ready(running.listeners, running.metrics_server.port if running.metrics_server else None)
+            await stopped.wait()
+        finally:
+            await running.stop()
 
     loop = new_event_loop()
     try:

@@ -229,4 +229,5 @@ def charged(bucket: Bucket, amount: float, rate: float, now_ms: int) -> Bucket:
 def decide_wait_ms(bucket: Bucket, key: str, rate: float, burst_seconds: float, now_ms: int) -> int:
     """How long those who share it wait before they ask again; 0: not at all."""
     above = drained(bucket, rate, now_ms).amount - rate * burst_seconds
-    return min(math.ceil(above / rate * 1000), QUOTAS[key].longest_wait_ms) if above > 0 else 0
+    # A rate that is next to nothing makes the time infinite, which has no ceiling.
+    return math.ceil(min(above / rate * 1000, QUOTAS[key].longest_wait_ms)) if above > 0 else 0
