@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from helpers_fuzz import NOW_MS, open_node
 
+from oncelog.broker.apis.delete_acls import MAX_REPEATED
+from oncelog.broker.authorizer import Authorizer
 from oncelog.broker.markers import MARKER_COST, Marker, write_marker
 from oncelog.broker.node import Node, Request
 from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, StepQueue
@@ -17,8 +19,15 @@ from oncelog.broker.topic_file import FILE_NAME
 from oncelog.broker.topics import Topic
 from oncelog.broker.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.waiting import Deferred
-from oncelog.errors import NotCoordinator, UnknownTopicId, UnknownTopicOrPartition
+from oncelog.errors import (
+    NotCoordinator,
+    PolicyViolation,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction_entry import TransactionState
@@ -30,8 +39,10 @@ from oncelog.wire.messages import (
     AddPartitionsToTxnRequest,
     ConsumerGroupDescribeRequest,
     CreateTopicsRequest,
+    DeleteAclsRequest,
     DeleteGroupsRequest,
     DeleteRecordsRequest,
+    DescribeConfigsRequest,
     DescribeGroupsRequest,
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -262,6 +273,104 @@ def test_a_topic_is_made_to_its_end_though_its_client_went_away() -> None:
     answer.cancel()
     node.log_manager.chores.finish()
     assert len(node.topics.get("many").partitions) == count  # type: ignore[union-attr]
+
+
+def create_many(count: int, *, validate_only: bool = False) -> CreateTopicsRequest:
+    new = CreateTopicsRequest.CreatableTopic
+    topics = [new(name=f"new-{number}", num_partitions=1, replication_factor=1) for number in range(count)]
+    return CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=validate_only)
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
+    node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
+    answer = handle(node, create_many(count, validate_only=validate_only))
+    assert isinstance(answer, Deferred)
+    other = handle(node, create("new-0", 2))  # is there before the file names the first one's topics
+    assert other.topics[0].error_code == 0
+    steps, response = finish(node, answer)
+    assert steps >= (5 if validate_only else 10)
+    codes = [topic.error_code for topic in response.topics]
+    assert codes == ([0] if validate_only else [TopicAlreadyExists.code]) + [0] * (count - 1)
+    assert len(node.topics) == (1 if validate_only else count)
+
+
+def test_topics_that_are_being_checked_when_the_broker_stops_are_not_made() -> None:
+    disk = MemoryDisk()
+    node = driven(disk)
+    handle(node, create_many(5 * PARTITIONS_PER_STEP)).cancel()
+    node.close(NOW_MS)
+    again = open_node(disk)
+    assert again.log_manager.was_clean and not len(again.topics)
+
+
+def test_settings_of_many_topics_are_described_in_steps() -> None:
+    count, asked = 200, DescribeConfigsRequest.DescribeConfigsResource
+    node = driven(MemoryDisk())
+    for number in range(count):
+        node.topics.create(f"t{number}", 1, {}, NOW_MS)
+    resources = [asked(resource_type=2, resource_name=f"t{n}", configuration_keys=None) for n in range(count)]
+    answer = handle(node, DescribeConfigsRequest(resources=resources))
+    assert isinstance(answer, Deferred)
+    steps, response = finish(node, answer)
+    assert sum(len(result.configs) for result in response.results) // steps <= 2 * STEP_ELEMENTS
+    assert [result.resource_name for result in response.results] == [f"t{n}" for n in range(count)]
+
+
+def node_with_acls(*acls: Acl) -> Node:
+    node = driven(MemoryDisk())
+    node.authorizer = Authorizer(MemoryDisk(), "", allows_if_none=True)
+    node.authorizer.add(acls)
+    return node
+
+
+ACL_FILTER = DeleteAclsRequest.DeleteAclsFilter
+ANY_ACL = ACL_FILTER(
+    resource_type_filter=1, resource_name_filter=None, pattern_type_filter=1, operation=1, permission_type=1
+)
+TOPIC_ACLS = [
+    Acl(ResourceType.TOPIC, name, PatternType.LITERAL, "User:a", "*", Operation.READ, Permission.ALLOW)
+    for name in NAMES
+]
+
+
+def test_acls_are_looked_for_in_steps_and_deleted_at_once() -> None:
+    node = node_with_acls(*TOPIC_ACLS)
+    answer = handle(node, DeleteAclsRequest(filters=[ANY_ACL]))
+    assert isinstance(answer, Deferred)
+    added = Acl(ResourceType.GROUP, "g", PatternType.LITERAL, "User:a", "*", Operation.READ, Permission.ALLOW)
+    assert node.authorizer is not None and len(node.authorizer.acls) == MANY
+    node.authorizer.add([added])
+    steps, response = finish(node, answer)
+    assert steps >= MANY // STEP_ELEMENTS
+    assert len(response.filter_results[0].matching_acls) == MANY
+    assert list(node.authorizer.acls) == [added]
+
+
+def test_acls_that_filters_name_are_found_without_a_look_at_all_others() -> None:
+    filters = [
+        ACL_FILTER(
+            resource_type_filter=2,
+            resource_name_filter=name,
+            pattern_type_filter=3,
+            operation=3,
+            permission_type=3,
+        )
+        for name in NAMES
+    ]
+    node = node_with_acls(*TOPIC_ACLS)
+    answer = handle(node, DeleteAclsRequest(filters=filters))
+    steps, response = finish(node, answer)
+    assert steps <= 2 * MANY // STEP_ELEMENTS + 2
+    assert [len(result.matching_acls) for result in response.filter_results] == [1] * MANY
+
+
+def test_filters_that_take_the_same_acls_again_and_again_delete_nothing() -> None:
+    node = node_with_acls(*TOPIC_ACLS)
+    answer = handle(node, DeleteAclsRequest(filters=[ANY_ACL] * (MAX_REPEATED // MANY + 2)))
+    _, response = finish(node, answer)
+    assert {result.error_code for result in response.filter_results} == {PolicyViolation.code}
+    assert node.authorizer is not None and len(node.authorizer.acls) == MANY
 
 
 def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_start() -> None:

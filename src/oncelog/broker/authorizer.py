@@ -7,7 +7,7 @@ may do everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from sys import getsizeof
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -24,7 +24,6 @@ from oncelog.errors import (
 from oncelog.log.disk import Disk
 from oncelog.rules.authorization import (
     Acl,
-    AclFilter,
     AclTable,
     Operation,
     PatternType,
@@ -135,13 +134,11 @@ class Authorizer:
         """Have these in place of all others, durably. Raises StorageError, and all is as it was."""
         self._save(list(acls))
 
-    def remove(self, filters: Iterable[AclFilter]) -> list[list[Acl]]:
-        """What each filter takes; gone durably. Raises StorageError, and none is removed."""
-        found = [[acl for acl in self.acls if each.takes(acl)] for each in filters]
-        gone = {acl for each in found for acl in each}
-        if gone:
-            self._save([acl for acl in self.acls if acl not in gone])
-        return found
+    def remove(self, acls: Collection[Acl]) -> None:
+        """Remove those that are there, durably. Raises StorageError, and none is removed."""
+        left = [acl for acl in self.acls if acl not in acls]
+        if len(left) < len(self.acls):
+            self._save(left)
 
     def _save(self, acls: list[Acl]) -> None:
         table = AclTable(acls)

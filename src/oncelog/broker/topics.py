@@ -228,6 +228,8 @@ class Topics:
         The first writes the file, which names all topics with all partitions: after a crash the next start
         makes what is missing. The topics are found when all their partitions are there.
         """
+        if self._logs.is_closing:
+            raise KafkaStorageError("the broker stops")
         asked = list(asked)
         self._remove_left([new.name for new in asked])
         results: list[Topic | BrokerError | StorageError] = []
@@ -459,7 +461,7 @@ class Topics:
 
     def _new_topic(self, name: str, topic_id: bytes, overrides: dict[str, str]) -> Topic:
         overrides = with_internal_settings(name, overrides, self._settings)
-        topic = Topic(name, topic_id, overrides, topic_settings(self._settings, overrides))
+        topic = Topic(name, topic_id, overrides, self._settings)
         topic.configure(self._settings, overrides)
         return topic
 

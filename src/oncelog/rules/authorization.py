@@ -208,6 +208,13 @@ class AclTable:
         for pattern_type, text in self.looked_up(resource_type, name):
             yield from self._by_name.get((resource_type, pattern_type, text), ())
 
+    def candidates(self, wanted: AclFilter) -> Iterable[Acl]:
+        """Return the ACLs that a filter may take: all of them, or those of the one pattern that it names."""
+        is_one = wanted.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
+        if is_one and wanted.name is not None and wanted.resource_type is not ResourceType.ANY:
+            return self._by_name.get((wanted.resource_type, wanted.pattern_type, wanted.name), ())
+        return self._acls
+
 
 def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:
     return acl.resource_type, acl.pattern_type, acl.name

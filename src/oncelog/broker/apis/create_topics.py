@@ -4,8 +4,8 @@
 collision, 36 exists, 37 partitions below 1, 38 a replication factor this single node cannot give,
 39 an assignment that is not this node, 40 configuration, 42 a topic named twice or both numbers and
 an assignment, 44 more than 10,000 partitions in one request, 89 controller_mutation_rate (v6+).
-All topics of a request are durable by one step. validate_only (v1+) checks and creates nothing. v5+ tells
-the settings, v7 the topic id.
+They are checked in steps, and all topics of a request are durable by one. validate_only (v1+) checks and
+creates nothing. v5+ tells the settings, v7 the topic id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.config_text import topic_entries
 from oncelog.broker.internal_topics import METADATA_LOG, check_internal_settings, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
-from oncelog.broker.stepwise import Work, answer_in_steps
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topic_config import check_overrides
 from oncelog.broker.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -68,6 +68,7 @@ def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsR
     names = TopicNames(node.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
+    pace = Pace(node.limits.partitions_per_step)
     for asked in once.values():
         try:
             if named[asked.name] > 1:
@@ -81,6 +82,8 @@ def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsR
             plans.append(plan)
         except (BrokerError, StorageError) as error:
             results[asked.name] = _error(asked, error)
+        if pace.next():
+            yield None
     if not message.validate_only:
         for name, made in (yield from _create(node, plans, now_ms)).items():
             if isinstance(made, Topic):

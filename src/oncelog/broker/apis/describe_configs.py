@@ -22,35 +22,44 @@ from oncelog.broker.config_text import (
 )
 from oncelog.broker.dynamic_config import CLUSTER
 from oncelog.broker.names import check_topic_name
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.authorization import ResourceType as acl
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
+    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 32
 
 _Asked = DescribeConfigsRequest.DescribeConfigsResource
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeConfigsResponse:
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer(node, request))
+    return answer
+
+
+def _answer(node: Node, request: Request) -> Work[DescribeConfigsResponse]:
     message: DescribeConfigsRequest = request.message
-    results = []
+    results, pace = [], Pace(node.limits.request_step_elements)
     for asked in _once(message.resources):
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
         )
+        cost = 1
         try:
             wanted = set(asked.configuration_keys or ())
+            entries = list(_entries(node, request, asked))
+            cost += len(entries)
             result.configs = [
-                _config(entry, message)
-                for entry in _entries(node, request, asked)
-                if not wanted or entry.name in wanted
+                _config(entry, message) for entry in entries if not wanted or entry.name in wanted
             ]
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
+        if pace.next(cost):
+            yield None
     return DescribeConfigsResponse(results=results)
 
 

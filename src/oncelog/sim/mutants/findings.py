@@ -14,13 +14,13 @@ OUT_OF_REACH: dict[str, str] = {
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
         " R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440"
-        " R476 R477 R511 R635 R620 G7 R49 L12 R630"
+        " R476 R477 R511 R635 R620 G7 R49 L12 R630 R642"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 L24a L24b"
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not played": (
-        "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641"
+        "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645"
     ),
     "only our clients' requests and random ones are sent": "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633",
     "Spark itself is not played": (
@@ -30,7 +30,7 @@ OUT_OF_REACH: dict[str, str] = {
         "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406 R409 R460 R660 R661"
     ),
     "commands, web pages, packages and documents are not played": (
-        "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541"
+        "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644"
     ),
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
