@@ -49,6 +49,8 @@ ROUND_ANSWER_BYTES = 65_536
 """After so many requests or bytes of answers a connection waits until others had their turn."""
 REQUEST_BYTES = 256
 """A request other than Produce counts once more in its round for so many bytes: its work grows with them."""
+OPENED_RECORDS = 256
+"""A Produce request counts once more in its round for so many records that were opened to look at them."""
 LARGE_REQUEST_BYTES = 4096
 """A longer request may have to wait until fewer answers are being made in steps."""
 _UNDIVIDED = frozenset({PRODUCE, join_group.KEY, sync_group.KEY})
@@ -318,11 +320,14 @@ class Connection(Accepted):
                 return 1
         payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
         if payload is None:
+            opened_before = self.node.opened_cost
             self._begin_any(frame, now_ms, started)
             key = int.from_bytes(frame[:2])
             if key == SASL_AUTHENTICATE:
                 return ROUND_REQUESTS  # PLAIN takes milliseconds, however small the request is
-            return 1 if key == PRODUCE else 1 + len(frame) // REQUEST_BYTES
+            if key == PRODUCE:
+                return 1 + (self.node.opened_cost - opened_before) // OPENED_RECORDS
+            return 1 + len(frame) // REQUEST_BYTES
         if self._quotas.is_any:
             payload = self._throttle.produced_directly(self.door, frame, payload, now_ms)
         self._outbox.put(payload)

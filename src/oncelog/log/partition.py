@@ -95,7 +95,7 @@ class Partition(CompactedStore):
         if origin is _CLIENT:
             check_batch(records, header, config, now_ms)
             if needs_preparing(header, config):
-                records = prepare_batch(records, header, config)
+                records = prepare_batch(records, header, config, self._count_opened)
                 header = read_header(records)
         elif header.attributes & _CONTROL_BIT:
             return self._append_control(records, header, origin, now_ms)
@@ -114,6 +114,9 @@ class Partition(CompactedStore):
         last_offset = base_offset + header.last_offset_delta
         appended = (base_offset, last_offset, append_time_ms, self._log_start_offset, False)
         return tuple.__new__(Appended, appended)
+
+    def _count_opened(self, cost: int) -> None:
+        self.opened_cost += cost
 
     def _judge(
         self, header: BatchHeader, origin: Origin, now_ms: int, begins_epoch: bool

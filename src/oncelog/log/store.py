@@ -90,6 +90,8 @@ class PartitionStore:
         """From it on nothing is compacted yet, for a reason that the log does not know."""
         self.indexed_from = recovered.indexed_from
         """Every segment that begins there or later has an index file of aborted transactions."""
+        self.opened_cost = 0
+        """What it has cost to open clients' batches, in records (`prepare_batch`)."""
         self.on_log_start: Callable[[], None] | None = None
         """Called when the log start moved to where no segment begins."""
 

@@ -9,6 +9,8 @@ Source: Kafka's UnifiedLog.analyzeAndValidateRecords, LogValidator; reference or
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from crc32c import crc32c
 
 from oncelog.errors import (
@@ -31,6 +33,8 @@ _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
 """Times max.message.bytes that a batch may become when it must be opened."""
+_BYTES_AS_RECORD = 64
+"""Bytes that are opened, or re-encoded, at the cost of looking at one record."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
@@ -113,12 +117,15 @@ def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
     return config.compression is not None and config.compression != header.attributes & _CODEC_BITS
 
 
-def prepare_batch(records: memoryview, header: BatchHeader, config: LogConfig) -> memoryview:
+def prepare_batch(
+    records: memoryview, header: BatchHeader, config: LogConfig, count_cost: Callable[[int], None]
+) -> memoryview:
     """Return the batch as it is to be stored: with the topic's timestamp type and codec.
 
     A timestamp type is put right in the header alone. For keys and another codec the payload is opened,
     within bounds, for this runs on the one thread that serves everybody. Raises MessageTooLarge for a payload
     or a count above them, InvalidRecord for a record that does not parse or lacks a key (compacted topics).
+    `count_cost` is told what opening the payload costs, in records, whatever comes of it.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
@@ -132,7 +139,12 @@ def prepare_batch(records: memoryview, header: BatchHeader, config: LogConfig) -
             f" max.message.bytes={config.max_message_bytes}"
         )
     most_bytes = MAX_GROWTH * config.max_message_bytes
-    payload = decompress_within(header.compression, records[HEADER_BYTES : header.size_bytes], most_bytes)
+    opened_bytes = most_bytes
+    try:
+        payload = decompress_within(header.compression, records[HEADER_BYTES : header.size_bytes], most_bytes)
+        opened_bytes = most_bytes if payload is None else len(payload)
+    finally:
+        count_cost(header.records_count + (header.size_bytes + opened_bytes) // _BYTES_AS_RECORD)
     if payload is None:
         # Not INVALID_RECORD: Java's producer bounds a batch by what it becomes compressed. It splits one that
         # is too large and sends the parts. Guarded by test_a_java_producer_splits_what_grows_too_much.

@@ -49,6 +49,13 @@ if TYPE_CHECKING:
 
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
+MAX_OPENED_COST = 250_000
+"""Records, and bytes at the cost of records, that one request may have opened before its last such batch.
+
+Batches beyond are NOT_ENOUGH_REPLICAS, which clients retry: they come in smaller requests. A request of 10 KB
+may hold 60 batches that become 150,000 records each.
+See test_a_request_has_a_bounded_number_of_records_opened.
+"""
 
 _SIZE = struct.Struct(">i")
 _LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
@@ -102,12 +109,13 @@ class _Produce:
     """One request under way: what was appended, what still waits for the disk."""
 
     __slots__ = (
-        "admission", "deferred", "first_error", "message", "node", "now_ms", "request", "response", "waiting"
+        "admission", "deferred", "first_error", "message", "node", "now_ms", "opened_cost", "request",
+        "response", "waiting"
     )  # fmt: skip
 
     def __init__(self, node: Node, request: Request, message: ProduceRequest, now_ms: int) -> None:
         self.node, self.request, self.message, self.now_ms = node, request, message, now_ms
-        self.waiting = 0
+        self.waiting = self.opened_cost = 0
         self.admission: Admission | None = None
         self.first_error: BrokerError | None = None
         self.deferred: Deferred | None = None
@@ -143,9 +151,17 @@ class _Produce:
             self.admission.check(at)
             begins_epoch = self.admission.begins_epoch(at)
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
-        appended = partition.append(
-            batch, origin=Origin.CLIENT, now_ms=self.now_ms, begins_epoch=begins_epoch
-        )
+        if topic.opens_batches and self.opened_cost >= MAX_OPENED_COST:
+            raise NotEnoughReplicas("enough records of this request were opened; send this batch again")
+        opened_before = partition.opened_cost
+        try:
+            appended = partition.append(
+                batch, origin=Origin.CLIENT, now_ms=self.now_ms, begins_epoch=begins_epoch
+            )
+        finally:
+            cost = partition.opened_cost - opened_before
+            self.opened_cost += cost
+            self.node.opened_cost += cost
         put_append(result, appended)
         self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
