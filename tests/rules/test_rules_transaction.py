@@ -378,6 +378,26 @@ def test_no_client_gets_the_highest_epoch() -> None:
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
 
+@pytest.mark.behaviour("T9")
+@pytest.mark.parametrize("known", [Identity(7, 6), Identity(9, 0)])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
+    known: Identity, is_commit: bool
+) -> None:
+    """The new instance ends its transactions without raising the epoch, the old one does raise it."""
+    old = Identity(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
+    verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
+    assert isinstance(verdict, Persist)
+    assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == known
+    added = decide_add(verdict.entry, known, [AT], now_ms=NOW_MS)
+    assert isinstance(added, Persist)
+    ended = end(added.entry, known, is_commit, 0)
+    assert isinstance(ended, Persist)
+    assert refused_with(end(ended.entry, old, is_commit, 2)) is ProducerFenced
+    done = complete(ended.entry, now_ms=NOW_MS)
+    assert refused_with(end(done, old, is_commit, 2)) is ProducerFenced
+
+
 def test_an_end_does_not_give_out_the_epoch_of_a_classic_fence() -> None:
     aborted = complete(fenced(entry(S.ONGOING, epoch=32_766), 0), now_ms=NOW_MS)
     assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 32_767)

@@ -263,7 +263,12 @@ def _decide_end_with_epoch(
     if entry.producer_id != who.producer_id and not has_rotated:
         return _unknown(who)
     is_current = entry.producer_epoch == who.producer_epoch and not has_rotated
-    is_again = entry.producer_epoch == who.producer_epoch + 1 or has_rotated
+    # Only an end raises the epoch for its producer. InitProducerId and classic fences raise it for another
+    # one, which must not share its epoch with a producer that they shut out.
+    is_raised = entry.producer_epoch == who.producer_epoch + 1
+    is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
+    if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
+        is_again = False  # the answer would give out the epoch that nothing can fence
     if entry.state.is_prepared and is_current and entry.next_producer_id != NO_ID:
         is_again = True  # it was at epoch 32767, which older versions gave to clients
     is_prepared, is_ongoing = entry.state.is_prepared, entry.state is TransactionState.ONGOING
@@ -274,9 +279,6 @@ def _decide_end_with_epoch(
     else:
         may_speak = is_current or is_again
     if not may_speak:
-        return _fenced(entry, who.producer_epoch)
-    if is_again and entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
-        # A classic fence raised it. The answer would give the producer an epoch that nothing can fence.
         return _fenced(entry, who.producer_epoch)
     if is_again:
         return _repeated_end(entry, is_commit)
