@@ -255,10 +255,20 @@ def check_log(
                 header.records_count,
                 header.is_control,
                 verify_crc(data, 0, header.size_bytes),
+                header.is_transactional,
+                *(marker_of(data) if header.is_control and header.records_count else (None, None)),
             )
         )
     for finding in (each for each in audit.finish()[0] if each.kind not in but_for):
         world.violate(f"audit of {tp}", f"{finding.kind.value} {finding.explanation}")
+
+
+def marker_of(data: bytes | memoryview) -> tuple[bool | None, int | None]:
+    """Return whether a control batch commits, and its coordinator's epoch; None where it is no marker."""
+    control = decode_control(data, 0)
+    if control is None or control.coordinator_epoch is None:
+        return None, None
+    return control.type is ControlType.COMMIT, control.coordinator_epoch
 
 
 def check_history(world: World, operations: list[Operation], last: str) -> None:
