@@ -274,6 +274,33 @@ def test_an_open_transaction_holds_compaction_back() -> None:
     assert (first, b"k0", b"open") in committed(partition)
 
 
+@pytest.mark.parametrize("transactions", [1, 300])
+def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) -> None:
+    """A power loss took it, its transaction was aborted, and what that had replaced was gone for good."""
+    partition = opened()
+    write(partition, b"k0", b"synced")
+    for pid in range(transactions):
+        write(partition, b"k0", b"lost", sequence=0, pid=pid, is_transactional=True)
+    for number in range(9):
+        write(partition, b"other", b"%d" % number)
+    partition.flush()
+    point = partition.recovery_point
+    for pid in range(transactions):
+        put_marker(partition, marker(pid, commit=True))
+    dirty = partition.dirty_range(NOW_MS)
+    if dirty is not None:
+        run(partition.compact(dirty, NOW_MS))
+    disk = partition._disk._disk
+    assert isinstance(disk, MemoryDisk)
+    again = opened(disk.after_power_loss(Random(1)), recovery_point=point)
+    for pid in range(transactions):
+        if again.has_open_transaction(pid, 0):
+            put_marker(again, marker(pid, commit=False))
+    assert (0, b"k0", b"synced") in committed(again)
+    assert compact(partition), "once the markers are synced"
+    assert (0, b"k0", b"synced") not in committed(partition)
+
+
 def test_more_keys_than_fit_take_several_rounds() -> None:
     partition = opened()
     fill(partition, rounds=6, keys=7)
@@ -530,14 +557,16 @@ def test_a_failing_disk(operation: str) -> None:
     assert compact(partition) and newest(partition) == expected
 
 
-def test_a_disk_that_fails_in_the_middle_of_the_swap() -> None:
+@pytest.mark.parametrize(("call", "is_offline"), [(("rename", ".swap"), False), (("sync", "orders-0"), True)])
+def test_a_disk_that_fails_in_the_middle_of_the_swap(call: tuple[str, str], is_offline: bool) -> None:
     disk, partition = prepared()
     expected, point = newest(partition), partition.recovery_point
-    disk.errors = {("rename", ".swap"): errno.EIO}
+    disk.errors = {call: errno.EIO}
     with pytest.raises(KafkaStorageError, match="compaction failed"):
         compact(partition)
     disk.errors = {}
-    assert partition.is_offline
+    assert (partition.is_offline, partition.has_unfinished_swap) == (is_offline, not is_offline)
+    assert newest(partition) == expected
     partition.abandon()
     assert newest(opened(disk.after_kill(), recovery_point=point)) == expected
 

@@ -499,3 +499,62 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
     assert [partition.cleaned_to > 0 for partition in partitions] == [False, True]
     manager.compact(NOW_MS)
     assert partitions[0].cleaned_to == 0, "it is not tried again before a restart"
+
+
+_FIRST_LOG = f"{0:020d}.log"
+
+
+@pytest.mark.parametrize("then", ["round", "other policy", "kill", "stop"])
+@pytest.mark.parametrize(
+    "call", [("remove", _FIRST_LOG), ("rename", ".log.swap"), ("rename", ".timeindex.swap")], ids=str
+)
+def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
+    call: tuple[str, str], then: str
+) -> None:
+    """With too many open files, say, the partition was offline until a restart."""
+    disk = MemoryDisk()
+    settings = {"segment_bytes": 300, "index_interval_bytes": 50, "min_cleanable_dirty_ratio": "0.1"}
+    compacted = config(cleanup_policy="compact", **settings)
+    manager = _open(disk)
+    partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
+    for number in range(20):
+        put(partition, batch(number))
+    partition.flush()
+    disk.errors[call] = errno.EMFILE
+    with pytest.raises(KafkaStorageError, match="compaction failed"):
+        manager.compact(NOW_MS)
+    put(partition, batch(20))
+    assert partition.read(0, 1 << 20).records and not partition.is_offline
+    assert partition.enforce_retention(NOW_MS) == 0
+    with pytest.raises(KafkaStorageError, match="compaction failed"):
+        manager.compact(NOW_MS)
+    disk.errors.clear()
+    before = partition.size_bytes
+    if then in ("round", "other policy"):
+        partition.reconfigure(compacted if then == "round" else config(**settings))
+        manager.compact(NOW_MS)
+        assert partition.size_bytes < before and not partition.has_unfinished_swap
+        put(partition, batch(21))
+    expected = partition.log_end_offset
+    if then == "kill":
+        disk = disk.after_kill()
+    else:
+        manager.close(NOW_MS)
+    partition = _open(disk).open_partition(TP, compacted, TOPIC_ID, NOW_MS)
+    assert partition.log_end_offset == expected and len(read_all(partition)) < 20 * len(batch())
+    assert not [name for name in disk.list(str(TP)) if name.endswith((".swap", ".cleaned"))]
+    assert partition.recovery_reports == []
+
+
+def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
+    """The next start put it in the place of what had become of these segments meanwhile."""
+    disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
+    manager = _open(disk)
+    partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
+    for number in range(20):
+        put(partition, batch(number))
+    partition.flush()
+    failing = patch.object(Partition, "begin_swap", side_effect=OSError(errno.EMFILE, "too many open files"))
+    with failing, pytest.raises(KafkaStorageError, match="too many open files"):
+        manager.compact(NOW_MS)
+    assert not [name for name in disk.list(str(TP)) if name.endswith((".swap", ".cleaned"))]

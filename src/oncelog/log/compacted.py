@@ -11,7 +11,7 @@ from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.aborted import restore_aborted
 from oncelog.log.chores import Chore
-from oncelog.log.compaction import Compaction
+from oncelog.log.compaction import Compaction, swap_in
 from oncelog.log.disk import explain
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.segment import Segment
@@ -26,6 +26,7 @@ class CompactedStore(PartitionStore):
     """Adds compaction to the files of a partition."""
 
     _is_uncleanable = False
+    _unfinished_swap: list[Segment] | None = None
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Aborted transactions that overlap the range, for a read_committed reader; in no order."""
@@ -75,11 +76,20 @@ class CompactedStore(PartitionStore):
         return find_dirty(
             closed,
             cleaned_to=cleaned_to,
-            # What a crash might cut must not be rewritten.
-            stable_offset=min(self.last_stable_offset, self._recovery_point, self.held_from),
+            stable_offset=min(self._stable_after_power_loss(), self.held_from),
             min_lag_ms=self.config.min_compaction_lag_ms,
             now_ms=now_ms,
         )
+
+    def _stable_after_power_loss(self) -> int:
+        """Return below which offset everything is decided, and stays so.
+
+        A power loss may take a commit that is not synced, and its transaction may be aborted then. What it
+        had replaced is the newest of its keys again: test_a_commit_that_is_not_synced_holds_compaction_back.
+        """
+        stable_offset = min(self.last_stable_offset, self._recovery_point)
+        unsynced = self._producers.unsynced_first_offset(self._recovery_point)
+        return stable_offset if unsynced is None else min(stable_offset, unsynced)
 
     def _read_first_timestamps(self, segments: list[Segment]) -> None:
         """Learn from when the first batches are, of some segments in each round; a start reads none."""
@@ -106,7 +116,7 @@ class CompactedStore(PartitionStore):
         """Forget what newer records of the same keys have replaced. Raises KafkaStorageError."""
         self._check_online()
         sources = [each for each in self._segments if each.base_offset < dirty.end_offset]
-        if self._is_closed or not sources:
+        if self._is_closed or self._unfinished_swap is not None or not sources:
             return  # closed, or its records were deleted, since `dirty_range`
         compaction = Compaction(
             self,
@@ -143,15 +153,19 @@ class CompactedStore(PartitionStore):
         """Their files' names are about to go; they are read all the same. Raises OSError."""
         for segment in segments:
             segment.file.pread(1, 0)  # so that the file is open
+            segment.keep_indexes_in_memory()
         self._is_swapping = True
 
     def end_swap(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
         """Take what has the name of the first of them in their place; return those to be closed.
 
-        Raises OSError, StorageError.
+        Raises OSError, StorageError. After a call that failed for a moment, as with too many open files, the
+        old ones are read until `finish_swap`. See
+        test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round.
         """
-        self._is_swapping = False
+        self._unfinished_swap = None
         if self._is_closed:
+            self._is_swapping = False
             return []
         base_offset, end_offset = segments[0].base_offset, segments[-1].end_offset
         try:
@@ -163,8 +177,28 @@ class CompactedStore(PartitionStore):
             new.load_closed(end_offset, self.config.index_interval_bytes)
             new.file.rest()
         except (OSError, StorageError) as failed:
+            if isinstance(failed, OSError) and self._failure is None:
+                self._unfinished_swap = segments
+                raise
+            self._is_swapping = False
             self._failure = f"a compacted segment could not be swapped in ({failed}); the next start does it"
             raise
+        self._is_swapping = False
         self._segments.replace(segments, new)
         self._places.clear()
         return segments
+
+    @property
+    def has_unfinished_swap(self) -> bool:
+        """True while a compacted segment waits for its names."""
+        return self._unfinished_swap is not None and not self._is_closed and self._failure is None
+
+    def finish_swap(self) -> Chore:
+        """Try once more to swap in what could not be. Raises KafkaStorageError."""
+        if self._unfinished_swap is None or not self.has_unfinished_swap:
+            return
+        try:
+            yield from swap_in(self, self._disk, self._directory, self._unfinished_swap)
+        except (OSError, StorageError) as error:
+            if not self._is_closed:
+                raise KafkaStorageError(f"{self.topic_partition}: compaction failed: {error}") from error

@@ -52,13 +52,13 @@ class Owner(Protocol):
         ...
 
     def begin_swap(self, segments: list[Segment]) -> None:
-        """From here to `end_swap` they stay, though their files' names go."""
+        """From here to `end_swap` they stay, though their files' names go. Raises OSError: nothing began."""
         ...
 
     def end_swap(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
         """What now has the name of the first of them is to take their place, unless that failed.
 
-        Return those to be closed.
+        Return those to be closed. Raises what failed; `swap_in` may be tried again then.
         """
         ...
 
@@ -160,25 +160,16 @@ class Compaction:
                 # DeleteRecords and retention may have taken a segment's names away meanwhile.
                 if self._owner.holds(group):
                     raise
-            is_whole = self._owner.holds(group)
+            if self._owner.holds(group):
+                self._owner.begin_swap(group)
+                is_whole = True
         finally:
             output.close()
             if not is_whole:
                 _discard(disk, self._directory, base_offset)
         if is_whole:
-            yield from self._swap(group)
+            yield from swap_in(self._owner, disk, self._directory, group)
         return is_whole
-
-    def _swap(self, group: list[Segment]) -> Chore:
-        self._owner.begin_swap(group)
-        error: Exception | None = None
-        try:
-            yield partial(self._take_place, group)
-        except OSError as failed:
-            error = failed
-        if old := self._owner.end_swap(group, error):
-            # Their names are gone: to close the last descriptor frees the blocks, which takes long.
-            yield partial(_close_files, old)
 
     def _take(
         self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int
@@ -253,14 +244,30 @@ class Compaction:
                 self._disk.rename(stem + CLEANED, stem + SWAP)
         self._disk.sync_directory(self._directory)
 
-    def _take_place(self, group: list[Segment]) -> None:
-        """Safe in a thread: who reads the old segments has their files open."""
+
+def swap_in(owner: Owner, disk: Disk, directory: str, group: list[Segment]) -> Chore:
+    """Have what was made whole take the place of a group; once more where that failed on the way."""
+    error: Exception | None = None
+    try:
+        yield partial(_take_place, disk, directory, group)
+    except OSError as failed:
+        error = failed
+    if old := owner.end_swap(group, error):
+        # Their names are gone: to close the last descriptor frees the blocks, which takes long.
+        yield partial(_close_files, old)
+
+
+def _take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
+    """Safe in a thread: who reads the old segments has their files open."""
+    base_offset = group[0].base_offset
+    # Else an earlier attempt came so far that the first of these names is that of the new log.
+    if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
-            _remove_files(self._disk, self._directory, segment.base_offset, "")
+            _remove_files(disk, directory, segment.base_offset, "")
         # Before the new names: a power loss must not leave them and some of the old.
-        self._disk.sync_directory(self._directory)
-        _take_names(self._disk, self._directory, group[0].base_offset)
-        self._disk.sync_directory(self._directory)
+        disk.sync_directory(directory)
+    _take_names(disk, directory, base_offset)
+    disk.sync_directory(directory)
 
 
 def finish_swaps(disk: Disk, directory: str) -> None:

@@ -396,7 +396,15 @@ class LogManager:
         try:
             for at, partition in list(self.partitions.items()):
                 config = partition.config
-                if self._is_closing or self.partitions.get(at) is not partition or not config.is_compacted:
+                if self._is_closing or self.partitions.get(at) is not partition:
+                    continue
+                if partition.has_unfinished_swap:
+                    try:
+                        yield from partition.finish_swap()
+                    except KafkaStorageError as error:
+                        failures.append(error)
+                        continue
+                if not config.is_compacted:
                     continue
                 dirty = partition.dirty_range(now_ms)
                 if dirty is not None and dirty.is_due(

@@ -159,7 +159,7 @@ class Partition(CompactedStore):
                     self._write(records, header, now_ms)
                     if verdict.completed is not None and offset >= self.high_watermark:
                         self._producers.hide(verdict.completed.first_offset, offset)
-                    aborted = self._producers.complete(marker.producer_id, verdict)
+                    aborted = self._producers.complete(marker.producer_id, verdict, self._recovery_point)
                     self._producers.end_verification(marker.producer_id, marker.producer_epoch)
                     if aborted is not None:
                         self._segments.active.transactions.append(aborted)
@@ -324,7 +324,7 @@ class Partition(CompactedStore):
 
         Raises KafkaStorageError.
         """
-        if not self.config.is_deleted or self.config.retention_ms is None:
+        if not self.config.is_deleted or self.config.retention_ms is None or self._is_swapping:
             return
         oldest_ms = now_ms - self.config.retention_ms
         for segment in self._segments:
@@ -344,9 +344,10 @@ class Partition(CompactedStore):
     def enforce_retention(self, now_ms: int) -> int:
         """Delete segments that are too old or too many, oldest first; how many.
 
-        Open transactions do not hold them. An offline partition keeps all. Raises KafkaStorageError.
+        Open transactions do not hold them. An offline partition keeps all, and one in which compaction is
+        replacing segments. Raises KafkaStorageError.
         """
-        if self.is_offline:
+        if self.is_offline or self._is_swapping:
             return 0
         before = len(self._segments)
         for _ in self.confirm_times(now_ms):

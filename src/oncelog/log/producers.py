@@ -39,6 +39,8 @@ from oncelog.types import Origin
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
 
+_MAX_UNSYNCED = 100
+"""Complete transactions that are noted one by one until their markers are synced."""
 _Wanted = tuple[int, ProducerImage, Callable[[], Chore]]
 
 
@@ -89,6 +91,7 @@ class PartitionProducers:
         """True if the disk did not take the last snapshot."""
         self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
+        self._unsynced: deque[tuple[int, int]] = deque()
         self._chores = chores
         self._writing: Chore | None = None
         self._wanted: _Wanted | None = None
@@ -144,15 +147,39 @@ class PartitionProducers:
         if first_offset is not None and producer_id not in self.open_transactions:
             self.open_transactions[producer_id] = first_offset
 
-    def complete(self, producer_id: int, verdict: StoreMarker) -> AbortedTransaction | None:
-        """A marker was written; what the transaction index must note, None unless data was aborted."""
+    def complete(
+        self, producer_id: int, verdict: StoreMarker, synced_to: int = 0
+    ) -> AbortedTransaction | None:
+        """A marker was written; what the transaction index must note, None unless data was aborted.
+
+        `synced_to`: of older markers those below are forgotten as ones that a power loss may take.
+        """
         self.table.put(producer_id, verdict.entry)
         self.open_transactions.pop(producer_id, None)
         done = verdict.completed
-        if done is None or not done.is_aborted:
+        if done is None:
+            return None
+        self._note_unsynced(done.first_offset, done.last_offset, synced_to)
+        if not done.is_aborted:
             return None
         stable = stable_offset_after(done, self.open_transactions.values())
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+
+    def _note_unsynced(self, first_offset: int, marker_offset: int, synced_to: int) -> None:
+        """Note a transaction that is complete, by a marker that a power loss may take."""
+        unsynced = self._unsynced
+        while unsynced and unsynced[0][1] < synced_to:
+            unsynced.popleft()
+        # As in `hide`. Of very many the last one stands for those behind it, which begin later.
+        while unsynced and unsynced[-1][0] >= first_offset:
+            unsynced.pop()
+        if len(unsynced) >= _MAX_UNSYNCED:
+            first_offset = unsynced.pop()[0]
+        unsynced.append((first_offset, marker_offset))
+
+    def unsynced_first_offset(self, synced_to: int) -> int | None:
+        """Return where the oldest transaction begins that a power loss would open again."""
+        return next((first for first, marker in self._unsynced if marker >= synced_to), None)
 
     def hide(self, first_offset: int, marker_offset: int) -> None:
         """Note a transaction that is complete, but whose marker readers do not see yet."""

@@ -570,6 +570,10 @@ class Segment:
         self.transactions.write_pending()
         self.transactions.give_room_back()
 
+    def keep_indexes_in_memory(self) -> None:
+        """Neither read nor write the files of both indexes from here on: their names are another's."""
+        self.index.holds_back = self.times.holds_back = self.is_index_synced = True
+
     def give_up_indexes(self) -> None:
         """Delete the offset and time index of a segment that is to be deleted. Raises OSError.
 
