@@ -243,6 +243,25 @@ def test_a_damaged_marker_is_an_error() -> None:
         consumer.raise_error()
 
 
+@pytest.mark.behaviour("T10")
+def test_a_damaged_aborted_batch_is_an_error() -> None:
+    """Passed over unchecked, it moved the position by 4096 over records that were never read."""
+    consumer, call = started(**{"isolation.level": "read_committed"})
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
+    aborted = bytearray(batch(0, b"x", **producer))
+    last_offset_delta = 23
+    aborted[last_offset_delta + 2] ^= 0x10
+    rest = marker(1, 7, commit=False) + batch(2, b"a")
+    consumer.on_response(call, answer((T0, bytes(aborted) + rest), aborted=[(7, 0)]), 1.0, 0)
+    with pytest.raises(CorruptMessage, match="t-0 at offset 0"):
+        consumer.raise_error()
+    aborted[last_offset_delta + 2] ^= 0x10
+    call = only_call(consumer)
+    assert asked_offset(call) == 0
+    consumer.on_response(call, answer((T0, bytes(aborted) + rest), aborted=[(7, 0)]), 1.0, 0)
+    assert values(consumer) == [b"a"]
+
+
 def test_check_crcs_off_reads_a_batch_with_a_wrong_checksum() -> None:
     consumer, call = started(**{"check.crcs": False})
     damaged = bytearray(batch(0, b"b" * 50))

@@ -14,7 +14,7 @@ from oncelog.errors import BrokerError, CorruptMessage, InvalidRecord, PeerError
 from oncelog.rules.visibility import Verdict, VisibilityFilter
 from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
-from oncelog.wire.batch import BatchHeader, iter_batches
+from oncelog.wire.batch import BatchHeader, iter_batches, verify_crc
 from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.messages import FetchRequest, FetchResponse
 from oncelog.wire.records import READING, DecodedRecord, decode_records, iter_records
@@ -121,7 +121,11 @@ def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolati
             if header.last_offset < header.base_offset:
                 raise CorruptMessage(f"a batch claims offsets {header.base_offset} to {header.last_offset}")
             abort = header.is_control and _is_abort_marker(piece.records, position)
-            placed.append(PlacedBatch(position, header, judge.decide(header, is_abort_marker=abort)))
+            verdict = judge.decide(header, is_abort_marker=abort)
+            if verdict is Verdict.ABORTED and not verify_crc(piece.records, position, header.size_bytes):
+                # Nobody decodes it, and its last offset would move the position over records that follow.
+                raise CorruptMessage(f"the checksum of the batch at offset {header.base_offset} is wrong")
+            placed.append(PlacedBatch(position, header, verdict))
     except (CorruptMessage, InvalidRecord) as error:
         if placed:
             return placed  # what is whole comes first; the next fetch begins with the damage

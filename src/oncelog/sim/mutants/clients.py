@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from oncelog.client import fetching
 from oncelog.edge import transactions
 from oncelog.load import cutting, loader
 from oncelog.log import partition
@@ -59,6 +60,12 @@ MUTANTS = [
         ((atomic, "_remember", nothing),),
         "atomic",
         findings=("C5",),
+    ),
+    Mutant(
+        "aborted batches are passed over unchecked",
+        ((fetching, "verify_crc", _always),),
+        findings=("R740",),
+        guards=("client/test_client_consumer_core.py::test_a_damaged_aborted_batch_is_an_error",),
     ),
     Mutant(
         "every attempt of a task writes into the transaction",
