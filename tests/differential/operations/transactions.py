@@ -336,7 +336,25 @@ WRONG_IN_TWO_WAYS = [
     {"INVALID_PRODUCER_EPOCH", other}
     for other in ("INVALID_TXN_STATE", "TRANSACTION_ABORTABLE", "INVALID_PRODUCER_ID_MAPPING")
 ]
+
+
+def _is_fenced_end(step: Step, ours: Any, theirs: Any, path: str) -> bool:
+    if (step.api, step.version) != ("EndTxn", 5):
+        return False
+    is_code = path.endswith("error_code") and ours == "PRODUCER_FENCED"
+    return (is_code and theirs in ("NONE", "INVALID_TXN_STATE", "CONCURRENT_TRANSACTIONS")) or (
+        path.endswith(("producer_id", "producer_epoch")) and ours == -1
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "the end of a producer that a newer instance fenced",
+        "it would share the newer instance's epoch",
+        _is_fenced_end,
+        key="An EndTxn of version 5 by a producer that a newer instance fenced",
+        ends=True,
+    ),
     Rule(
         "a transactional batch that is wrong in two ways",
         "either error is true",
