@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, batch, config, open_partition, put, read_all
+from helpers_log import NOW_MS, TOPIC_ID, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
@@ -183,3 +185,32 @@ def test_producers_are_described_in_bounded_parts() -> None:
         found += part
     assert sorted(state.producer_id for state in found) == list(range(300))
     assert {len(state.entry.batches) for state in found} == {1}
+
+
+class Looked(OrderedDict[int, int]):
+    """Counts the open transactions that are looked at."""
+
+    count = 0
+
+    def values(self) -> Any:
+        for first_offset in super().values():
+            type(self).count += 1
+            yield first_offset
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_many_open_transactions_end_in_turn(is_reversed: bool) -> None:
+    """Each abort looked at all that were open still: 80,000 in one partition took half a minute."""
+    Looked.count = 0
+    partition = open_partition()
+    partition._producers.open_transactions = Looked()
+    producer_ids = list(range(1, 1_001))
+    for producer_id in producer_ids:
+        put(partition, batch(0, pid=producer_id, is_transactional=True))
+    for producer_id in reversed(producer_ids) if is_reversed else producer_ids:
+        put_marker(partition, marker(producer_id, commit=False))
+    assert partition.open_transaction_count == 0
+    assert Looked.count <= 10 * len(producer_ids)
+    aborted = partition.aborted_transactions(0, partition.log_end_offset)
+    expected = 0 if is_reversed else 1
+    assert [each.last_stable_offset for each in aborted][:2] == [expected, 0 if is_reversed else 2]

@@ -33,5 +33,5 @@ def test_last_stable_offset(
 
 def test_stable_offset_after_a_transaction_looks_at_the_others() -> None:
     done = CompletedTransaction(producer_id=1, first_offset=3, last_offset=9, is_aborted=True)
-    assert stable_offset_after(done, []) == 10
-    assert stable_offset_after(done, [7, 5]) == 5
+    assert stable_offset_after(done, None) == 10
+    assert stable_offset_after(done, 5) == 5

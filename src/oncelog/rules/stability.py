@@ -5,8 +5,6 @@ Source: Kafka's ProducerStateManager.firstUnstableOffset and UnifiedLog.lastStab
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from oncelog.rules.marker import CompletedTransaction
 
 
@@ -30,9 +28,9 @@ def last_stable_offset(
     return max(stable, log_start_offset)
 
 
-def stable_offset_after(completed: CompletedTransaction, open_first_offsets: Iterable[int]) -> int:
+def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
     """The last stable offset once `completed` is done, as an aborted transaction's index entry keeps it.
 
-    `open_first_offsets`: those of the transactions still open, without `completed`.
+    `open_first_offset`: that of the oldest transaction still open, without `completed`.
     """
-    return min(open_first_offsets, default=completed.last_offset + 1)
+    return completed.last_offset + 1 if open_first_offset is None else open_first_offset
