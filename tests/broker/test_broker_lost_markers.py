@@ -241,3 +241,25 @@ def test_a_marker_written_again_does_not_end_the_next_transaction(producer: Prod
     producer.lose_power(state=size)
     assert producer.log(T0) == ["a", "<commit>", "open"], "the record that it was written is lost"
     assert producer.open_count(T0) == 1
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("classic_is_commit", [True, False])
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch(
+    producer: Producer, classic_is_commit: bool, is_commit: bool, when: str
+) -> None:
+    """A producer goes on with its epoch when the broker begins to offer an epoch per transaction."""
+    producer.send(T0, "classic")
+    size = producer.size(T0)
+    producer.node.transactions.end("x", producer.who, classic_is_commit, 1, NOW_MS)
+    producer.send(T0, "lost")
+    producer.end(is_commit)
+    with pytest.MonkeyPatch.context() as patch:
+        if when == "later":
+            patch.setattr(TransactionCoordinator, "write_lost_markers", lambda self, now_ms: None)
+        producer.lose_power(t0=size)
+    producer.send(T0, "next")
+    marker = "<commit>" if classic_is_commit and is_commit else "<abort>"
+    assert producer.log(T0) == ["classic", marker, "next"]

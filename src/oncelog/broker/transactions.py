@@ -42,7 +42,7 @@ from oncelog.errors import (
 from oncelog.log.chores import Chore
 from oncelog.log.partition import Partition
 from oncelog.rules.append import Refuse
-from oncelog.rules.lost_marker import abort_of, decided_transaction, has_lost_marker
+from oncelog.rules.lost_marker import abort_of, aborted_classic, decided_transaction, has_lost_marker
 from oncelog.rules.marker import refuse_same_epoch
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction import (
@@ -104,6 +104,8 @@ class TransactionCoordinator:
         """Decisions that could not be made durable: no marker may be written for them yet."""
         self._decisions: dict[Identity, TransactionEntry | None] = {}
         """Of transactions that partitions showed as open at the start: what the log says of each."""
+        self._aborted_classic: dict[Identity, set[TopicPartition]] = {}
+        """Of the same: where the log aborts a classic transaction of that epoch. The open one may be it."""
         self._ends: tuple[int, dict[int, int]] = -1, {}
         """A time, and where the log ended then."""
         chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
@@ -260,6 +262,18 @@ class TransactionCoordinator:
             who = decided_transaction(entry)
             if who in self._decisions:
                 self._decisions[who] = entry
+            classic = aborted_classic(entry)
+            if classic in self._decisions:
+                self._aborted_classic.setdefault(classic, set()).update(entry.partitions)
+
+    def _outcome(self, who: Identity, tp: TopicPartition, decision: TransactionEntry) -> TransactionEntry:
+        """Return the decision for what a partition shows as open, as an abort if it may be an older one.
+
+        See test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch.
+        """
+        if tp not in self._aborted_classic.get(who, ()):
+            return decision
+        return decision._replace(state=TransactionState.PREPARE_ABORT)
 
     def _forget_partition(self, index: int) -> None:
         # Not aborted either: what was decided of them may be a commit.
@@ -302,8 +316,9 @@ class TransactionCoordinator:
                 if decision is None:
                     continue
                 if has_lost_marker(tp, decision, self._entries.get(decision.transactional_id)):
+                    outcome = self._outcome(who, tp, decision)
                     with suppress(BrokerError):
-                        write_marker(self._node, tp, self._marker(decision, tp), now_ms)
+                        write_marker(self._node, tp, self._marker(outcome, tp), now_ms)
 
     def end_leftovers(self, who: Identity, tps: Collection[TopicPartition], now_ms: int) -> None:
         """End what an older epoch of the producer left open in partitions where it begins a transaction.
@@ -324,7 +339,8 @@ class TransactionCoordinator:
         decision = self._decisions.get(leftover)
         if decision is None or tp not in decision.partitions:
             decision = abort_of(leftover)
-        write_marker(self._node, tp, self._marker(decision, tp), now_ms)
+        outcome = self._outcome(leftover, tp, decision)
+        write_marker(self._node, tp, self._marker(outcome, tp), now_ms)
 
     def resume(self, now_ms: int) -> None:
         """Finish what was decided before the last stop or crash, and may not be durable yet.

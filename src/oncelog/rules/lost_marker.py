@@ -9,6 +9,7 @@ E + 1 is about the transaction with epoch E, and names its partitions:
 
     at a start, the partition shows a transaction as open
         the log decides it, with this partition, and has newer records of the id    the decision's marker
+        the same, and aborts a classic one of the same epoch in this partition      an ABORT marker
         the newest record of the id decides it                                      nothing: markers follow
         no record decides it                                                        nothing
     later, the producer begins or ends a transaction where an older epoch is open
@@ -16,8 +17,10 @@ E + 1 is about the transaction with epoch E, and names its partitions:
         else                                                                        an ABORT marker
 
 Nobody can decide the older one any more: the coordinator gives a new epoch only when the one before is over.
-Classic transactions share an epoch, so nothing tells which of them is open; they are left as they are. Apache
-Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with the default flush".
+Classic transactions share an epoch, so nothing tells which of them is open; they are left as they are. The
+last of them shares it with the producer's first transaction of the new kind, so what may be either is
+committed only if both were. Apache Kafka leaves all of them. See docs/internals/simulation.md, "Power losses
+with the default flush".
 """
 
 from __future__ import annotations
@@ -37,6 +40,13 @@ def decided_transaction(entry: TransactionEntry) -> Identity | None:
     if not 0 < entry.producer_epoch < MAX_EPOCH:
         return None
     return Identity(entry.producer_id, entry.producer_epoch - 1)
+
+
+def aborted_classic(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the classic transaction that a record aborts."""
+    is_classic = entry.client_version < EPOCH_PER_TRANSACTION
+    is_abort = entry.state is TransactionState.PREPARE_ABORT
+    return Identity(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
 
 
 def has_lost_marker(tp: TopicPartition, decision: TransactionEntry, newest: TransactionEntry | None) -> bool:

@@ -14,7 +14,7 @@ OUT_OF_REACH: dict[str, str] = {
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
         " R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440"
-        " R476 R477 R511 R635 R620 G7 R49 L12 R630 R642 R646"
+        " R476 R477 R511 R635 R620 G7 R49 L12 R630 R642 R646 R700"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 L24a L24b"
@@ -66,7 +66,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no start with a lost completion met an open next transaction": "R521",
     "the workloads do not draw what it takes": (
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
-        " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624"
+        " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R701"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": (
