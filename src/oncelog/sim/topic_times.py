@@ -436,6 +436,8 @@ class TopicTimes(TopicChanges):
         record = log.get(offset)
         if record is None or record.is_tombstone:
             return False
+        if not Notes(self.senders).is_visible(record.name, self.world.now_us):
+            return False  # it was aborted
         return not any(each > offset and other.key == record.key for each, other in log.items())
 
     def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
@@ -516,9 +518,13 @@ class TopicTimes(TopicChanges):
 
     def _check_replaced(self, key: tuple[bytes, int], partition: Any) -> None:
         """No closed segment has a record that a newer one in a closed segment replaced long ago."""
-        *_, active = self._bases(partition)
+        bases = self._bases(partition)
+        active = bases[-1]
         log, there = self.timed.logs.get(key, {}), set()
+        firsts: dict[int, int] = {}
         for header, data in batches_of(partition):
+            base = max(each for each in bases if each <= header.last_offset)
+            firsts.setdefault(base, header.max_timestamp_ms)
             if header.last_offset < active and not header.is_control:
                 there |= {record.offset for record in decode_records(data)}
         now_us, lag_us = self.world.now_us, (max(self.max_lag_ms, self.min_lag_ms) + SETTLE_MS) * 1_000
@@ -528,11 +534,19 @@ class TopicTimes(TopicChanges):
             record = log[offset]
             is_old = now_us - record.at_us > lag_us and not self._is_clock_set()
             is_young = self.min_lag_ms and self._is_young(key, active)
-            if record.key in newest and is_old and not is_young:
+            if record.key in newest and is_old and not is_young and self._is_due(newest[record.key], firsts):
                 text = f"{self.topic}-{key[1]} {offset} {record}, replaced at {newest[record.key]}"
                 self.world.violate("compaction left what was replaced long ago", text)
             if notes.is_visible(record.name, now_us - lag_us):
                 newest.setdefault(record.key, offset)
+
+    def _is_due(self, offset: int, firsts: dict[int, int]) -> bool:
+        """Return whether max.compaction.lag.ms has passed since the first batch of an offset's segment.
+
+        As in Apache Kafka, a segment that begins with a record of the future waits until then.
+        """
+        first_ms = firsts[max(base for base in firsts if base <= offset)]
+        return first_ms <= self.timed.now_ms - self.max_lag_ms - SETTLE_MS
 
     def _is_young(self, key: tuple[bytes, int], end: int) -> bool:
         """Return whether any closed segment may be younger than min.compaction.lag.ms."""
