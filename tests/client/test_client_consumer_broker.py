@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,49 @@ def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
                     next(reader)
             requests = [event.api for event in proxy.events if event.direction is Direction.REQUEST]
             assert requests.count("Fetch") == 2
+
+
+SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far offsets"
+
+
+def change_first_segment(directory: Path, how: str) -> None:
+    """Change the end of the first of two segments of batches of 10 records, as no checksum sees."""
+    segment = min(directory.glob("*.log"))
+    data = segment.read_bytes()
+    *sound, last = [data[at : at + header.size_bytes] for at, header in iter_batches(data)]
+    if how == SWAPPED:
+        sound[-1:] = [last, sound[-1]]
+    else:
+        sound.append((1_000_000).to_bytes(8, "big") + last[8:])
+    segment.write_bytes(b"".join(sound))
+
+
+@pytest.fixture(params=[SWAPPED, FAR])
+def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Broker]]:
+    """How the log of a broker was changed while it was down, and the broker."""
+    with Broker(tmp_path) as broker:
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic("t", 1, configs={"segment.bytes": 1 << 20})])
+        append(broker.bootstrap_servers, T0, *(batch_of(*[b"x" * 10_000] * 10) for _ in range(20)))
+    assert len(list((tmp_path / "t-0").glob("*.log"))) == 2
+    change_first_segment(tmp_path / "t-0", request.param)
+    with Broker(tmp_path) as broker:
+        yield request.param, broker
+
+
+def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
+    """A range was read without end, or ended there without a word."""
+    how, broker = changed
+    with consumer_of(broker) as consumer:
+        pieces = islice(consumer.fetch_range(T0, 0, 200), 20)
+        if how == SWAPPED:
+            offsets = [offset for table in pieces for offset in table.column("offset").to_pylist()]
+            assert sorted(offsets) == list(range(200)) != offsets
+        else:
+            with pytest.raises(
+                CorruptMessage, match=r"t-0: .* claims offsets up to 1000009, and .* before 200"
+            ):
+                list(pieces)
 
 
 def test_a_range_left_early_leaves_nothing_behind(broker: Broker) -> None:

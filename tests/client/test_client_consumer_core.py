@@ -228,6 +228,21 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
     assert consumer.position(T0) == 2
 
 
+def test_batches_in_wrong_order_are_fetched_once() -> None:
+    """Behind the last one of them a fetch would bring both again, without end."""
+    consumer, call = started()
+    both = batch(2, b"c", b"d") + batch(0, b"a", b"b")
+    consumer.on_response(call, answer((T0, both)), 1.0, 0)
+    assert asked_offset(only_call(consumer)) == 4
+    assert values(consumer) == [b"c", b"d"]
+
+
+def test_offsets_behind_the_high_watermark_are_not_believed() -> None:
+    consumer, call = started()
+    consumer.on_response(call, answer((T0, batch(1_000_000, b"a") + batch(1, b"b"))), 1.0, 0)
+    assert asked_offset(only_call(consumer)) == 2
+
+
 def test_a_damaged_marker_is_an_error() -> None:
     """Taken for the other kind of marker, it would hide the next transaction, or show an aborted one."""
     consumer, call = started()

@@ -231,8 +231,12 @@ def test_bytes_that_are_no_batch_are_found_where_they_begin(
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
 
 
-def test_batches_that_changed_places(spark: Any, tmp_path: Path) -> None:
-    """Ordered by their offsets they look sound, and readers get them in the order of the file."""
+@pytest.mark.parametrize("offsets_per_task", [1, 4, 5_000_000])
+def test_batches_that_changed_places(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
+    """Ordered by their offsets they look sound, and readers get them in the order of the file.
+
+    So they did where each of two tasks gave one of them: a batch belongs to the range in which it is stored.
+    """
     with oncelog.Broker(tmp_path) as broker:
         create_topic(broker.bootstrap_servers, "moved")
         store(broker.bootstrap_servers, "moved", numbered(7))
@@ -243,7 +247,9 @@ def test_batches_that_changed_places(spark: Any, tmp_path: Path) -> None:
     batches[1], batches[3] = batches[3], batches[1]
     segment.write_bytes(b"".join(batches))
     with oncelog.Broker(tmp_path) as broker:
-        found = audit_topic(spark, broker.bootstrap_servers, "moved").findings
+        result = audit_topic(spark, broker.bootstrap_servers, "moved", offsets_per_task=offsets_per_task)
+    found = result.findings
+    assert result.totals.records == sum(COUNTS)
     assert {(each.kind, each.base_offset) for each in found} == {
         ("offset_gap", 8),
         ("offset_overlap", 4),

@@ -314,7 +314,7 @@ class ConsumerCore:
             self._errors.append(_PendingError(error, fetched.tp, state.generation))
             return False
         if placed:
-            state.fetch_offset = end = end_offset(placed, fetch_offset)
+            state.fetch_offset = end = end_offset(placed, fetch_offset, fetched.high_watermark)
             state.pieces.append(Piece(fetched.tp, fetched.records, deque(placed), end))
         return False
 

@@ -144,9 +144,17 @@ def _is_abort_marker(records: memoryview, position: int) -> bool:
     return control is not None and control.type is ControlType.ABORT
 
 
-def end_offset(placed: list[PlacedBatch], fetch_offset: int) -> int:
-    """Where to go on after a piece: behind its last batch, also if nothing of it was visible."""
-    return max(placed[-1].header.last_offset + 1, fetch_offset) if placed else fetch_offset
+def end_offset(placed: list[PlacedBatch], fetch_offset: int, high_watermark: int) -> int:
+    """Return where to go on after a piece: behind all of its batches, also if nothing of it was visible.
+
+    Where batches have changed places the last one is not the highest, and a fetch behind it could bring the
+    same piece without end. A batch that claims offsets from the high watermark on is damaged, and counts
+    only if it is the last. Guard: test_batches_in_wrong_order_are_fetched_once.
+    """
+    if not placed:
+        return fetch_offset
+    lasts = [batch.header.last_offset for batch in placed]
+    return max(fetch_offset - 1, max((at for at in lasts if at < high_watermark), default=lasts[-1])) + 1
 
 
 def decode_batch(

@@ -125,7 +125,8 @@ class _StoredRange(InputPartition):  # type: ignore[misc]
 class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
     """A task gives the batches whose last offset is in its range.
 
-    So a batch across the border of two ranges comes from exactly one task.
+    So a batch across the border of two ranges comes from exactly one task. One that is stored behind a batch
+    with higher offsets belongs to the range of those, where it is seen in its wrong place.
     """
 
     def __init__(self, options: SourceOptions, now: Available, check_records: bool) -> None:
@@ -187,7 +188,7 @@ def _read_rows(
                 for piece in consumer.fetch_pieces(tp, position, end, isolation):
                     for batch in _batches_of(piece, isolation, check_records):
                         position = max(position, batch.last_offset + 1)
-                        if wanted.start <= batch.last_offset < end:
+                        if wanted.start < position <= end:
                             yield (*tp, wanted.start, next(places), *batch)
                 position = max(position, end)
             except (CorruptMessage, InvalidRecord) as error:
