@@ -16,13 +16,12 @@ from helpers_log import NOW_MS, config, open_partition, put
 from helpers_log import batch as log_batch
 
 from oncelog import Consumer
-from oncelog.broker.apis import produce
 from oncelog.client import consumer_pieces
 from oncelog.client.consumer_pieces import Piece
 from oncelog.client.fetching import PlacedBatch
 from oncelog.edge import server_connection
 from oncelog.edge.broker import Broker, recover_node
-from oncelog.errors import InvalidRecord, MessageTooLarge, NotEnoughReplicas
+from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.log import compaction, validation
 from oncelog.log.index import AbortedTransaction
@@ -35,12 +34,7 @@ from oncelog.wire.batch import read_header, seal
 from oncelog.wire.columns import batches_to_arrow
 from oncelog.wire.compression import compress, decompress
 from oncelog.wire.frames import encode_request
-from oncelog.wire.messages import (
-    DeleteRecordsRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
-)
+from oncelog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest, MetadataRequest
 from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_records, iter_records
 
 _LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
@@ -100,30 +94,6 @@ def test_a_batch_of_too_many_records_is_refused_before_it_is_opened(
 
 
 COMPACTED = {"cleanup_policy": "compact"}
-RECODED = {"compression_type": "gzip"}
-
-
-@pytest.mark.behaviour("I29")
-@pytest.mark.parametrize("settings", [COMPACTED, RECODED])
-@pytest.mark.parametrize(("record", "code"), [(_RECORD, 0), (_RECORD[:-1] + b"\3", InvalidRecord.code)])
-def test_a_request_has_a_bounded_number_of_records_opened(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], record: bytes, code: int
-) -> None:
-    """Whatever comes of them: batches that are refused cost as much."""
-    monkeypatch.setattr(produce, "MAX_OPENED_COST", 5_000)
-    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
-        client.create_topic("t", 4, **settings)
-
-        def ask(*partitions: int) -> list[int]:
-            records = bytes(bomb(4_000, record))
-            parts = [ProduceRequest.PartitionProduceData(index=i, records=records) for i in partitions]
-            topic = ProduceRequest.TopicProduceData(name="t", partition_data=parts)
-            answer = client.ask(ProduceRequest(acks=1, timeout_ms=5_000, topic_data=[topic]), 9)
-            return [result.error_code for result in answer.responses[0].partition_responses]
-
-        assert ask(0, 1, 2, 3) == [code, code, NotEnoughReplicas.code, NotEnoughReplicas.code]
-        assert ask(2, 3) == [code, code]
-        assert ask(0, 0, 0) == [code, code, NotEnoughReplicas.code]
 
 
 @pytest.mark.behaviour("I29")

@@ -105,6 +105,10 @@ class Admission:
             except BrokerError as error:
                 raise self._translated(error) from None
 
+    def was_open(self, at: TopicPartition) -> bool:
+        """Return True if the coordinator was not asked about the partition's batch."""
+        return at not in self._outside
+
     def begins_epoch(self, at: TopicPartition) -> bool:
         """True when the partition's batch begins a transaction with an epoch of its own there."""
         return self._dialect.adds and at in self._outside
@@ -161,6 +165,21 @@ def _needs_question(partition: Partition, who: Identity) -> bool:
     transaction before that.
     """
     return not partition.has_open_transaction(*who) and not knows_newer_epoch(partition, who)
+
+
+def check_still_open(partition: Partition, batch: memoryview) -> None:
+    """Raise InvalidTxnState if the transaction has ended since a batch was found to be part of it.
+
+    Stored behind its marker, the batch would begin a transaction that nobody ends. A newer epoch, which most
+    ends bring, is left to the log.
+    """
+    header = read_header(batch)
+    if header.producer_id is None or header.producer_epoch is None:
+        return
+    if _needs_question(partition, Identity(header.producer_id, header.producer_epoch)):
+        raise InvalidTxnState(
+            f"the transaction ended in {partition.topic_partition} while others were served"
+        )
 
 
 def knows_newer_epoch(partition: Partition, who: Identity) -> bool:

@@ -134,19 +134,31 @@ def run_work(work: Work[_T]) -> _T:
             return done.value  # type: ignore[no-any-return]
 
 
-def answer_in_steps(node: Node, work: Work[Any], *, is_dropped: bool = True) -> Any:
+def answer_in_steps(
+    node: Node,
+    work: Work[Any],
+    *,
+    is_dropped: bool = True,
+    keep_request: Callable[[Deferred], None] | None = None,
+) -> Any:
     """Return the answer, or a Deferred if it takes several steps. Raises what the first step raises.
 
     The work may return a Deferred itself, for an answer that waits for the disk.
     `is_dropped`: the work ends where it is when its client goes away; else it is done to its end, and waits
     for no place of the queue, for it may hold what others need.
+    `keep_request`: called before a second step. It keeps what the work needs of the request, and notes its
+    size, by which the connection bounds it. Such work waits for no place either.
     """
     try:
         job = next(work)
     except StopIteration as done:
         return done.value
     deferred = Deferred(holds_later_requests=True)
-    _Answer(node, work, deferred, is_dropped=is_dropped, has_place=node.steps.keep()).go_on(job)
+    if keep_request is not None:
+        keep_request(deferred)
+    answer = _Answer(node, work, deferred, is_dropped=is_dropped, has_place=node.steps.keep())
+    answer.needs_place = is_dropped and keep_request is None
+    answer.go_on(job)
     if not deferred.is_done:
         return deferred
     answers: list[Any] = []  # nobody drives the chores, and nothing waits for the disk: all is done
@@ -164,7 +176,7 @@ class _Answer:
 
     __slots__ = (
         "_chores", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_job", "_on_cancelled", "_queue",
-        "_work",
+        "_work", "needs_place",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +185,7 @@ class _Answer:
         self._chores, self._queue = node.log_manager.chores, node.steps
         self._work, self._deferred = work, deferred
         self._is_dropped, self._has_place = is_dropped, has_place
+        self.needs_place = is_dropped
         self._free_steps = FREE_STEPS
         self._job: Job | None = None
         self._on_cancelled: Callable[[], None] | None = None
@@ -198,7 +211,7 @@ class _Answer:
 
     def _may_go_on(self) -> bool:
         """Return False if the answer has become a large one and waits for its place."""
-        if self._has_place or not self._is_dropped:
+        if self._has_place or not self.needs_place:
             return True
         if self._free_steps:
             self._free_steps -= 1

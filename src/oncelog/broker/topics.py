@@ -49,8 +49,7 @@ from oncelog.types import TopicPartition
 class Topic:
     """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
 
-    `opens_batches`: an append may open the payload, which costs time.
-    `is_plain`: an append is open to clients, and needs neither that nor a wait for the disk or for replicas.
+    `is_plain`: an append is open to clients, opens no payload, and waits for neither the disk nor replicas.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Topic:
     min_insync_replicas: int = 1
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
-    opens_batches: bool = False
     is_plain: bool = False
     state: TopicState = TopicState.ABSENT
     partition_count: int = 0
@@ -90,8 +88,8 @@ class Topic:
         self.flush_ms = self.settings["flush.ms"]
         is_alone = self.flush_messages == INT64_MAX and self.min_insync_replicas <= 1
         codec, policies = self.settings["compression.type"], self.settings["cleanup.policy"]
-        self.opens_batches = codec != "producer" or "compact" in policies
-        self.is_plain = is_alone and not self.is_internal and not self.opens_batches
+        is_opened = codec != "producer" or "compact" in policies
+        self.is_plain = is_alone and not self.is_internal and not is_opened
 
 
 class OffsetsToDelete(NamedTuple):

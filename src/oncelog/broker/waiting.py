@@ -30,7 +30,8 @@ class Deferred:
     """
 
     __slots__ = (
-        "_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure", "on_cancelled"
+        "_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure", "on_cancelled",
+        "outlives_client", "request_bytes",
     )  # fmt: skip
 
     def __init__(self, *, holds_later_requests: bool) -> None:
@@ -43,6 +44,10 @@ class Deferred:
         self._listener: Callable[[Any], None] | None = None
         self.on_cancelled: Callable[[], None] | None = None
         """Called once if nobody waits any more."""
+        self.request_bytes = 0
+        """What is kept of the request until then; its connection counts it as a request that waits."""
+        self.outlives_client = False
+        """True if the request is carried out though its client goes away, which expects no answer."""
 
     def listen(self, listener: Callable[[Any], None]) -> None:
         """Call `listener` with the answer, at once when it is there. One listener only."""

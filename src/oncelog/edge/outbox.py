@@ -104,12 +104,27 @@ class Outbox:
         first_bytes = min(self._large[0][0], taken_bytes) if self._large else taken_bytes
         return self.written_bytes - first_bytes + self.slotted_bytes
 
-    def discard(self) -> None:
-        """The connection is over: nobody waits for what is not written."""
+    @property
+    def request_bytes(self) -> int:
+        """What the request that holds later ones keeps until it is carried out. It is the last one begun."""
+        last = self.slots[-1] if self.slots else None
+        return last.deferred.request_bytes if last and last.deferred and not last.is_done else 0
+
+    @property
+    def outlives_client(self) -> bool:
+        """True while a request that expects no answer is carried out."""
+        last = self.slots[-1] if self.slots else None
+        return bool(last and last.deferred and not last.is_done and last.deferred.outlives_client)
+
+    def discard(self, *, but_last: bool = False) -> None:
+        """Drop what is not written, for which nobody waits: the connection is over."""
+        last = self.slots.pop() if but_last else None
         for slot in self.slots:
             if slot.deferred is not None:
                 slot.deferred.cancel()
         self.slots.clear()
+        if last is not None:
+            self.slots.append(last)
         self._gathered.clear()
         self.gathered_bytes = self.slotted_bytes = 0
 

@@ -174,7 +174,7 @@ class Connection(Accepted):
             return
         # A producer with acks=0 closes as soon as the system has taken its last request. Kafka, too, carries
         # out what it has received. Guard: test_requests_without_an_answer_are_carried_out_after_the_end.
-        self._outbox.discard()
+        self._outbox.discard(but_last=self._outbox.outlives_client)
         self._outbox.transport = None
         self._is_write_paused = False
         self._ask_for_turn()
@@ -187,6 +187,8 @@ class Connection(Accepted):
         without a bound. Kafka, too, closes such a channel when it has an answer to send.
         See test_an_answer_ends_what_a_client_that_is_gone_has_left.
         """
+        if self._outbox.outlives_client:
+            return False
         return bool(self._holds) or self._outbox.has_dropped or not (self._backlog or self._arrived)
 
     def _finish(self) -> None:
@@ -277,14 +279,14 @@ class Connection(Accepted):
         self._outbox.flush()
         if self._is_gone and self._has_no_more:
             self._finish()
-        has_bytes = self._reader.pending_bytes or self._backlog
+        has_bytes = self._reader.pending_bytes or self._backlog or self._outbox.request_bytes
         if self.is_closing or not (has_bytes or self._is_holding or self._is_read_paused):
             return
         if self._request_ms is None and self._reader.pending_bytes:
             self._request_ms = now_ms
         # Of a backlog that is partly cut all is still there.
         backlog_bytes = len(cast(bytes, self._backlog.obj)) if self._backlog else 0
-        held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived)
+        held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived) + self._outbox.request_bytes
         self._is_holding = held_bytes > 0
         self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
         self._pace_reading()

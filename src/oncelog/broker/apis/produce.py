@@ -16,9 +16,10 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from oncelog.broker.admission import Admission, admit_produce
+from oncelog.broker.admission import Admission, admit_produce, check_still_open
 from oncelog.broker.events import AppendEvent, Verdict
 from oncelog.broker.flushing import FlushWait
+from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.broker.waiting import Deferred, Disconnect
 from oncelog.errors import (
     BrokerError,
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
-MAX_OPENED_COST = 250_000
-"""Records, and bytes at the cost of records, that one request may have opened before its last such batch.
+STEP_COST = 50_000
+"""Records, and bytes at the cost of records, that are opened before others have their turn.
 
-Batches beyond are NOT_ENOUGH_REPLICAS, which clients retry: they come in smaller requests. A request of 10 KB
-may hold 60 batches that become 150,000 records each.
-See test_a_request_has_a_bounded_number_of_records_opened.
+A request of 10 KB may hold 60 batches that become 150,000 records each. None of them is refused for that:
+with acks=0, or without retries, its records would be lost.
+See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
 
 _SIZE = struct.Struct(">i")
@@ -86,8 +87,9 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         except InvalidProducerIdMapping as error:
             return work.refuse(error)
         if admission.is_early:
-            _keep_records(message)
-            return admission.later(lambda: handle(node, request, now_ms), work.refuse)
+            later = admission.later(lambda: handle(node, request, now_ms), work.refuse)
+            later.request_bytes = _keep_records(message)
+            return later
     return work.answer(lambda topic, part: work.partition(topic, part, lacks_id))
 
 
@@ -98,24 +100,30 @@ def _name_topics(node: Node, message: ProduceRequest) -> None:
         requested.name = "" if topic is None else topic.name
 
 
-def _keep_records(message: ProduceRequest) -> None:
-    """The receive buffer they are views of is used again before they are stored."""
+def _keep_records(message: ProduceRequest) -> int:
+    """Copy the records, and return their size: the buffer that they are views of is used again before."""
+    size_bytes = 0
     for topic in message.topic_data:
         for part in topic.partition_data:
-            part.records = None if part.records is None else bytearray(part.records)
+            if part.records is not None:
+                part.records = bytearray(part.records)
+                size_bytes += len(part.records)
+    return size_bytes
 
 
 class _Produce:
     """One request under way: what was appended, what still waits for the disk."""
 
     __slots__ = (
-        "admission", "deferred", "first_error", "message", "node", "now_ms", "opened_cost", "request",
-        "response", "waiting"
+        "admission", "deferred", "first_error", "is_continued", "message", "node", "now_ms", "opened_cost",
+        "request", "response", "waiting"
     )  # fmt: skip
 
     def __init__(self, node: Node, request: Request, message: ProduceRequest, now_ms: int) -> None:
         self.node, self.request, self.message, self.now_ms = node, request, message, now_ms
         self.waiting = self.opened_cost = 0
+        self.is_continued = False
+        """True from the second step on: others may have changed what was so at the first."""
         self.admission: Admission | None = None
         self.first_error: BrokerError | None = None
         self.deferred: Deferred | None = None
@@ -149,10 +157,10 @@ class _Produce:
         begins_epoch = False
         if self.admission is not None and _is_transactional(batch):
             self.admission.check(at)
+            if self.is_continued and self.admission.was_open(at):
+                check_still_open(partition, batch)
             begins_epoch = self.admission.begins_epoch(at)
         result.log_start_offset = partition.log_start_offset  # told with a refusal as well
-        if topic.opens_batches and self.opened_cost >= MAX_OPENED_COST:
-            raise NotEnoughReplicas("enough records of this request were opened; send this batch again")
         opened_before = partition.opened_cost
         try:
             appended = partition.append(
@@ -253,17 +261,38 @@ class _Produce:
 
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
         """What each partition has to say, once it may be said."""
-        response = ProduceResponse(
-            responses=[
-                ProduceResponse.TopicProduceResponse(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partition_responses=[result_of(topic.name, part) for part in topic.partition_data],
-                )
-                for topic in self.message.topic_data
-                if topic.partition_data
-            ]
+        answer: Answer = answer_in_steps(
+            self.node, self._answer_all(result_of), keep_request=self._keep_request
         )
+        return answer
+
+    def _keep_request(self, deferred: Deferred) -> None:
+        deferred.request_bytes = _keep_records(self.message)
+        # A producer with acks=0 may close as soon as the system has taken its last request.
+        deferred.outlives_client = self.message.acks == 0
+
+    def _answer_all(
+        self, result_of: Callable[[str, _PartitionData], _PartitionResult]
+    ) -> Work[ProduceResponse | Disconnect | Deferred | None]:
+        response = ProduceResponse(responses=[])
+        for topic in self.message.topic_data:
+            results: list[_PartitionResult] = []
+            for part in topic.partition_data:
+                if self.opened_cost >= STEP_COST:
+                    self.opened_cost = 0
+                    yield None
+                    self.is_continued = True
+                    if self.request.header.api_version >= FIRST_ID_VERSION:
+                        # A topic may have gone, and its name be that of another one.
+                        _name_topics(self.node, self.message)
+                results.append(result_of(topic.name, part))
+                part.records = None
+            if results:
+                response.responses.append(
+                    ProduceResponse.TopicProduceResponse(
+                        name=topic.name, topic_id=topic.topic_id, partition_responses=results
+                    )
+                )
         if self.message.acks == 0:
             if self.first_error is not None:
                 return Disconnect(f"a Produce with acks=0 failed: {self.first_error}")

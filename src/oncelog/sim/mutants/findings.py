@@ -13,7 +13,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "virtual time stands still while code runs": (
         "C8 C20 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163 R211"
-        " R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440"
+        " R710 R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440"
         " R476 R477 R511 R635 R620 G7 R49 L12 R630 R642 R646 R700"
     ),
     "memory, threads and descriptors are not counted": (

@@ -1,0 +1,175 @@
+"""Produce requests of many batches that must be opened: carried out in steps, to their end."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+from typing import Any
+
+import pytest
+from helpers_broker import RawClient
+from helpers_fuzz import NOW_MS, open_node
+from helpers_log import marker, put, put_marker
+from helpers_wait import wait_until
+
+from oncelog.broker.apis import produce
+from oncelog.broker.node import Node, Request
+from oncelog.broker.waiting import Deferred
+from oncelog.edge.broker import Broker
+from oncelog.edge.chores import ChoreDriver
+from oncelog.errors import InvalidRecord, InvalidTxnState, UnknownTopicId
+from oncelog.rules.sending import Identity
+from oncelog.sim.disk import MemoryDisk
+from oncelog.types import Compression
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import RequestHeader, encode_request
+from oncelog.wire.messages import ProduceRequest
+from oncelog.wire.records import NewRecord
+
+COUNT, MANY = 100, 10
+COMPACTED, RECODED = {"cleanup.policy": "compact"}, {"compression.type": "gzip"}
+_Data = ProduceRequest.PartitionProduceData
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches are opened in a step."""
+    monkeypatch.setattr(produce, "STEP_COST", 2 * COUNT)
+
+
+def records(key: bytes | None = b"k", **fields: Any) -> bytes:
+    rows = [NewRecord(NOW_MS, key, b"v")] * COUNT
+    return bytes(build_batch(rows, compression=Compression.ZSTD, **fields))
+
+
+def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceRequest:
+    """Return a request for topic t: (partition, its batch)."""
+    data = [_Data(index=index, records=batch) for index, batch in parts]
+    topic = ProduceRequest.TopicProduceData(name="t", partition_data=data)
+    return ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=[topic], **fields)
+
+
+def driven(settings: dict[str, str]) -> Node:
+    """Return a node with topic t, whose chores wait for `finish`."""
+    node, numbers = open_node(MemoryDisk()), count(1)
+    node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
+    node.log_manager.chores.on_added = lambda: None
+    node.topics.create("t", MANY, settings, NOW_MS)
+    return node
+
+
+def handle(node: Node, message: ProduceRequest, version: int) -> Deferred:
+    header = RequestHeader(message.api.key, version, 1, "c", 0)
+    answer = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    assert isinstance(answer, Deferred)
+    return answer
+
+
+def finish(node: Node, deferred: Deferred) -> tuple[int, list[int]]:
+    """Do the other steps; return how many there were, and the partitions' error codes."""
+    answers: list[Any] = []
+    deferred.listen(answers.append)
+    steps = 0
+    while not answers:
+        if job := node.log_manager.chores.step():
+            job()
+        steps += 1
+    return steps, [part.error_code for topic in answers[0].responses for part in topic.partition_responses]
+
+
+def ends(node: Node) -> list[int]:
+    topic = node.topics.get("t")
+    assert topic is not None
+    return [partition.log_end_offset for partition in topic.partitions]
+
+
+@pytest.mark.behaviour("I29")
+@pytest.mark.parametrize("settings", [COMPACTED, RECODED])
+def test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps(settings: dict[str, str]) -> None:
+    node = driven(settings)
+    deferred = handle(node, request(*((i, records()) for i in range(MANY))), 9)
+    assert deferred.holds_later_requests and not deferred.outlives_client
+    assert ends(node) == [COUNT] * 2 + [0] * 8
+    assert finish(node, deferred) == (MANY // 2, [0] * MANY)
+    assert ends(node) == [COUNT] * MANY
+
+
+def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None:
+    node = driven(COMPACTED)
+    deferred = handle(node, request(*((i, records(None)) for i in range(MANY))), 9)
+    assert finish(node, deferred) == (MANY // 2, [InvalidRecord.code] * MANY)
+
+
+def test_what_a_step_leaves_is_no_view_of_the_receive_buffer() -> None:
+    node = driven(COMPACTED)
+    buffer = bytearray(records())
+    message = request(*((i, memoryview(buffer)) for i in range(MANY)))  # type: ignore[misc]
+    deferred = handle(node, message, 9)
+    assert deferred.request_bytes == (MANY - 2) * len(buffer)
+    buffer[:] = bytes(len(buffer))
+    assert finish(node, deferred)[1] == [0] * MANY
+
+
+def test_batches_for_a_topic_that_is_made_again_between_the_steps_are_refused() -> None:
+    node = driven(COMPACTED)
+    topic = node.topics.get("t")
+    assert topic is not None
+    message = request(*((i, records()) for i in range(MANY)))
+    message.topic_data[0].topic_id = topic.topic_id
+    deferred = handle(node, message, 13)
+    node.topics.delete([topic])
+    node.topics.create("t", MANY, COMPACTED, NOW_MS)
+    assert finish(node, deferred)[1] == [0] * 2 + [UnknownTopicId.code] * 8
+    assert ends(node) == [0] * MANY
+
+
+def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> None:
+    """Behind its marker they would begin a transaction that nobody ends."""
+    node = driven(COMPACTED)
+    topic = node.topics.get("t")
+    assert topic is not None
+    who = Identity(5, 0)
+
+    def batch(sequence: int) -> bytes:
+        return records(producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True)
+
+    for partition in topic.partitions:
+        put(partition, memoryview(batch(0)))
+    message = request(*((i, batch(COUNT)) for i in range(MANY)), acks=-1, transactional_id="x")
+    deferred = handle(node, message, 9)
+    for partition in topic.partitions:
+        put_marker(partition, marker(who.producer_id, commit=False))
+    assert finish(node, deferred)[1] == [0] * 2 + [InvalidTxnState.code] * 8
+    assert not any(partition.has_open_transaction(*who) for partition in topic.partitions)
+
+
+def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
+    node = driven(COMPACTED)
+    handle(node, request(*((i, records()) for i in range(MANY))), 9).cancel()
+    node.log_manager.chores.finish()
+    assert ends(node) == [COUNT] * 2 + [0] * 8
+    assert handle(node, request(*((i, records()) for i in range(MANY)), acks=0), 9).outlives_client
+
+
+def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Java's producer with acks=0 closes as soon as the system has taken the last request."""
+    gate, work = threading.Event(), ChoreDriver._work
+    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    message = request(*((i, records()) for i in range(MANY)), acks=0)
+    frame = encode_request(message, 9, 1, "c")
+    with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
+        assert broker._running is not None
+        node, metrics = broker._running.node, broker._running.node.metrics
+        client.create_topic("t", MANY, cleanup_policy="compact")
+        connections = broker._running.server.connections
+        with RawClient(broker.bootstrap_servers) as other:
+            other.socket.sendall(frame * 3)
+            wait_until(lambda: metrics.records_stored == 2 * COUNT)
+            kept = node.requests_held.total_bytes
+        wait_until(lambda: any(connection._is_gone for connection in connections))
+        assert kept >= (MANY - 2) * len(records())
+        gate.set()
+        wait_until(lambda: metrics.records_stored == 3 * MANY * COUNT)
+        wait_until(lambda: node.connection_count == 1 and not node.requests_held.total_bytes)
