@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import re
 import shutil
 import socket
@@ -10,18 +12,22 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 import yaml
 from helpers_broker import RawClient, batch, wait_until
+from helpers_fuzz import open_node
 from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog.broker.events import AppendEvent
 from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text
+from oncelog.broker.node import Node
 from oncelog.config import BROKER
 from oncelog.edge.broker import Broker, check_metrics
-from oncelog.edge.metrics_server import MAX_CONNECTIONS
+from oncelog.edge.metrics_server import MAX_CONNECTIONS, MetricsServer
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
+from oncelog.sim.disk import MemoryDisk
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
 
@@ -181,3 +187,33 @@ def test_every_verdict_is_an_event() -> None:
         ("refused", None, None, None, InvalidRecord.code),
     ]
     assert {(e.topic, e.partition, e.client_id) for e in events} == {("told", 0, "raw")}
+
+
+def test_metrics_are_served_on_localhost_where_ipv6_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""
+    real, found = socket.socket.bind, AsyncMock()
+
+    def bind(this: socket.socket, address: tuple[object, ...]) -> None:
+        if this.family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        real(this, address)
+
+    async def answer(node: Node) -> bytes:
+        server = MetricsServer(node, "localhost", 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "bind", bind)
+            patched.setattr(asyncio.BaseEventLoop, "getaddrinfo", found)
+            await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        page = await reader.read()
+        writer.close()
+        await server.stop()
+        return page
+
+    kind = socket.SOCK_STREAM
+    found.return_value = [
+        (socket.AF_INET6, kind, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, kind, 6, "", ("127.0.0.1", 0)),
+    ]
+    assert asyncio.run(answer(open_node(MemoryDisk()))).startswith(b"HTTP/1.1 200")

@@ -53,40 +53,9 @@ class ListeningSockets:
 
     async def open(self, host: str, port: int) -> None:
         """Raises OSError."""
-        found = await self._loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        missing: OSError | None = None
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            try:
-                self._bind(family, kind, protocol, address)
-            except OSError as error:
-                if family != socket.AF_INET6 or error.errno not in _NO_IPV6:
-                    self.close()
-                    raise
-                # /etc/hosts names ::1 for localhost also where IPv6 is off, as in many containers.
-                missing = error
-        if missing is not None:
-            if not self.sockets:
-                raise missing
-            log_event("warning", "this machine lacks an IPv6 address of the listener", host=host)
+        self.sockets = await bind_sockets(host, port)
         for listening in self.sockets:
             self._listen(listening)
-
-    def _bind(self, family: int, kind: int, protocol: int, address: Any) -> None:
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setblocking(False)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            _keep_alive(listening)
-            listening.bind(address)
-            listening.listen(BACKLOG)
-        except OSError:
-            listening.close()
-            raise
-        self.sockets.append(listening)
 
     def _listen(self, listening: socket.socket) -> None:
         self._resting.pop(listening, None)
@@ -128,6 +97,49 @@ class ListeningSockets:
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
+
+
+async def bind_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen on all addresses of a host, or of the machine if it is empty.
+
+    Raises OSError.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        try:
+            sockets.append(_bind(family, kind, protocol, address))
+        except OSError as error:
+            if family != socket.AF_INET6 or error.errno not in _NO_IPV6:
+                for listening in sockets:
+                    listening.close()
+                raise
+            # /etc/hosts names ::1 for localhost also where IPv6 is off, as in many containers.
+            missing = error
+    if missing is not None:
+        if not sockets:
+            raise missing
+        log_event("warning", "this machine lacks an IPv6 address of the listener", host=host)
+    return sockets
+
+
+def _bind(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        _keep_alive(listening)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def _keep_alive(listening: socket.socket) -> None:

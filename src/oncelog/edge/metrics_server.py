@@ -8,6 +8,7 @@ import hmac
 from oncelog.broker.metrics import to_prometheus_text
 from oncelog.broker.node import Node
 from oncelog.edge.listen_errors import listen_error_text
+from oncelog.edge.listener import bind_sockets
 from oncelog.errors import ConfigError, StorageError
 from oncelog.settings import Settings
 
@@ -38,22 +39,23 @@ class MetricsServer:
     def __init__(self, node: Node, host: str, port: int) -> None:
         self._node, self._host, self.port = node, host, port
         self._token = metrics_token(node.settings)
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connection_count = 0
 
     async def start(self) -> None:
         """Listen. Raises StorageError."""
         try:
-            self._server = await asyncio.start_server(
-                self._serve, self._host, self.port, limit=MAX_REQUEST_BYTES
-            )
+            sockets = await bind_sockets(self._host, self.port)
         except OSError as error:
             raise StorageError(listen_error_text(f"{self._host}:{self.port}", error)) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = sockets[0].getsockname()[1]
+        for listening in sockets:
+            server = await asyncio.start_server(self._serve, sock=listening, limit=MAX_REQUEST_BYTES)
+            self._servers.append(server)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connection_count >= MAX_CONNECTIONS:

@@ -56,7 +56,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "no single call fails amid a swap": "R613",
     "no disk loses what was synced": "R364 R450",
-    "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510",
+    "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711",
     "no client closes right after requests whose answers it does not take": "R509 R565",
     "nobody subscribes by pattern": "R1 R17 R20 R479",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
