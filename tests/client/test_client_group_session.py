@@ -473,3 +473,36 @@ def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_nex
         await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> None:
+    """Its heartbeats joined again after a commit had brought the loss, and the group took the next commit."""
+
+    async def work() -> None:
+        coordinator, other = Coordinator(), Member(Coordinator(), "consumer")
+
+        async def refuse() -> int:
+            return UnknownMemberId.code
+
+        member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
+        await member.until(lambda: len(member.told) == 1)
+        await other.until(lambda: len(other.told) == 1)
+        member.hand_out(5)
+        stored, coordinator.commit_answer = coordinator.commit_answer, refuse
+        with pytest.raises(UnknownMemberId):
+            await member.session.commit()
+        coordinator.commit_answer = stored
+        beaten = beats(other.coordinator)
+        await other.until(lambda: beats(other.coordinator) > beaten + 5)  # each beats every millisecond
+        with pytest.raises(UnknownMemberId):
+            await member.session.commit()
+        assert coordinator.committed == []
+        await member.until(lambda: len(member.told) == 3)
+        assert [change for change, *_ in member.told] == [A, L, A]
+        member.hand_out(7)
+        await member.session.commit()
+        assert coordinator.committed == [{0: 7, 1: 7, 2: 7, 3: 7}]
+        await member.session.close()
+        await other.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))

@@ -15,7 +15,7 @@ from helpers_wait import rest
 from oncelog import Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.group import Change
-from oncelog.wire.messages import OffsetCommitRequest
+from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 
 
 class Broken(Exception):
@@ -240,3 +240,31 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
         await member.session.close()
 
     asyncio.run(work())
+
+
+def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() -> None:
+    """The group had it for a member by then, and kept partitions for it until its session ran out."""
+
+    async def work() -> None:
+        coordinator, silent = Coordinator(), asyncio.Event()
+        request = coordinator.request
+
+        async def unanswered(node_id: int | None, message: Any, **how: Any) -> Any:
+            answer = await request(node_id, message, **how)
+            if isinstance(message, ConsumerGroupHeartbeatRequest) and message.member_epoch == 0:
+                await silent.wait()
+            return answer
+
+        coordinator.request = unanswered  # type: ignore[method-assign]
+        member = Member(coordinator, "consumer")
+
+        def said() -> list[tuple[str, int]]:
+            asked = [each for each in coordinator.asked if isinstance(each, ConsumerGroupHeartbeatRequest)]
+            return [(each.member_id, each.member_epoch) for each in asked]
+
+        await member.until(lambda: bool(said()))
+        await member.session.close()
+        [(member_id, _), left] = said()
+        assert left == (member_id, -1)
+
+    asyncio.run(asyncio.wait_for(work(), 120))

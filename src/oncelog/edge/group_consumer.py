@@ -183,10 +183,11 @@ class ConsumerProtocolSession(GroupSession):
             )
             self._note_topic_errors()
         self._described = topics
-        epoch = self._heartbeats.epoch
+        if self._heartbeats.epoch == JOINING:
+            # The group may know it before the answer comes, and a close must leave it then. See
+            # test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
+            self.member = self.member._replace(member_id=self._heartbeats.member_id)
         answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
-        if self._heartbeats.epoch != epoch:
-            return  # the membership was lost meanwhile, as by what a commit was answered
         wanted = self._heartbeats.answered(answer)
         self.member = ConsumerGroupMetadata(
             self.group_id,
@@ -212,6 +213,11 @@ class ConsumerProtocolSession(GroupSession):
         self._wake()
 
     def _lose(self, why: GroupAction) -> None:
+        # What a commit was answered may bring the loss. Heartbeats would join again before the application
+        # knows, and the group would take its commits of what others own by then. See
+        # test_a_member_joins_again_when_the_application_knows_what_it_has_lost.
+        if self._beating is not asyncio.current_task():
+            self._stop_beating()
         self._commits.lose(not_a_member())
         self._heartbeats.fenced()
         self._end_membership(self._heartbeats.member_id)
