@@ -253,6 +253,29 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
     assert committed(ours, group, one) == (None if then == "close" else 3)
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscription(
+    servers: str, group: str, topic: str, protocol: str
+) -> None:
+    """The commit was refused as one of somebody who is no member, and the records were read twice."""
+    zero, other = TopicPartition(topic, 0), new_topic(servers)
+
+    async def run() -> None:
+        settings = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer({**settings, "group.protocol": protocol}) as consumer:
+            consumer.assign([zero])
+            while await consumer.position(zero) < 10:
+                await consumer.poll(1)
+            consumer.assign([])
+            consumer.subscribe(other)
+            consumer.subscribe([other])
+            while not consumer.assignment():
+                await consumer.poll(1)
+
+    asyncio.run(run())
+    assert committed(servers, group, zero) == 10
+
+
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("is_subscribed", [True, False])
 def test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads(

@@ -88,6 +88,8 @@ class GroupSession(GroupRequests, ABC):
         self._leaving: list[TopicPartition] = []
         self._leaves_at_ms: float | None = None
         self._committed_ms = cluster.now_ms()
+        # Positions of partitions that were assigned by hand before are still being committed.
+        self._is_owing = False
         # What `give_up` has committed or tried to, so that a close asks once.
         self._given_up: Offsets = {}
         # Codes of the errors that were noted, of topics that are subscribed to, and since when.
@@ -110,6 +112,8 @@ class GroupSession(GroupRequests, ABC):
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
         """Belong to the group and read these topics' partitions, or all that match, as it shares them out."""
+        if not self.is_subscribed:
+            self._is_owing = bool(self._commits.owed)
         self.topics, self._pattern = frozenset(topics), pattern
         self._resubscribe()
 
@@ -159,6 +163,11 @@ class GroupSession(GroupRequests, ABC):
         if self._cluster.now_ms() - self._noted_ms >= self._settings["metadata.max.age.ms"]:
             self._noted_errors = {}
             self._note_topic_errors()
+        if self._is_owing:
+            # The group takes them from a consumer that is no member, and only as long as it has none.
+            if not await self._commits.until_idle(deadline_ms):
+                return False
+            self._is_owing = False
         if self._leaving:
             return await self._give_back(self._leaving, deadline_ms)
         return await self._advance(deadline_ms)
@@ -217,8 +226,6 @@ class GroupSession(GroupRequests, ABC):
         held = frozenset(self._owned)
         added = [at for at in partitions if at not in held]
         self._owned = list(partitions)
-        # Owed of what was assigned by hand before. As the member's it would be for what others may own.
-        self._commits.release(self._commits.owed.keys() - partitions, not_a_member())
         self._core.assign(self._owned)
         for at, found in committed.items():
             self._core.seek(at, found.offset)
@@ -342,7 +349,7 @@ class GroupSession(GroupRequests, ABC):
 
     async def _commit_once(self, offsets: Offsets) -> None:
         """Make one attempt."""
-        if self.is_subscribed and self.member.generation_id < 0:
+        if self.is_subscribed and self.member.generation_id < 0 and not self._is_owing:
             # As nobody in particular the group would take it, over the heads of its members.
             raise not_a_member()
         try:
@@ -357,7 +364,8 @@ class GroupSession(GroupRequests, ABC):
         error = commit_error(answer)
         if error is None:
             return
-        if self.is_subscribed and member == self.member:  # else it is news of an earlier generation
+        is_member = self.is_subscribed and member.generation_id >= 0
+        if is_member and member == self.member:  # else it is news of an earlier generation
             self._react_to_commit(error)
         raise self._ended.with_traceback(None) if self._ended is not None else error
 

@@ -39,6 +39,7 @@ OUT_OF_REACH: dict[str, str] = {
     "one connection carries all that a member asks its coordinator": "R607",
     "simulated applications poll soon after a commit was refused": "R680",
     "no simulated consumer is closed before it has read": "R681",
+    "no simulated consumer is assigned partitions by hand and then subscribes": "R682",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
