@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -20,9 +22,15 @@ from oncelog.errors import (
     GroupAuthorizationFailed,
     RebalanceInProgress,
     UnknownMemberId,
+    UnknownServerError,
 )
 from oncelog.types import TopicPartition
-from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, OffsetCommitRequest
+from oncelog.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+)
 
 A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
 
@@ -508,3 +516,54 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
         await other.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", ["range", "consumer"])
+def test_what_an_older_pattern_matched_does_not_replace_a_subscription(protocol: str) -> None:
+    """The names that were subscribed to while it was looked for were forgotten."""
+
+    async def work() -> None:
+        coordinator, is_asked, may_answer = Coordinator(), asyncio.Event(), asyncio.Event()
+
+        async def fetch_metadata(_: None) -> Any:
+            is_asked.set()
+            await may_answer.wait()
+            row = MetadataResponse.MetadataResponseTopic(name="older", error_code=0, is_internal=False)
+            return MetadataResponse(topics=[row])
+
+        coordinator.fetch_metadata = fetch_metadata  # type: ignore[attr-defined]
+        member = Member(coordinator, protocol)
+        member.session.subscribe([], re.compile("older"))
+        await member.until(is_asked.is_set)
+        member.session.subscribe([TOPIC])
+        may_answer.set()
+        await member.until(lambda: len(member.core.assignment()) == 4)
+        assert member.session.topics == {TOPIC}
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_automatic_commit_that_a_member_gives_up_is_logged(
+    protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else tells of it, however long none is stored. What the group tells a member is not logged."""
+
+    async def work() -> None:
+        coordinator, codes = Coordinator(), [UnknownServerError.code, RebalanceInProgress.code, 0]
+
+        async def refused() -> int:
+            return codes.pop(0) if codes else 0
+
+        coordinator.commit_answer = refused
+        member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1})
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        await member.until(lambda: bool(coordinator.committed))
+        await member.session.close()
+
+    with caplog.at_level(logging.WARNING, logger="oncelog.client"):
+        asyncio.run(asyncio.wait_for(work(), 120))
+    [line] = caplog.messages
+    assert "an automatic commit for group 'g' failed: UNKNOWN_SERVER_ERROR" in line

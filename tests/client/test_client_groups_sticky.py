@@ -266,3 +266,30 @@ def test_what_a_pattern_must_be(ours: str, group: str) -> None:
             consumer.subscribe(pattern="(")
         with pytest.raises(MisuseError, match="not to both"):
             consumer.subscribe(["topic"], pattern="topic")
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("between", ["nothing", "names"])
+def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
+    servers: str, group: str, protocol: str, between: str
+) -> None:
+    """The consumer protocol looked at it after metadata.max.age.ms only, and read nothing until then."""
+    first, second = new_topic(servers), new_topic(servers)
+    with member(servers, group, group_protocol=protocol) as consumer:
+
+        def reads(topic: str) -> bool:
+            consumer.poll(0.1)
+            return consumer.assignment() == [TopicPartition(topic, 0)]
+
+        consumer.subscribe(pattern=first)
+        wait_for(lambda: reads(first))
+        consumer.subscribe(pattern=first)
+        consumer.poll(0.1)
+        wait_for(lambda: reads(first))
+        if between == "names":
+            consumer.subscribe(second)
+            wait_for(lambda: reads(second))
+            consumer.subscribe(pattern=first)
+            wait_for(lambda: reads(first))
+        consumer.subscribe(pattern=second)
+        wait_for(lambda: reads(second))

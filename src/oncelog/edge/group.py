@@ -32,12 +32,14 @@ from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, Rebalanc
 from oncelog.rules.group_errors import GroupAction, GroupRequest
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import MetadataResponse
 
 _LOG = logging.getLogger("oncelog.client")
 
 _CLOSE_COMMIT_MS = 5_000
 _CLOSE_LEAVE_S = 2.0
 """Limits of a close: together less than what the blocking consumer waits for it."""
+_OUT = frozenset({GroupAction.JOIN, GroupAction.LOST, GroupAction.RESET, GroupAction.END})
 
 
 def not_a_member() -> UnknownMemberId:
@@ -60,6 +62,15 @@ class Rebalance(NamedTuple):
     partitions: list[TopicPartition]
 
 
+def matching(answer: MetadataResponse, pattern: re.Pattern[str]) -> frozenset[str]:
+    """Return the topics, but Kafka's own, that can be read and whose whole name matches."""
+    return frozenset(
+        row.name
+        for row in answer.topics
+        if not row.error_code and not row.is_internal and pattern.fullmatch(row.name)
+    )
+
+
 class GroupSession(GroupRequests, ABC):
     """One consumer's part in its group. Not subscribed: it commits, but does not belong to it.
 
@@ -77,6 +88,8 @@ class GroupSession(GroupRequests, ABC):
         super().__init__(core, settings, cluster)
         self.topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
+        # `topics` are what the pattern has matched.
+        self._is_matched = False
         self._activity, self._wake = activity, wake
         self._owned: list[TopicPartition] = []
         self._is_lost = False
@@ -114,7 +127,7 @@ class GroupSession(GroupRequests, ABC):
         """Belong to the group and read these topics' partitions, or all that match, as it shares them out."""
         if not self.is_subscribed:
             self._is_owing = bool(self._commits.owed)
-        self.topics, self._pattern = frozenset(topics), pattern
+        self.topics, self._pattern, self._is_matched = frozenset(topics), pattern, False
         self._resubscribe()
 
     @property
@@ -305,11 +318,9 @@ class GroupSession(GroupRequests, ABC):
     async def _match(self, pattern: re.Pattern[str]) -> None:
         """Subscribe to what matches now, and look again by and by."""
         answer = await self._cluster.fetch_metadata(None)
-        self.topics = frozenset(
-            row.name
-            for row in answer.topics
-            if not row.error_code and not row.is_internal and pattern.fullmatch(row.name)
-        )
+        if self._pattern is not pattern:
+            return  # the subscription is another one by now, which makes its own look
+        self.topics, self._is_matched = matching(answer, pattern), True
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_by_time())
 
@@ -379,7 +390,8 @@ class GroupSession(GroupRequests, ABC):
                 self._resubscribe()
 
     def _note_failed_commit(self, error: Exception) -> None:
-        if not self.is_subscribed:  # a member learns from the group what has become of it
+        is_of_member = isinstance(error, OncelogError) and next_after(error, GroupRequest.COMMIT) in _OUT
+        if not (self.is_subscribed and is_of_member):  # a member learns from the group what has become of it
             _LOG.warning("an automatic commit for group %r failed: %s", self.group_id, error)
 
     @property

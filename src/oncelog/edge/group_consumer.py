@@ -172,7 +172,9 @@ class ConsumerProtocolSession(GroupSession):
                     await self._hurry.wait()
 
     async def _beat_once(self) -> None:
-        if self._pattern is not None and self._looking is None:
+        # Not only the first one: the look by time comes after metadata.max.age.ms. See
+        # test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches.
+        while self._pattern is not None and not self._is_matched:
             await self._match(self._pattern)
         topics = self.topics
         # A topic may come into being by being asked for, also one that is subscribed to later. See

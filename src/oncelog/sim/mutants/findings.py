@@ -40,6 +40,7 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated applications poll soon after a commit was refused": "R680",
     "no simulated consumer is closed before it has read": "R681",
     "no simulated consumer is assigned partitions by hand and then subscribes": "R682",
+    "nothing checks what clients log": "R684",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
@@ -61,7 +62,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711",
     "no client closes right after requests whose answers it does not take": "R509 R565",
-    "nobody subscribes by pattern": "R1 R17 R20 R479",
+    "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "no topic is deleted while files are loaded": "R506",
