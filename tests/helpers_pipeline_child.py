@@ -1,7 +1,8 @@
 """What the supervisor starts in its tests, in the place of Spark: `python helpers_pipeline_child.py PLAN`.
 
 PLAN: JSON, a list of events per run; the number of the run comes from a file. A string in the list is
-done: die (SIGKILL), exit, stay (until told to stop), deaf (stay, whatever is told), orphan (leave a process).
+done: die (SIGKILL), exit, stay (until told to stop), deaf (stay, whatever is told), orphan (leave a process),
+hold (the supervisor stands still), release (it goes on, and finds a SIGTERM).
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def main(plan: str) -> None:
                 assert sys.stdin.readline() == "stop\n"
             elif step == "deaf":
                 time.sleep(600)
+            elif step == "hold":
+                os.kill(os.getppid(), signal.SIGSTOP)
+            elif step == "release":
+                os.kill(os.getppid(), signal.SIGTERM)
+                os.kill(os.getppid(), signal.SIGCONT)
             elif step == "orphan":
                 left = subprocess.Popen(["sleep", "600"])
                 counter.with_name("orphan").write_text(str(left.pid))

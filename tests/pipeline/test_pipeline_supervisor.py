@@ -119,6 +119,12 @@ def test_the_first_signal_waits_for_the_batch_and_the_second_does_not(tmp_path: 
     assert it.status["state"] == "broken_off" and not is_alive(it.jobs[0]["pid"])
 
 
+def test_a_signal_that_comes_together_with_the_start_stops_it(tmp_path: Path) -> None:
+    it = Supervised(tmp_path, ["hold", STARTED, "release", "stay", BATCH, DONE])
+    assert it.exit_code() == 0
+    assert (it.status["state"], it.status["batch"]["batch_id"]) == ("stopped", 0)
+
+
 def test_nothing_is_left_of_a_run_before_the_next(tmp_path: Path) -> None:
     it = Supervised(tmp_path, [STARTED, "orphan", failed("no more")], [STARTED, "stay", DONE])
     wait_until(lambda: it.status.get("runs") == 2, 200)

@@ -31,6 +31,7 @@ class ChildProcess:
         self._reports, reports = os.pipe()
         self._held = b""
         self._deadline: float | None = None
+        self._is_told_to_stop = False
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -50,8 +51,10 @@ class ChildProcess:
             pass  # it has died, and its events end
 
     def stop(self) -> None:
-        """After the micro-batch that runs."""
-        self._say("stop")
+        """After the micro-batch that runs. Only the first call counts."""
+        if not self._is_told_to_stop:
+            self._is_told_to_stop = True
+            self._say("stop")
 
     def kill(self) -> None:
         """Now, JVM included."""

@@ -11,7 +11,8 @@
     COMMIT and ABORT with one epoch, which the coordinator         two_outcomes
         raised to end this transaction
     a marker where all data is not transactional                   marker_without_transaction
-    data that is not transactional in the middle of one            outside_transaction
+    data that is not transactional in the middle of one, or        outside_transaction
+        before one: a producer id is for transactions or for none
     a marker of a lower coordinator epoch than one before          epoch_went_back
     an aborted transaction's data, given to read_committed         visible_though_aborted
     an open one's, below the last stable offset                    visible_though_open
@@ -138,7 +139,10 @@ class TransactionAudit:
                     FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=opened.data.first
                 )
             return
-        producer.plain = None
+        if producer.plain is not None:
+            text = f"in a transaction, while data of its producer (offset {producer.plain}) is in none"
+            self._findings.report(FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=producer.plain)
+            producer.plain = None
         if opened is not None and epoch > opened.epoch:
             text = (
                 f"no marker ended it before its producer's epoch {epoch} begins at offset {batch.base_offset}"
