@@ -38,8 +38,16 @@ class _Interrupt(BaseException):
     """What the signal handler raises."""
 
 
-def interrupted_at(place: int, call: Callable[[], Any]) -> bool:
-    """Make the call, and raise at the place of that number. False when it has fewer.
+class _OwnError(_Interrupt, OncelogError):
+    """The same, from a call of ours that the handler made."""
+
+
+def _raise(error: type[_Interrupt] = _Interrupt) -> None:
+    raise error
+
+
+def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], Any] = _raise) -> bool:
+    """Make the call, and run the handler at the place of that number. False when it has fewer.
 
     What is raised in a weak reference's callback goes nowhere; the call then gets through.
     """
@@ -50,7 +58,8 @@ def interrupted_at(place: int, call: Callable[[], Any]) -> bool:
         if event in ("call", "c_return"):
             count += 1
             if count == place:
-                raise _Interrupt
+                sys.setprofile(None)
+                handler()
 
     sys.setprofile(interrupt)
     try:
@@ -62,10 +71,10 @@ def interrupted_at(place: int, call: Callable[[], Any]) -> bool:
     return count >= place
 
 
-def each_place(call: Callable[[int], Any]) -> Iterator[int]:
+def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) -> Iterator[int]:
     """Interrupt `call` at its first place, then its second, until it gets through."""
     place = 1
-    while interrupted_at(place, partial(call, place)):
+    while interrupted_at(place, partial(call, place), handler):
         yield place
         place += 1
     assert place > 10
@@ -75,8 +84,9 @@ def each_place(call: Callable[[int], Any]) -> Iterator[int]:
 @pytest.mark.parametrize("linger_ms", [0, 60_000])
 @pytest.mark.parametrize("buffer_memory", [600, 1_000_000])
 @pytest.mark.parametrize("transactional_id", [None, "interrupted"])
+@pytest.mark.parametrize("error", [_Interrupt, _OwnError])
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
-    servers: str, linger_ms: int, buffer_memory: int, transactional_id: str | None
+    servers: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
     """It held a lock without end, sent an empty batch, which ended the producer, or forgot a batch."""
     topic = new_topic(servers)
@@ -104,7 +114,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
                     )
                 )
 
-        for _ in each_place(send):
+        for _ in each_place(send, partial(_raise, error)):
             producer.flush(LIMIT_S)
         producer.flush(LIMIT_S)
         assert producer._driver.state.peek.buffered_bytes == 0
@@ -175,3 +185,54 @@ def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(
     values = [int(row.value or b"") for row in read(servers, topic)]
     assert values == sorted(set(values))
     assert set(committed) <= set(values)
+
+
+@pytest.mark.behaviour("I1", "I2")
+@pytest.mark.parametrize("is_caught", [True, False])
+@pytest.mark.parametrize("name", ["send", "flush", "metrics", "commit_transaction", "close"])
+def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted(
+    servers: str, name: str, is_caught: bool
+) -> None:
+    """It waited without end for a lock that the interrupted call held; now that place refuses it."""
+    topic, place, is_interrupted = new_topic(servers), 1, True
+    refused, taken = 0, 0
+    settings: dict[str, Any] = {"batch_size": 150, "linger_ms": 60_000}
+    if name == "commit_transaction":
+        settings["transactional_id"] = "handled"
+    producer = producer_of(servers, **settings)
+    try:
+        if name == "commit_transaction":
+            producer.init_transactions()
+        while is_interrupted:
+            if name == "commit_transaction":
+                producer.begin_transaction()
+
+            def handle() -> None:
+                nonlocal refused
+                try:
+                    producer.send(topic, b"handled", b"key") if name == "send" else getattr(producer, name)()
+                except MisuseError as error:
+                    refused += "signal handler" in str(error)
+                    if not is_caught:
+                        raise
+
+            def send() -> None:
+                nonlocal taken
+                with suppress(MisuseError):  # of the handler, or closed by it
+                    for _ in range(3):
+                        producer.send(topic, b"%d" % place, b"key")
+                        taken += 1
+
+            is_interrupted = interrupted_at(place, send, handle)
+            place += 1
+            if name == "close":
+                producer.close(LIMIT_S)
+                producer = producer_of(servers, **settings)
+            elif name == "commit_transaction" and producer._transactions.session.state is not State.READY:  # type: ignore[union-attr]
+                producer.commit_transaction()
+            producer.flush(LIMIT_S)
+            assert producer._driver.state.peek.buffered_bytes == 0
+    finally:
+        producer.close(LIMIT_S)
+    assert (refused > 10) == (name != "metrics")
+    assert sum(row.value != b"handled" for row in read(servers, topic)) >= taken > 10

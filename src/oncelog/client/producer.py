@@ -76,8 +76,8 @@ class ProducerCore:
         """How many outcomes `settled` was given since the start."""
         self.buffered_bytes = 0
         self.room_waiter_count = 0
-        self.is_interrupted = False
-        """An exception of a signal handler has ended an `append` half-way, and `put_right` is due."""
+        self.is_half_done = False
+        """An `append` is changing the queues. If it has ended so, by a signal handler, `put_right` is due."""
         self.stale: set[TopicPartition] = set()
         self.forgotten: list[str] = []
         self._chance = chance
@@ -172,6 +172,7 @@ class ProducerCore:
         """
         self._check_append(size)
         queue = self.current_topic(topic).queue(partition, row[1], size, self.options.batch_bytes)
+        self.is_half_done = True
         batch = queue.open
         wake = False
         if batch is None or batch.size_bytes + size > self.options.batch_bytes:
@@ -187,6 +188,7 @@ class ProducerCore:
         if callback is not None:
             batch.outcome.callbacks += ((index, callback),)
         batch.rows.append(row)
+        self.is_half_done = False
         return batch.outcome, index, wake
 
     def append_sealed(
@@ -195,12 +197,14 @@ class ProducerCore:
         """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
         self._check_append(len(data))
         queue = self.current_topic(topic).queue(partition, None, 0, 0)
+        self.is_half_done = True
         batch = self._begin_batch(queue, now_ms)
         batch.data, batch.record_count = data, count
         batch.outcome.times = times
         batch.charged_bytes = len(data)
         self.buffered_bytes += len(data)
         self._place(queue, now_ms)
+        self.is_half_done = False
         return batch.outcome
 
     def _check_append(self, size_bytes: int) -> None:
@@ -304,7 +308,7 @@ class ProducerCore:
 
     def drain(self, now_ms: float) -> list[ProduceCall]:
         """Everything that may be sent now; each call must end in on_response, on_sent or on_failure."""
-        if self.is_interrupted:
+        if self.is_half_done:
             self.put_right()
         self._expire(now_ms)
         self._forget_idle(now_ms)
@@ -348,7 +352,7 @@ class ProducerCore:
         for batch in unsettled:
             if batch.parent is None:
                 self._unsettled.setdefault(batch)
-        self.is_interrupted = False  # the last of all: should a second signal come, the next drain does it
+        self.is_half_done = False  # the last of all: should a second signal come, the next drain does it
 
     def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
         """Put a queue where it belongs in the schedule, after anything about it changed."""

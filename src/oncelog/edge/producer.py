@@ -25,7 +25,7 @@ from oncelog.edge.producer_driver import ProducerDriver
 from oncelog.edge.producer_rows import make_row
 from oncelog.edge.transactional import AsyncTransactionalCalls, TransactionalCalls, session_of
 from oncelog.edge.transactions import Transactions
-from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.errors import MisuseError, TimedOut
 from oncelog.settings import Settings
 from oncelog.types import Header, Headers, RecordMetadata
 
@@ -205,7 +205,8 @@ class Producer(TransactionalCalls):
             future = producer.send("payments", b"42.00", b"account-1")
             print(future.result(timeout=10).offset)
 
-    `send` returns at once; a thread of its own carries the records. Safe to use from many threads.
+    `send` returns at once; a thread of its own carries the records. Safe to use from many threads. A signal
+    handler should raise or set a flag: its calls get MisuseError where it has interrupted one of the same.
     Settings: a mapping with Kafka's keys, or keywords with underscores for the dots. Raises ConfigError.
     """
 
@@ -311,18 +312,20 @@ class Producer(TransactionalCalls):
                 is_known = core.topic(topic) is not None
                 ask_again = is_known and not was_asked_again and core.may_know_too_few(topic, partition)
                 if (is_known and not ask_again) or core.fatal is not None:
+                    self._state.is_changing = True
                     try:
-                        return act(core)
-                    except OncelogError:
-                        raise
-                    except BaseException:  # of a signal handler, at any call within
-                        core.is_interrupted = True
-                        core.put_right()
-                        raise
+                        try:
+                            return act(core)
+                        finally:
+                            if core.is_half_done:  # by what a signal handler raised, at any call within
+                                core.put_right()
+                    finally:
+                        self._state.is_changing = False
             self._thread.run(self._driver.look_up_again(topic) if ask_again else self._driver.learn(topic))
             was_asked_again |= ask_again
 
     def _check(self) -> None:
+        self._state.check_not_held()
         if self._closed or not self._thread.is_running:
             raise MisuseError(
                 "this producer is closed (or was made before a fork, or the interpreter ends); make a new one"
@@ -443,6 +446,7 @@ class Producer(TransactionalCalls):
         """
         if self._closed:
             return
+        self._state.check_not_held()
         if not self._thread.is_running or self._driver.is_own_thread():
             raise MisuseError(
                 "flush() cannot wait here: in a callback, in a forked process, or as the interpreter ends"
@@ -470,6 +474,7 @@ class Producer(TransactionalCalls):
         producer began is left to that one. What cannot be aborted in time is logged; its coordinator aborts
         it after transaction.timeout.ms.
         """
+        self._state.check_not_held()
         if self._closed:
             self._end()
             return

@@ -30,6 +30,7 @@ def session_of(driver: ProducerDriver) -> Transactions | None:
 def _required(transactions: Transactions | None) -> Transactions:
     if transactions is None:
         raise MisuseError("this producer has no transactional.id; set one to use transactions")
+    transactions.check_not_held()
     return transactions
 
 

@@ -80,6 +80,10 @@ class Transactions:
         self._is_joined = False
         driver.on_turn = self._on_turn
 
+    def check_not_held(self) -> None:
+        """As ProducerState.check_not_held."""
+        self._driver.state.check_not_held()
+
     # The calls
 
     async def init(self, timeout_s: float | None = None) -> None:
