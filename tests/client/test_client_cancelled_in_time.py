@@ -9,6 +9,7 @@ import pytest
 from helpers_client import scripted_broker
 from helpers_group_session import Coordinator, Member
 
+from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.edge.group_consumer import ConsumerProtocolSession
 from oncelog.errors import OncelogError
@@ -109,3 +110,26 @@ def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
             await until(lambda: broker.idle)
 
     asyncio.run(work())
+
+
+def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
+    """Its wait for records stayed, to be told of by asyncio as `Task was destroyed but it is pending!`."""
+
+    async def work(servers: str) -> None:
+        settings = {"bootstrap.servers": servers, "transactional.id": "left", "linger.ms": 60_000}
+        async with AsyncProducer(settings) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            outcome = await producer.send("left", b"v")
+            before = asyncio.all_tasks()
+            commit = asyncio.create_task(producer.commit_transaction())
+            await until(lambda: producer._started()._waiters)
+            assert commit.cancel()
+            await asyncio.wait([commit])
+            left = {str(task.get_coro()) for task in asyncio.all_tasks() - before}
+            assert not [name for name in left if "next_settled" in name]
+            await producer.commit_transaction()
+            await outcome
+
+    with Broker() as broker:
+        asyncio.run(work(broker.bootstrap_servers))

@@ -186,7 +186,7 @@ class ProducerCore:
         batch.size_bytes += size
         self.buffered_bytes += size
         if callback is not None:
-            batch.outcome.callbacks += ((index, callback),)
+            batch.outcome.callbacks[index] = callback
         batch.rows.append(row)
         self.is_half_done = False
         return batch.outcome, index, wake

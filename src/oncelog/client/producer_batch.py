@@ -61,7 +61,8 @@ class Outcome:
         self.base_offset: int | None = None
         self.log_time_ms: int | None = None
         self.times: Sequence[int] | int = 0
-        self.callbacks: list[tuple[int, Callback]] = []
+        self.callbacks: dict[int, Callback] = {}
+        """By the index of their records. An entry is set without a call: no signal comes behind it."""
         self.pieces: tuple[list[int], list[Outcome]] | None = None
         self._listeners: list[Listener] = []
 
@@ -89,8 +90,8 @@ class Outcome:
 
         SystemExit and a cancellation, too, are an application's mistake that ends nothing here.
         """
-        callbacks, self.callbacks = self.callbacks, []
-        for index, callback in callbacks:
+        callbacks, self.callbacks = self.callbacks, {}
+        for index, callback in callbacks.items():
             try:
                 error = self.error if self.pieces is None else self.error_of(index)
                 callback(None if error else self.metadata(index), error)
@@ -269,10 +270,10 @@ def cut(batch: ProducerBatch, max_bytes: int) -> list[ProducerBatch]:
         starts.append(start)
         start += len(group)
     batch.outcome.split(starts, [piece.outcome for piece in pieces])
-    for index, callback in batch.outcome.callbacks:
+    for index, callback in batch.outcome.callbacks.items():
         at = bisect_right(starts, index) - 1
-        pieces[at].outcome.callbacks.append((index - starts[at], callback))
-    batch.outcome.callbacks = []
+        pieces[at].outcome.callbacks[index - starts[at]] = callback
+    batch.outcome.callbacks = {}
     batch.unsettled_pieces = len(pieces)
     return pieces
 

@@ -7,9 +7,9 @@ A signal handler of Python runs on the main thread, behind a call or as a functi
 So the lock is taken by `with state.lock` only: a method of ours, or a Condition, could be left with it held.
 What is waited for comes through a queue. `ProducerCore.put_right` repairs what `append` leaves half done.
 
-A handler may also call the producer while the call that it interrupted holds the lock. It can neither wait for
-that call, which goes on only behind it, nor use a state that is half changed. So it is refused. The lock lets
-its own thread in again, for else nobody could tell.
+A handler may also call the producer while the call that it interrupted holds the lock. It can neither wait
+for that call, which goes on only behind it, nor use a state that is half changed. So it is refused. The lock
+lets its own thread in again, for else nobody could tell.
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ class ProducerState:
                 if batch_bytes > core.join_bytes or buffered_bytes > core.buffer_bytes:
                     return None
                 outcome, rows = batch.outcome, batch.rows
-                # No signal handler can run between `len` and the end of `append`. A callback without its record
-                # would be called for the next one: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
+                # No signal handler can run between `len` and the end of `append`. A callback without its
+                # record would be called for the next one. Guard:
+                # test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
                 index = len(rows)
                 batch.size_bytes, core.buffered_bytes = batch_bytes, buffered_bytes
                 if callback is not None:
-                    outcome.callbacks += ((index, callback),)
+                    outcome.callbacks[index] = callback
                 rows.append(row)
                 return outcome, index
             finally:
@@ -110,8 +111,8 @@ class ProducerState:
 
 def _interrupted_call() -> MisuseError:
     return MisuseError(
-        "a signal handler cannot use this producer here: it has interrupted a call of the same producer, which "
-        "goes on only when the handler has returned. Let the handler set a flag, or raise, and use the "
+        "a signal handler cannot use this producer here: it has interrupted a call of the same producer, "
+        "which goes on only when the handler has returned. Let the handler set a flag, or raise, and use the "
         "producer where that is caught"
     )
 

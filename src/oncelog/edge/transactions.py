@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from oncelog.client.arguments import offsets_of
@@ -59,6 +60,8 @@ _LAST_ADD_VERSION = 3
 """Later versions are for brokers."""
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
 """Where the epoch is raised by every end."""
+_LOOK_AGAIN_S = 0.1
+"""What is settled is told; what comes back without an outcome is not, and an abort drops it."""
 _CONCURRENT_PAUSE_S = 0.02
 """The transaction before is completed in moments, mostly."""
 
@@ -255,10 +258,9 @@ class Transactions:
         """
         while not self.core.is_idle or self._is_adding:
             self._driver.wake()
-            waiting = asyncio.ensure_future(self._driver.next_settled())
-            done, _ = await asyncio.wait([waiting], timeout=0.1)
-            if not done:
-                waiting.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_S):
+                    await self._driver.next_settled()
             if self.session.state is State.ABORTING:
                 with self._driver.state.lock:
                     self.core.drop_unsent()

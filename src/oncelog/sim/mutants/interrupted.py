@@ -135,8 +135,8 @@ def _leave_silently(self: Any) -> None:
 
 def _notify_of_exceptions(self: Any) -> Any:
     """Run callbacks; what is no Exception goes through."""
-    callbacks, self.callbacks = self.callbacks, []
-    for index, callback in callbacks:
+    callbacks, self.callbacks = self.callbacks, {}
+    for index, callback in callbacks.items():
         try:
             error = self.error if self.pieces is None else self.error_of(index)
             callback(None if error else self.metadata(index), error)
