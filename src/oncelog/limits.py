@@ -80,7 +80,7 @@ class Limits:
     request_step_elements: int = 1_000
     """Elements of a request that are answered in one step."""
     partitions_per_step: int = 16
-    """Partitions that are made, or topics that are checked, in one step of CreateTopics."""
+    """Partitions that are made or removed, or new topics that are checked, in one step."""
     large_answer_partitions: int = 100
     """Partitions of a Metadata response from which on its bytes are kept for the next request."""
     max_answers_kept: int = 16

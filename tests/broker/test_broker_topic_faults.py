@@ -15,6 +15,7 @@ import pytest
 from helpers_faulty_disk import Fault, FaultyDisk
 from helpers_log import NOW_MS, batch, read_all
 
+from oncelog.broker.stepwise import run_work
 from oncelog.broker.takeover import take_over
 from oncelog.broker.topics import Topic, Topics
 from oncelog.config import BROKER
@@ -255,10 +256,10 @@ def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
     world.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
     world.delete()
     assert world.topics.get(NAME) is None
-    world.topics.resume_deletions()
+    run_work(world.topics.resume_deletions())
     assert f"{NAME}-1" in world.disk.list()
     world.disk.disk.errors.clear()
-    world.topics.resume_deletions()
+    run_work(world.topics.resume_deletions())
     assert not [name for name in world.disk.list() if name.startswith(f"{NAME}-")]
     use_again(world)
 
@@ -268,7 +269,7 @@ def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> Non
     world = prepared("delete")
     fails_to_sync(world, lambda: world.delete())
     assert world.topics.get(NAME) is None
-    world.topics.resume_deletions()
+    run_work(world.topics.resume_deletions())
     assert f"{NAME}-0" not in world.disk.list()
     use_again(world)
 

@@ -34,6 +34,7 @@ from oncelog.broker.users import Users
 from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
 from oncelog.config import INT64_MAX
 from oncelog.limits import Limits
+from oncelog.log.chores import Chore
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
@@ -371,9 +372,14 @@ def _write_checkpoints(node: Node, now_ms: int) -> None:
 
 def _resume_deletions(node: Node, now_ms: int) -> None:
     """Try again what a failing disk kept of deleted topics and partitions."""
-    if marked := node.topics.resume_deletions():
-        node.log_manager.chores.add(node.groups.delete_offsets_of(marked, now_ms))
+    node.log_manager.chores.add(_finish_deletions(node, now_ms))
     node.log_manager.remove_deleted()
+
+
+def _finish_deletions(node: Node, now_ms: int) -> Chore:
+    # In one chore: no topic of the name may be made before its offsets are being deleted.
+    marked = yield from node.topics.resume_deletions()
+    yield from node.groups.delete_offsets_of(marked, now_ms)
 
 
 def _flush_closed(node: Node, *, is_compacted: bool, then: Callable[[], None]) -> None:

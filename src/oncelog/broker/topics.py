@@ -14,17 +14,19 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
 from oncelog.broker.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.names import TopicNames, check_topic_name
 from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import NotDurable, read_state, write_state
+from oncelog.broker.stepwise import run_work
 from oncelog.broker.topic_config import stored_overrides, topic_settings
 from oncelog.broker.topic_file import FILE_NAME
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
     BrokerError,
+    InvalidPartitions,
     KafkaStorageError,
     StorageError,
     TopicAlreadyExists,
@@ -43,6 +45,10 @@ from oncelog.rules.topic_state import (
 )
 from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Bounded steps between which others are served, and what comes of them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +72,12 @@ class Topic:
     """How many partitions it has, or will have when all are made."""
     directory_count: int = 0
     """No directory of it has this index or a larger one."""
+    new_partitions: list[Partition] = field(default_factory=list)
+    """Opened ones that clients do not find yet: they are shown when all are there and durable."""
+    is_growing: bool = False
+    """A request adds partitions, in steps. Another one waits until that has ended."""
+    is_being_removed: bool = False
+    """A request removes its directories, in steps: nobody else may, and the name is taken."""
 
     @property
     def is_internal(self) -> bool:
@@ -188,18 +200,24 @@ class Topics:
         return [*(name for name in self._entries if not self.is_left(name)), *self._held_names]
 
     def being_made(self) -> frozenset[str]:
-        """Return the names of topics that are being made."""
-        return frozenset(n for n, topic in self._entries.items() if topic.state is TopicState.BEING_MADE)
+        """Return the names of topics that are being made, or grow."""
+        return frozenset(
+            name
+            for name, topic in self._entries.items()
+            if topic.state is TopicState.BEING_MADE or topic.is_growing
+        )
 
     def is_left(self, name: str) -> bool:
         """True for a deleted topic whose files, or whose name in the file, the disk has not let go."""
         topic = self._entries.get(name)
-        return topic is not None and is_going(topic.state)
+        return topic is not None and is_going(topic.state) and not topic.is_being_removed
 
     def is_changing(self, name: str) -> bool:
         """True for a name that is taken while `get` does not find it: its topic is being made or deleted."""
         topic = self._entries.get(name)
-        return name in self._held_names or (topic is not None and topic.state is TopicState.BEING_MADE)
+        if topic is None:
+            return name in self._held_names
+        return topic.state is TopicState.BEING_MADE or topic.is_being_removed or name in self._held_names
 
     @contextmanager
     def names_held(self, names: Collection[str]) -> Iterator[None]:
@@ -215,25 +233,20 @@ class Topics:
 
         The errors are those of `create`. Raises StorageError when none could be created.
         """
-        steps = self.create_in_steps(asked, now_ms)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                return cast(list[Topic | BrokerError | StorageError], done.value)
+        return run_work(self.create_in_steps(asked, now_ms))
 
     def create_in_steps(
         self, asked: Iterable[NewTopic], now_ms: int
-    ) -> Generator[None, None, list[Topic | BrokerError | StorageError]]:
+    ) -> Steps[list[Topic | BrokerError | StorageError]]:
         """Do what `create_all` does in bounded steps, to be taken to the end once the first was taken.
 
-        The first writes the file, which names all topics with all partitions: after a crash the next start
+        The file names all topics with all partitions before the first is made: after a crash the next start
         makes what is missing. The topics are found when all their partitions are there.
         """
+        asked = list(asked)
+        yield from self._remove_left([new.name for new in asked])
         if self._logs.is_closing:
             raise KafkaStorageError("the broker stops")
-        asked = list(asked)
-        self._remove_left([new.name for new in asked])
         results: list[Topic | BrokerError | StorageError] = []
         made: list[Topic] = []
         names = TopicNames(self.names())
@@ -272,18 +285,31 @@ class Topics:
         topic.partition_count = new.partition_count
         return topic
 
-    def _open_new(
-        self, made: list[Topic], now_ms: int
-    ) -> Generator[None, None, dict[str, BrokerError | StorageError]]:
-        """Make the partitions of topics that the file names already; one sync for all directories.
+    def _open_new(self, made: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
+        """Make the partitions of topics that the file names already.
 
         Return why topics could not be made. Raises errors of other kinds, when everything else is done.
         """
+        failures = yield from self._open_missing(made, now_ms)
+        self._move([topic for topic in made if topic.name not in failures], TopicEvent.OPENED)
+        self._changed()
+        failed = [topic for topic in made if topic.name in failures]
+        self._move(failed, TopicEvent.FAILED)
+        yield from self._finish_deletions(failed)
+        return _known(failures)
+
+    def _open_missing(self, topics: Sequence[Topic], now_ms: int) -> Steps[dict[str, Exception]]:
+        """Make the partitions that topics lack, with one sync for all directories, and show them.
+
+        Return why those of a topic could not be made; they are in `new_partitions` then. Raises
+        KafkaStorageError when the broker stops meanwhile.
+        """
         failures: dict[str, Exception] = {}
-        for topic in made:
-            while topic.name not in failures and len(topic.partitions) < topic.partition_count:
+        for topic in topics:
+            while topic.name not in failures and _is_served(topic) and _missing_count(topic):
+                index = len(topic.partitions) + len(topic.new_partitions)
                 try:
-                    self._open_partitions(topic, len(topic.partitions) + 1, now_ms)
+                    topic.new_partitions.append(self._open_partition(topic, index, now_ms))
                 except Exception as error:
                     failures[topic.name] = error
                 self._opened_count += 1
@@ -294,30 +320,31 @@ class Topics:
         try:
             self._logs.disk.sync_directory()
         except Exception as error:
-            failures = {topic.name: error for topic in made}
-        good = [topic for topic in made if topic.name not in failures]
-        for topic in good:
-            # The broker's settings may have changed meanwhile.
+            failures = {topic.name: error for topic in topics}
+        for topic in topics:
+            if not _is_served(topic):
+                failures[topic.name] = UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
+            if topic.name in failures:
+                continue
+            # Its own settings, or the broker's, may have changed meanwhile.
             topic.configure(self._settings, topic.overrides)
-            self._reconfigure_partitions(topic)
-        self._move(good, TopicEvent.OPENED)
-        self._changed()
-        failed = [topic for topic in made if topic.name in failures]
-        self._move(failed, TopicEvent.FAILED)
-        self._finish_deletions(failed)
-        known: dict[str, BrokerError | StorageError] = {}
-        for name, failure in failures.items():
-            if not isinstance(failure, (BrokerError, StorageError, OSError)):
-                raise failure
-            known[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
-        return known
+            config = self._log_config(topic)
+            for partition in topic.new_partitions:
+                partition.reconfigure(config)
+            topic.partitions += topic.new_partitions
+            topic.new_partitions.clear()
+        return failures
 
     def delete(self, topics: Sequence[Topic]) -> None:
+        """Do what `doom` and `remove_in_steps` do, in one step. Raises StorageError."""
+        self.doom(topics)
+        run_work(self.remove_in_steps(topics))
+
+    def doom(self, topics: Sequence[Topic]) -> None:
         """Nobody finds them when this returns, and no start brings them back. Raises StorageError.
 
-        The file is written twice however many they are. Their committed offsets are remembered, also by the
-        file, as to be deleted until `forget_deletions`. Files that the disk does not let go are removed later
-        (`resume_deletions`); the names are taken until then.
+        One write however many they are. Their committed offsets are remembered, also by the file, as to be
+        deleted until `forget_deletions`. Take the first step of `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
@@ -329,23 +356,23 @@ class Topics:
             self._move(topics, TopicEvent.NOT_MARKED)
             raise
         self._mark_deleted(topics)
-        self._remove(topics)
 
-    def resume_deletions(self) -> list[str]:
-        """Go on with deletions that the disk interrupted, as far as it lets us now.
+    def resume_deletions(self) -> Steps[list[str]]:
+        """Go on with deletions that the disk interrupted, as far as it lets us now, in steps.
 
         Return the names whose committed offsets must be deleted now.
         """
-        return self._finish_deletions([topic for topic in self._entries.values() if is_going(topic.state)])
+        left = [topic for topic in self._entries.values() if self.is_left(topic.name)]
+        return (yield from self._finish_deletions(left))
 
-    def _remove_left(self, names: Iterable[str]) -> None:
+    def _remove_left(self, names: Iterable[str]) -> Steps[None]:
         """Free names of deleted topics that are to be made, unless their offsets must be deleted before."""
         left = [self._entries[name] for name in names if self.is_left(name)]
         doomed = {topic.name for topic in left if topic.state is TopicState.DOOMED}
         ends = self.offset_ends(doomed) if doomed else {}
-        self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
+        yield from self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
 
-    def _finish_deletions(self, topics: Sequence[Topic]) -> list[str]:
+    def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
         """Mark and remove topics, as far as the disk lets us; the names of those that are marked now."""
         if not topics:
             return []
@@ -357,7 +384,9 @@ class Topics:
                 doomed = []
             else:
                 self._mark_deleted(doomed)
-        self._remove([topic for topic in topics if topic.state is TopicState.BEING_DELETED])
+        yield from self.remove_in_steps(
+            [topic for topic in topics if topic.state is TopicState.BEING_DELETED]
+        )
         return [topic.name for topic in doomed]
 
     def _mark_deleted(self, topics: Sequence[Topic]) -> None:
@@ -371,11 +400,21 @@ class Topics:
             if before := {**known, **ends.get(topic.name, {})}:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
 
-    def _remove(self, topics: Sequence[Topic]) -> None:
-        """Remove the directories of topics that are being deleted; those that keep none are gone then."""
+    def remove_in_steps(self, topics: Sequence[Topic]) -> Steps[None]:
+        """Remove the directories of topics that are being deleted; those that keep none are gone then.
+
+        The others are removed later (`resume_deletions`). The names are taken until then: a step must never
+        meet the directories of another topic of the name.
+        """
         if not topics:
             return
-        kept = self._remove_directories(topics)
+        for topic in topics:
+            topic.is_being_removed = True
+        try:
+            kept = yield from self._remove_directories(topics)
+        finally:
+            for topic in topics:
+                topic.is_being_removed = False
         gone = [topic for topic in topics if topic.name not in kept]
         if not gone:
             return
@@ -420,21 +459,43 @@ class Topics:
                     raise
 
     def add_partitions(self, changes: Sequence[tuple[Topic, int]], now_ms: int) -> None:
-        """Raise partition counts, in one write. Raises StorageError; then no topic has new ones."""
-        before = [(topic, topic.partition_count) for topic, _ in changes]
-        for topic, count in changes:
-            topic.partition_count = count
+        """Raise partition counts, in one step. Raises BrokerError, StorageError: the first failure."""
+        for failure in run_work(self.grow_in_steps(changes, now_ms)).values():
+            raise failure
+
+    def grow_in_steps(
+        self, changes: Sequence[tuple[Topic, int]], now_ms: int
+    ) -> Steps[dict[str, BrokerError | StorageError]]:
+        """Raise partition counts, in one write and bounded steps, to be taken to the end.
+
+        The file names the new counts first: after a crash the next start makes what is missing. A topic's new
+        partitions are found when all are there. Return why a topic has no new ones: the disk failed, or the
+        topic was deleted or grew meanwhile. Raises KafkaStorageError, StorageError when none has.
+        """
+        while any(topic.is_growing for topic, _ in changes) and not self._logs.is_closing:
+            yield None
+        if self._logs.is_closing:
+            raise KafkaStorageError("the broker stops")
+        refused = {topic.name: error for topic, count in changes if (error := _growth_refusal(topic, count))}
+        grown = [(topic, count) for topic, count in changes if topic.name not in refused]
+        topics, before = [topic for topic, _ in grown], [topic.partition_count for topic, _ in grown]
+        for topic, count in grown:
+            topic.is_growing, topic.partition_count = True, count
         try:
-            self._save()
-            for topic, count in changes:
-                self._open_partitions(topic, count, now_ms)
-            self._logs.disk.sync_directory()
-        except Exception:
-            for topic, count in before:
-                self._take_back(topic, count)
-            with suppress(StorageError):
-                self._save()
-            raise
+            failures: dict[str, Exception] = {}
+            try:
+                if topics:
+                    self._save()
+                    failures = yield from self._open_missing(topics, now_ms)
+                    self._changed()
+            except StorageError as error:
+                failures = {topic.name: error for topic in topics}
+            failed = [pair for pair in zip(topics, before, strict=True) if pair[0].name in failures]
+            yield from self._take_back(failed)
+        finally:
+            for topic in topics:
+                topic.is_growing = False
+        return refused | _known(failures)
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
         """Replace own settings of topics, in one write; they are checked. Raises StorageError."""
@@ -471,38 +532,50 @@ class Topics:
         expiration_ms = self._settings["producer.id.expiration.ms"]
         return LogConfig.from_settings(topic.settings, expiration_ms, self._logs.limits)
 
-    def _open_partitions(self, topic: Topic, count: int, now_ms: int) -> None:
-        config = self._log_config(topic)
-        for index in range(len(topic.partitions), count):
-            topic.directory_count = max(topic.directory_count, index + 1)
-            tp, topic_id = TopicPartition(topic.name, index), topic.topic_id
-            try:
-                partition = self._logs.open_partition(tp, config, topic_id, now_ms)
-            except StorageError:
-                if not self._logs.remove_leftover(tp, topic_id):
-                    raise
-                partition = self._logs.open_partition(tp, config, topic_id, now_ms)
-            topic.partitions.append(partition)
+    def _open_partition(self, topic: Topic, index: int, now_ms: int) -> Partition:
+        topic.directory_count = max(topic.directory_count, index + 1)
+        tp, topic_id, config = TopicPartition(topic.name, index), topic.topic_id, self._log_config(topic)
+        try:
+            return self._logs.open_partition(tp, config, topic_id, now_ms)
+        except StorageError:
+            if not self._logs.remove_leftover(tp, topic_id):
+                raise
+            return self._logs.open_partition(tp, config, topic_id, now_ms)
 
-    def _take_back(self, topic: Topic, count: int) -> None:
-        """Not all new partitions could be made: let the topic have as many as before.
+    def _take_back(self, failed: Sequence[tuple[Topic, int]]) -> Steps[None]:
+        """Not all new partitions could be made: let these topics have as many as before.
 
-        What the disk keeps of the new ones goes with the topic, or is opened when it grows again.
+        What the disk keeps of the new ones goes with the topic, or is opened when it grows again. A deletion
+        takes all of them, so nothing is removed here once that has begun.
         """
-        del topic.partitions[count:]
-        topic.partition_count = count
-        doomed = [TopicPartition(topic.name, index) for index in range(count, topic.directory_count)]
-        if not self._logs.delete_partitions(doomed, {topic.name: topic.topic_id}):
-            topic.directory_count = count
+        if not failed:
+            return
+        for topic, count in failed:
+            topic.partition_count = count
+            topic.new_partitions.clear()
+        with suppress(StorageError):
+            self._save()
+        step = self._logs.limits.partitions_per_step
+        for topic, count in failed:
+            is_kept = False
+            for end in range(topic.directory_count, count, -step):
+                if not _is_served(topic) or self._logs.is_closing:
+                    break
+                doomed = [TopicPartition(topic.name, index) for index in range(max(count, end - step), end)]
+                is_kept |= bool(self._logs.delete_partitions(doomed, {topic.name: topic.topic_id}))
+                if not is_kept:
+                    topic.directory_count = max(count, end - step)
+                yield None
 
-    def _remove_directories(self, topics: Iterable[Topic]) -> Collection[str]:
+    def _remove_directories(self, topics: Iterable[Topic]) -> Steps[Collection[str]]:
         """Remove directories, also of partitions that are not open; the names of topics that keep some."""
         doomed = [
             TopicPartition(topic.name, index)
             for topic in topics
             for index in range(max(topic.partition_count, topic.directory_count))
         ]
-        return self._logs.delete_partitions(doomed, {topic.name: topic.topic_id for topic in topics}).keys()
+        topic_ids = {topic.name: topic.topic_id for topic in topics}
+        return (yield from self._logs.delete_in_steps(doomed, topic_ids)).keys()
 
     def _load(self, now_ms: int) -> None:
         entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
@@ -516,7 +589,8 @@ class Topics:
         self._count_directories()
         for topic in [*self._entries.values()]:
             if topic.state is TopicState.BEING_MADE:
-                self._open_partitions(topic, topic.partition_count, now_ms)
+                opened = (self._open_partition(topic, i, now_ms) for i in range(topic.partition_count))
+                topic.partitions.extend(opened)
                 self._move([topic], TopicEvent.OPENED)
         if not self._logs.partitions.keys() <= present:
             self._sync_new_directories()
@@ -526,7 +600,7 @@ class Topics:
         with suppress(OSError):  # of a full disk; then they are forgotten until the next start
             self._logs.forget_missing_partitions()
         # If no topic is being deleted nothing is written, so that a broker starts on a full disk.
-        self._remove(going)
+        run_work(self.remove_in_steps(going))
 
     def _sync_new_directories(self) -> None:
         """Make the names of partitions durable that this start had to make: a crash ended their creation.
@@ -578,6 +652,36 @@ class Topics:
                 for name, (topic_id, before) in self.offsets_to_delete.items()
             ]
         write_state(self._logs.disk, FILE_NAME, json.dumps(content, indent=1))
+
+
+def _is_served(topic: Topic) -> bool:
+    """Return whether a topic is there to stay, or will be when its partitions are made."""
+    return topic.state in (TopicState.BEING_MADE, TopicState.LIVE)
+
+
+def _missing_count(topic: Topic) -> int:
+    return topic.partition_count - len(topic.partitions) - len(topic.new_partitions)
+
+
+def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
+    """Return why a topic cannot have this many partitions now."""
+    if topic.state is not TopicState.LIVE:
+        return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
+    if count <= topic.partition_count:
+        return InvalidPartitions(
+            f"topic {topic.name!r} has {topic.partition_count} partitions by now; {count} is not more"
+        )
+    return None
+
+
+def _known(failures: Mapping[str, Exception]) -> dict[str, BrokerError | StorageError]:
+    """Return failures as a client is told them. Raises one that is no error of the broker or of the disk."""
+    known: dict[str, BrokerError | StorageError] = {}
+    for name, failure in failures.items():
+        if not isinstance(failure, (BrokerError, StorageError, OSError)):
+            raise failure
+        known[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
+    return known
 
 
 def _parse(text: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, OffsetsToDelete]]:

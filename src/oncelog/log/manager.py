@@ -14,10 +14,11 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
+from typing import cast
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -275,24 +276,41 @@ class LogManager:
     def delete_partitions(
         self, doomed: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> dict[str, KafkaStorageError]:
+        """Do what `delete_in_steps` does, in one step."""
+        steps = self.delete_in_steps(doomed, topic_ids)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast(dict[str, KafkaStorageError], done.value)
+
+    def delete_in_steps(
+        self, doomed: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
+    ) -> Generator[None, None, dict[str, KafkaStorageError]]:
         """Forget partitions and their producers, and remove their directories as far as the disk lets go.
 
         Return why a directory of a topic may be left, by topic; empty if none is. May be called again then,
         also by a later process: a partition that is not open has a directory of the topic by its id in
-        `topic_ids`, or none.
+        `topic_ids`, or none. Between the steps no partition of these may be opened. They end where they are
+        when the directory is closed meanwhile.
         """
-        self._deletion_count += 1
-        doomed = list(doomed)
-        opened = {tp for tp in doomed if self._forget(tp)}
+        doomed, renamed = list(doomed), []
         failures: dict[str, KafkaStorageError] = {}
-        renamed = []
+        opened: set[TopicPartition] = set()
         try:
+            for count, tp in enumerate(doomed, 1):
+                if self._forget(tp):
+                    opened.add(tp)
+                if count % self.limits.partitions_per_step == 0:
+                    yield from self._others_first()
+            # Here, not before: a checkpoint that is being written may still name the last of them.
+            self._deletion_count += 1
             if self._is_forgetting:
                 # A new partition of this name must not inherit them.
                 self._write_offsets()
                 self._is_forgetting = False
             # Renamed first: a crash in the middle must not leave half a partition under its name.
-            for tp in doomed:
+            for count, tp in enumerate(doomed, 1):
                 try:
                     if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
                         renamed.append(self._rename_deleted(tp))
@@ -300,13 +318,22 @@ class LogManager:
                     pass  # removed by an earlier attempt, or never made
                 except OSError as error:
                     failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
+                if count % self.limits.partitions_per_step == 0:
+                    yield from self._others_first()
             self.disk.sync_directory()
-        except OSError as error:
+        except (OSError, KafkaStorageError) as error:
             for tp in doomed:
                 failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
         with suppress(OSError):  # `remove_deleted` tries those again
             self.chores.add(self._remove_trees(renamed))
         return failures
+
+    def _others_first(self) -> Iterator[None]:
+        """Let others have their turn. Raises KafkaStorageError if the directory was closed meanwhile."""
+        was_closing = self._is_closing
+        yield None
+        if self._is_closing and not was_closing:
+            raise KafkaStorageError("the broker stops; its next start goes on")
 
     def _forget(self, tp: TopicPartition) -> bool:
         """Forget a partition and its checkpoints; whether it was open."""

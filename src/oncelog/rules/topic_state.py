@@ -14,6 +14,8 @@ Clients find a topic that is LIVE. In every state but ABSENT the name is taken, 
 A directory is removed in BEING_DELETED only, so a crash at any step finds either the whole topic or its
 deletion. A start makes what a BEING_MADE or LIVE topic lacks, and goes on with a deletion. A DOOMED topic
 is served no more although the list may still call it live: a write that failed late may be found or not.
+A topic that gets more partitions stays LIVE: the list names the new ones first, and clients find them when
+all are made. A deletion in between takes them, too.
 """
 
 from __future__ import annotations

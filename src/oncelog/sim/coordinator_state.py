@@ -117,7 +117,8 @@ def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bo
     for name in sorted(before.topics.keys() | after.topics.keys()):
         one, other = before.topics.get(name), after.topics.get(name)
         is_new = one is None and (name in before.being_made or writes_failed)
-        has_grown = writes_failed and one and other and one[0] == other[0] and one[1] < other[1]
+        may_grow = writes_failed or name in before.being_made
+        has_grown = may_grow and one and other and one[0] == other[0] and one[1] < other[1]
         if one != other and not is_new and not has_grown:
             found.append(("topics", f"{name}: {one} before, {other} now"))
     for kind, value in before.settings.items():

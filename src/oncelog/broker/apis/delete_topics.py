@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from oncelog.broker.stepwise import Work, answer_in_steps
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -26,6 +26,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
 )
 from oncelog.rules.authorization import Operation, ResourceType
+from oncelog.rules.topic_state import TopicState
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, DeleteTopicsRequest, DeleteTopicsResponse
 
@@ -38,6 +39,8 @@ FIRST_STRICT_VERSION = 5
 
 _Result = DeleteTopicsResponse.DeletableTopicResult
 _Asked = DeleteTopicsRequest.DeleteTopicState
+_Planned = tuple[Topic, _Result, bool]
+"""A topic that may be deleted, its result, and whether the request names it by its id."""
 
 
 def handle(node: Node, request: Request, now_ms: int) -> Answer:
@@ -54,29 +57,42 @@ def _answer(node: Node, request: Request, now_ms: int) -> Work[DeleteTopicsRespo
     twice = {key for key, count in named.items() if count > 1}
     both_ways = _named_both_ways(node, asked)
     once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
-    doomed: list[tuple[Topic, _Result]] = []
-    results = [
-        _plan(node, request, one, key in twice, both_ways, doomed, now_ms) for key, one in once.items()
-    ]
-    if doomed:
-        yield from _delete(node, doomed, now_ms)
+    doomed: list[_Planned] = []
+    results, pace = [], Pace(node.limits.request_step_elements)
+    for key, one in once.items():
+        results.append(_plan(node, request, one, key in twice, both_ways, doomed, now_ms))
+        if pace.next():
+            yield None
+    yield from _delete(node, doomed, now_ms)
     return DeleteTopicsResponse(responses=results)
 
 
-def _delete(node: Node, doomed: Sequence[tuple[Topic, _Result]], now_ms: int) -> Work[None]:
-    """Delete topics in one step, their committed offsets in others; their results tell if that fails."""
-    topics = [topic for topic, _ in doomed]
+def _delete(node: Node, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
+    """Delete topics, durably in the first step; their results tell if that fails.
+
+    In other steps their directories are removed, and then their committed offsets are deleted.
+    """
+    doomed: dict[Topic, _Result] = {}
+    for topic, result, is_by_id in planned:
+        if topic.state is TopicState.LIVE:
+            doomed[topic] = result
+        else:  # another request has deleted it between the steps
+            result.error_code = UnknownTopicId.code if is_by_id else UnknownTopicOrPartition.code
+    if not doomed:
+        return
+    topics = [*doomed]
     try:
-        node.topics.delete(topics)
+        node.topics.doom(topics)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
-        for _, result in doomed:
+        for result in doomed.values():
             result.error_code, result.error_message = refusal.code, refusal.message
         return
     finally:
         for topic in topics:
             for index in range(len(topic.partitions)):
                 node.fetch_waits.changed(TopicPartition(topic.name, index))
+    yield from node.topics.remove_in_steps(topics)
     yield from node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 
@@ -98,7 +114,7 @@ def _plan(
     asked: _Asked,
     is_named_twice: bool,
     both_ways: Collection[bytes],
-    doomed: list[tuple[Topic, _Result]],
+    doomed: list[_Planned],
     now_ms: int,
 ) -> _Result:
     """The answer for a topic, which joins the `doomed` if it may be deleted."""
@@ -125,7 +141,7 @@ def _plan(
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
     else:
-        doomed.append((topic, result))
+        doomed.append((topic, result, asked.name is None))
     return result
 
 

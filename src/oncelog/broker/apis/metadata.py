@@ -21,6 +21,7 @@ from oncelog.errors import (
     BrokerError,
     KafkaStorageError,
     StorageError,
+    TopicAlreadyExists,
     TopicAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -159,7 +160,7 @@ def _create_missing(
     for new, made in zip(missing, created, strict=True):
         if isinstance(made, Topic):
             node.quotas.charge(MUTATIONS, request.payer, count, now_ms)
-        else:
+        elif not isinstance(made, TopicAlreadyExists):  # another request makes it: the client asks again
             refused[new.name] = made if isinstance(made, BrokerError) else KafkaStorageError(str(made))
     return refused
 

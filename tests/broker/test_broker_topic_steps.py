@@ -1,0 +1,428 @@
+"""Topics that grow and are deleted in steps, with whatever may come between two steps.
+
+Deletion, creation of the name, another growth, a stop, a kill and a disk that fails: a topic has all of the
+new partitions or none, no step touches another topic's directories, and no acknowledged record is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from helpers_faulty_disk import Fault, FaultyDisk
+from helpers_log import batch, read_all
+
+from oncelog.broker.node import Node, Request
+from oncelog.broker.topics import Topic
+from oncelog.broker.waiting import Deferred
+from oncelog.config import BROKER
+from oncelog.errors import (
+    InvalidPartitions,
+    KafkaStorageError,
+    StorageError,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from oncelog.limits import Limits
+from oncelog.log.manager import LogManager
+from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.types import Origin
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.messages import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    MetadataRequest,
+)
+
+NOW_MS = 1_700_000_000_000
+LIMITS = Limits(partitions_per_step=2, request_step_elements=2)
+SETTINGS = BROKER.parse({"offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1})
+OLD, NEW = 3, 9
+
+
+class Broker:
+    """A broker whose chores are done step by step."""
+
+    def __init__(self, disk: Any, numbers: Iterator[int]) -> None:
+        self.disk, self.numbers = disk, numbers
+
+        def new_uuid() -> bytes:
+            return next(numbers).to_bytes(16, "big")
+
+        self.logs = LogManager.open(disk, node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
+        try:
+            self.node = Node(self.logs, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+        except StorageError:
+            self.logs.release()
+            raise
+        self.chores = self.logs.chores
+        self.chores.on_added = lambda: None
+
+    def ask(self, message: Any) -> Answer:
+        header = RequestHeader(message.api.key, message.api.max_version, 1, "c", 0)
+        return Answer(self.node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS))
+
+    def create(self, name: str, partition_count: int) -> Answer:
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=name, num_partitions=partition_count, replication_factor=1, assignments=[], configs=[]
+        )
+        return self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=1000))
+
+    def make(self, name: str, partition_count: int) -> None:
+        """Create a topic that must be possible, to the last step."""
+        answer = self.create(name, partition_count)
+        self.finish()
+        assert answer.code == 0
+
+    def grow(self, name: str, partition_count: int) -> Answer:
+        topic = CreatePartitionsRequest.CreatePartitionsTopic(
+            name=name, count=partition_count, assignments=None
+        )
+        return self.ask(CreatePartitionsRequest(topics=[topic], timeout_ms=1000))
+
+    def delete(self, name: str) -> Answer:
+        topic = DeleteTopicsRequest.DeleteTopicState(name=name)
+        return self.ask(DeleteTopicsRequest(topics=[topic], timeout_ms=1000))
+
+    def step(self) -> None:
+        job = self.chores.step()
+        if job is not None:
+            try:
+                job()
+            except Exception as error:
+                self.chores.failed(error)
+
+    def steps(self, max_steps: int) -> int:
+        """Do up to so many steps of the chores; returns how many there were."""
+        for done in range(max_steps):
+            if not self.chores:
+                return done
+            with suppress(OSError, StorageError, KafkaStorageError):
+                self.step()
+        return max_steps
+
+    def finish(self) -> None:
+        assert self.steps(2000) < 2000
+
+    def retry_deletions(self) -> None:
+        """Do what the broker does every minute."""
+        self.node.tick(NOW_MS + next(self.numbers) * 60_000)
+
+    def topic(self, name: str) -> Topic:
+        topic = self.node.topics.get(name)
+        assert topic is not None
+        return topic
+
+    def fill(self, name: str) -> None:
+        """Store a record in each partition of a topic."""
+        for partition in self.topic(name).partitions:
+            partition.append(memoryview(bytearray(batch())), origin=Origin.CLIENT, now_ms=NOW_MS)
+            partition.flush()
+
+    def shape(self, name: str) -> list[int] | None:
+        """Which partitions hold records; None without the topic."""
+        topic = self.node.topics.get(name)
+        return None if topic is None else [len(list(read_all(each))) and 1 for each in topic.partitions]
+
+    def topic_codes(self, answer: Answer) -> list[int] | None:
+        return None if answer.code is None else [row.error_code for row in answer._answers[0].topics]
+
+    def directories(self, name: str) -> list[str]:
+        return [directory for directory in self.disk.list() if directory.startswith(f"{name}-")]
+
+    def after_kill(self) -> Broker:
+        disk = self.disk.disk if isinstance(self.disk, FaultyDisk) else self.disk
+        return Broker(disk.after_kill(), self.numbers)
+
+
+class Answer:
+    """An answer that is there, or will be."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answers: list[Any] = []
+        if isinstance(answer, Deferred):
+            answer.listen(self._answers.append)
+        else:
+            self._answers.append(answer)
+
+    @property
+    def code(self) -> int | None:
+        """The first error code; None while there is no answer."""
+        if not self._answers:
+            return None
+        rows = next(getattr(self._answers[0], key) for key in ("topics", "results", "responses")
+                    if hasattr(self._answers[0], key))  # fmt: skip
+        return int(rows[0].error_code)
+
+
+def with_topic() -> Broker:
+    """Return a broker with topic t, which has a record in each partition."""
+    broker = Broker(MemoryDisk(), count(1))
+    broker.make("t", OLD)
+    broker.fill("t")
+    return broker
+
+
+def growths() -> Iterator[tuple[Broker, Answer]]:
+    """A growth of topic t at each of its steps."""
+    for steps in count():
+        broker = with_topic()
+        answer = broker.grow("t", NEW)
+        if broker.steps(steps) < steps:
+            return
+        if answer.code is None:
+            yield broker, answer
+
+
+def test_many_partitions_are_added_in_steps_and_seen_together() -> None:
+    step_count = 0
+    for broker, answer in growths():
+        step_count += 1
+        assert broker.shape("t") == [1] * OLD
+        broker.finish()
+        assert answer.code == 0
+        assert broker.shape("t") == [1] * OLD + [0] * (NEW - OLD)
+    assert step_count >= (NEW - OLD) // LIMITS.partitions_per_step
+
+
+def test_a_topic_that_is_deleted_while_it_grows_stays_away() -> None:
+    for broker, answer in growths():
+        deletion = broker.delete("t")
+        assert broker.node.topics.get("t") is None
+        broker.finish()
+        assert (answer.code, deletion.code) == (UnknownTopicOrPartition.code, 0)
+        assert not broker.directories("t")
+        broker.make("t", 1)
+        broker.fill("t")
+        assert broker.after_kill().shape("t") == [1]
+
+
+def test_another_growth_waits_for_the_first() -> None:
+    for broker, answer in growths():
+        smaller, larger = broker.grow("t", NEW - 1), broker.grow("t", NEW + 1)
+        assert (smaller.code, larger.code) == (InvalidPartitions.code, None)
+        broker.finish()
+        assert (answer.code, larger.code) == (0, 0)
+        assert broker.shape("t") == [1] * OLD + [0] * (NEW + 1 - OLD)
+
+
+def test_another_growth_is_judged_by_what_became_of_the_first() -> None:
+    for broker, answer in growths():
+        same, larger = broker.grow("t", NEW + 1), broker.grow("t", NEW + 1)
+        broker.finish()
+        assert (answer.code, same.code, larger.code) == (0, 0, InvalidPartitions.code)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_start_ends_a_growth(is_killed: bool) -> None:
+    for broker, answer in growths():
+        if not is_killed:
+            broker.node.close(NOW_MS)
+            assert answer.code in (KafkaStorageError.code, 0)
+        again = broker.after_kill()
+        assert again.logs.was_clean is not is_killed
+        assert again.shape("t") == [1] * OLD + [0] * (NEW - OLD)
+
+
+def test_a_growth_that_the_disk_refuses_leaves_nothing() -> None:
+    for index in range(OLD, NEW):
+        broker = with_topic()
+        broker.disk.errors["mkdir", f"t-{index}"] = 5
+        answer = broker.grow("t", NEW)
+        broker.finish()
+        assert answer.code == KafkaStorageError.code
+        assert broker.shape("t") == [1] * OLD and len(broker.directories("t")) == OLD
+        broker.disk.errors.clear()
+        assert broker.after_kill().shape("t") == [1] * OLD
+        answer = broker.grow("t", NEW)
+        broker.finish()
+        assert answer.code == 0 and broker.shape("t") == [1] * OLD + [0] * (NEW - OLD)
+
+
+def test_new_partitions_have_the_settings_that_a_topic_got_meanwhile() -> None:
+    for broker, _ in growths():
+        broker.node.topics.alter([(broker.topic("t"), {"max.message.bytes": "99"})])
+        broker.finish()
+        assert {each.config.max_message_bytes for each in broker.topic("t").partitions} == {99}
+
+
+def deletions() -> Iterator[tuple[Broker, Answer]]:
+    """A deletion of topic t at each of its steps."""
+    for steps in count():
+        broker = with_topic()
+        answer = broker.delete("t")
+        if broker.steps(steps) < steps:
+            return
+        if answer.code is None:
+            yield broker, answer
+
+
+def test_a_name_is_taken_until_the_last_step_of_a_deletion() -> None:
+    step_count = 0
+    for broker, answer in deletions():
+        step_count += 1
+        assert broker.create("t", 2).code == TopicAlreadyExists.code
+        assert broker.delete("t").code == UnknownTopicOrPartition.code
+        broker.retry_deletions()
+        broker.finish()
+        assert answer.code == 0 and not broker.directories("t")
+        broker.make("t", 2)
+        broker.fill("t")
+        broker.finish()
+        assert broker.after_kill().shape("t") == [1, 1]
+    assert step_count >= 2
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_start_ends_a_deletion(is_killed: bool) -> None:
+    for broker, answer in deletions():
+        if not is_killed:
+            broker.node.close(NOW_MS)
+            assert answer.code == 0
+        again = broker.after_kill()
+        assert again.logs.was_clean is not is_killed
+        assert again.shape("t") is None and not again.directories("t")
+
+
+@pytest.mark.parametrize("is_by_id", [False, True])
+def test_one_of_two_deletions_that_are_checked_together_is_told_of_no_topic(is_by_id: bool) -> None:
+    broker = Broker(MemoryDisk(), count(1))
+    for number in range(5):
+        broker.make(f"t{number}", 1)
+    state = DeleteTopicsRequest.DeleteTopicState
+    topics = [*broker.node.topics.all()]
+    asked = [
+        state(name=None, topic_id=topic.topic_id) if is_by_id else state(name=topic.name) for topic in topics
+    ]
+    answers = [broker.ask(DeleteTopicsRequest(topics=asked, timeout_ms=1000)) for _ in range(2)]
+    broker.finish()
+    unknown = UnknownTopicId if is_by_id else UnknownTopicOrPartition
+    assert {answer.code for answer in answers} == {0, unknown.code}
+    assert not len(broker.node.topics)
+
+
+def test_a_topic_that_is_made_while_files_of_another_are_removed_is_unknown_for_the_moment() -> None:
+    """Metadata that creates two topics, of which one has files of a deleted one: no error of the other."""
+    broker = with_topic()
+    broker.disk.errors["rename", "t-2"] = 24
+    broker.delete("t")
+    broker.finish()
+    broker.disk.errors.clear()
+    rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in ("t", "u")]
+    answer = broker.ask(MetadataRequest(topics=rows, allow_auto_topic_creation=True))
+    assert answer.code is None and broker.create("u", 7).code is None
+    broker.steps(3)
+    other = broker.topic_codes(answer)
+    broker.finish()
+    assert other is None and broker.topic_codes(answer) in ([0, 0], [0, UnknownTopicOrPartition.code])
+
+
+class Play:
+    """Random requests for a few names, steps, faults and restarts, and what they may lead to."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.broker = Broker(FaultyDisk(MemoryDisk()), count(1))
+        self.stored: dict[bytes, dict[int, int]] = {}
+        """How many records are acknowledged: by topic id, then by partition."""
+        self.doomed: set[bytes] = set()
+        """Ids of topics whose deletion was asked for."""
+        self.shown: dict[bytes, tuple[str, int]] = {}
+        """Topics that clients have found, with the most partitions that they have had."""
+
+    def act(self) -> None:
+        name, broker = self.rng.choice("ab"), self.broker
+        topic = broker.node.topics.get(name)
+        match self.rng.randrange(12):
+            case 0 | 1:
+                broker.create(name, self.rng.randint(1, 6))
+            case 2 | 3 if topic is not None:
+                broker.grow(name, len(topic.partitions) + self.rng.randint(1, 6))
+            case 4 if topic is not None:
+                self.doomed.add(topic.topic_id)
+                broker.delete(name)
+            case 5 if topic is not None:
+                self.store(topic)
+            case 6:
+                broker.retry_deletions()
+            case 7:
+                fault = self.rng.choice([*Fault])
+                broker.disk.arm(self.rng.randrange(30), fault, self.rng.random() < 0.3)
+            case 8:
+                broker.disk.fail_in = None
+            case 9 if self.rng.random() < 0.3:
+                self.restart(is_killed=self.rng.random() < 0.6)
+            case _:
+                broker.steps(self.rng.randint(1, 6))
+
+    def store(self, topic: Topic) -> None:
+        index = self.rng.randrange(len(topic.partitions))
+        with suppress(KafkaStorageError, StorageError, OSError):
+            partition = topic.partitions[index]
+            partition.append(memoryview(bytearray(batch())), origin=Origin.CLIENT, now_ms=NOW_MS)
+            partition.flush()
+            counts = self.stored.setdefault(topic.topic_id, {})
+            counts[index] = partition.log_end_offset
+
+    def restart(self, *, is_killed: bool) -> None:
+        self.broker.disk.fail_in = None
+        if not is_killed:
+            with suppress(KafkaStorageError, StorageError):
+                self.broker.node.close(NOW_MS)
+        disk = FaultyDisk(self.broker.disk.disk.after_kill())
+        self.broker = Broker(disk, self.broker.numbers)
+
+    def check(self) -> None:
+        topics = self.broker.node.topics
+        for topic in topics.all():
+            for index, partition in enumerate(topic.partitions):
+                tp = partition.topic_partition
+                assert (tp.topic, tp.partition) == (topic.name, index)
+                assert self.broker.logs.partitions[tp] is partition
+            most = max(len(topic.partitions), self.shown.get(topic.topic_id, ("", 0))[1])
+            assert len(topic.partitions) == most
+            self.shown[topic.topic_id] = topic.name, most
+        for topic_id in self.shown.keys() - self.doomed:
+            assert topics.by_id(topic_id) is not None, self.shown[topic_id]
+        for topic_id, counts in self.stored.items():
+            if (topic := topics.by_id(topic_id)) is not None:
+                for index, end_offset in counts.items():
+                    assert topic.partitions[index].log_end_offset >= end_offset
+
+    def end(self) -> None:
+        """Without faults every name can be deleted, leaves nothing, and serves again after a kill."""
+        self.broker.disk.fail_in = None
+        self.broker.finish()
+        self.broker.retry_deletions()
+        self.broker.finish()
+        self.check()
+        for name in "ab":
+            self.broker.delete(name)
+            self.broker.finish()
+            assert not self.broker.directories(name), name
+            self.broker.make(name, 2)
+            self.broker.fill(name)
+        self.restart(is_killed=True)
+        assert self.broker.shape("a") == self.broker.shape("b") == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_requests_in_steps_with_faults_and_restarts(seed: int) -> None:
+    play(seed)
+
+
+def play(seed: int) -> None:
+    game = Play(seed)
+    for _ in range(80):
+        try:
+            game.act()
+        except SimulatedCrash:
+            game.restart(is_killed=True)
+        game.check()
+    game.end()
