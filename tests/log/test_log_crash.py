@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -35,6 +36,30 @@ def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
         found = read_all(again)
         assert again.log_start_offset == 0
         assert found == before[: len(found)]
+
+
+def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
+    """The one before was gone for good, and the third one's name was kept by chance: the log began there."""
+    for crash_after in range(12):
+        for seed in range(30):
+            disk = MemoryDisk()
+            partition = _open_with_chores_pending(disk)
+            end_offset = 0
+            while partition.segment_count == 1:
+                # This suffices for the deletion below, and comes before the second segment.
+                partition._snapshot()
+                partition._chores.finish()
+                end_offset = partition.log_end_offset
+                put(partition, batch())
+            for _ in range(8):
+                put(partition, batch())
+            before, cut = read_all(partition), partition._segments.first.size_bytes
+            disk.crash_after = disk.steps + crash_after
+            with suppress(SimulatedCrash):
+                partition.delete_records(end_offset, NOW_MS)
+            again = open_partition(disk.after_power_loss(Random(seed)), CONFIG)
+            assert again.log_start_offset in (0, end_offset)
+            assert before[cut if again.log_start_offset else 0 :].startswith(read_all(again))
 
 
 def _open_with_chores_pending(disk: MemoryDisk) -> Partition:

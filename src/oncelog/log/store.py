@@ -420,9 +420,14 @@ class PartitionStore:
         if not dead or self._is_swapping or self.is_offline:
             return []
         dropped: list[_Dropped] = []
+        dead = dead[: self.config.limits.max_drops_per_step]
+        if self._recovery_point <= dead[-1].end_offset:
+            # As in `_roll`, for the segment that is the first one then. See
+            # test_no_power_loss_takes_the_first_segment_that_retention_leaves.
+            self._disk.sync_directory(self._directory)
         try:
             # Four renames each; eight take about two milliseconds.
-            for segment in dead[: self.config.limits.max_drops_per_step]:
+            for segment in dead:
                 dropped.append(_Dropped(segment.end_offset, segment.drop(self._disk)))
                 self._segments.drop_first()
         except OSError:

@@ -56,7 +56,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no fault lets a segment's log file be made, and its index files not": "R585 R604",
     "no disk takes a part of a write and then cannot cut it off": "R610",
     "tombstones of simulated topics go after seconds": "R611",
-    "no power goes between a partition's first roll and the flush behind it": "R603",
+    "no power goes between a partition's first roll and the flush behind it": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "no single call fails amid a swap": "R613",
     "no disk loses what was synced": "R364 R450",
