@@ -143,6 +143,20 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
     assert not any(partition.has_open_transaction(*who) for partition in topic.partitions)
 
 
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
+    """The log told of a disk that refuses: a step of a cancelled request wrote to files that were closed."""
+    node = driven(COMPACTED)
+    deferred = handle(node, request(*((i, records()) for i in range(MANY)), acks=acks), 9)
+    assert node.log_manager.chores.step() is None
+    assert node.log_manager.chores.step() is None
+    stored = ends(node)
+    deferred.cancel()
+    node.close(NOW_MS)
+    assert ends(node) == stored
+    assert not node.metrics.append_errors
+
+
 def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
     node = driven(COMPACTED)
     handle(node, request(*((i, records()) for i in range(MANY))), 9).cancel()

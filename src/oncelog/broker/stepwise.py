@@ -198,7 +198,7 @@ class _Answer:
 
     def _steps(self) -> Chore:
         try:
-            while not (self._is_dropped and self._deferred.is_cancelled):
+            while not self._is_over:
                 if not self._may_go_on():
                     return
                 if (yield from self._step()):
@@ -208,6 +208,10 @@ class _Answer:
             if self._has_place:
                 self._has_place = False
                 self._queue.give_back()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_dropped and self._deferred.is_cancelled
 
     def _may_go_on(self) -> bool:
         """Return False if the answer has become a large one and waits for its place."""
@@ -239,6 +243,8 @@ class _Answer:
             yield self._job
         except Exception as error:
             failure = error
+        if self._is_over:
+            return False  # cancelled since the last step: where the broker stops, the log is closed by now
         try:
             self._job = self._deferred.build(partial(_next_step, self._work, failure))
         except _Done as done:

@@ -59,6 +59,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no power goes between a partition's first roll and the flush behind it": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "no single call fails amid a swap": "R613",
+    "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711",
     "no client closes right after requests whose answers it does not take": "R509 R565",
