@@ -293,3 +293,30 @@ def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
             wait_for(lambda: reads(first))
         consumer.subscribe(pattern=second)
         wait_for(lambda: reads(second))
+
+
+def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(servers: str, group: str) -> None:
+    """Its commit waited behind its own JoinGroup, whose answer waited for a member that did not poll."""
+    topic = new_topic(servers, 2)
+    fill(servers, topic, 0, 10, 2)
+
+    def one() -> Consumer:
+        made = member(servers, group, partition_assignment_strategy="cooperative-sticky")
+        made.subscribe(topic)
+        return made
+
+    with one() as busy, one() as leaver, one() as third:
+        wait_for(lambda: not busy.poll(0.1) and not leaver.poll(0.1) and len(leaver.assignment()) == 1)
+        [tp] = leaver.assignment()
+        # The third one asks for a rebalance, in which the busy one takes no part.
+        session = leaver._async._group
+        assert session is not None
+        wait_for(lambda: not third.poll(0.1) and not leaver.poll(0.1) and session._is_rebalancing)
+        fill(servers, topic, 10, 10, 2)
+        wait_for(lambda: bool(leaver.poll(0.1)) or leaver.position(tp) == 10)
+        position = leaver.position(tp)
+        leaver.close()
+        with member(servers, group) as asking:
+            stored = asking.committed(tp)[tp]
+        assert stored is not None
+        assert stored.offset == position > 5

@@ -243,7 +243,10 @@ class ClassicSession(GroupSession):
         timeout_ms = self._settings["max.poll.interval.ms"] + _JOIN_PATIENCE_MS
         holding = self._last._replace(owned=self._owned)
         request = join_request(self._settings, self.member.member_id, self.topics, holding)
-        answer = await self._ask(request, timeout_ms=timeout_ms)
+        # The answer waits for all members. Commits of what is read on meanwhile must not wait behind it. See
+        # test_a_member_that_closes_while_others_do_not_join_commits_what_it_read.
+        channel = "join" if self._owned else "group"
+        answer = await self._ask(request, timeout_ms=timeout_ms, channel=channel)
         if answer.member_id:
             self.member = self.member._replace(member_id=answer.member_id)
         raise_for_code(answer.error_code, f"joining group {self.group_id!r}")

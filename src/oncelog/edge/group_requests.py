@@ -90,11 +90,16 @@ class GroupRequests:
     # Requests
 
     async def _ask(
-        self, request: Any, *, timeout_ms: float | None = None, max_version: int | None = None
+        self,
+        request: Any,
+        *,
+        timeout_ms: float | None = None,
+        max_version: int | None = None,
+        channel: str = "group",
     ) -> Any:
         node_id = await self._coordinator()
         return await self._cluster.request(
-            node_id, request, timeout_ms=timeout_ms, max_version=max_version, channel="group"
+            node_id, request, timeout_ms=timeout_ms, max_version=max_version, channel=channel
         )
 
     async def _coordinator(self) -> int:
