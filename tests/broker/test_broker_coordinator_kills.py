@@ -134,7 +134,7 @@ def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
             if (group := groups.get(group_id)) is not None
         ],
         "committed": {tp: committed.offset for tp, committed in offsets.of("g").items()},
-        "pending": offsets.pending_of("g"),
+        "pending": set(offsets.pending_of("g")),
         "transactions": [
             (entry.transactional_id, entry.state, entry.producer_epoch) for entry in node.transactions.all()
         ],

@@ -23,8 +23,10 @@ from oncelog.errors import (
     NotCoordinator,
     PolicyViolation,
     TopicAlreadyExists,
+    UnknownMemberId,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    UnstableOffsetCommit,
 )
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
@@ -753,3 +755,70 @@ def state_of(node: Node, transactional_id: str) -> TransactionState:
     entry = node.transactions.get(transactional_id)
     assert entry is not None
     return entry.state
+
+
+class HashedPlace(TopicPartition):
+    """Counts how often it is looked at."""
+
+    looked = 0
+
+    def __hash__(self) -> int:
+        HashedPlace.looked += 1
+        return super().__hash__()
+
+
+def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
+    """With 500,000 pending offsets each request for one took 16 ms of the broker's one thread."""
+    node = open_node(MemoryDisk())
+    node.topics.create("t", 100, {}, NOW_MS)
+    offsets = node.groups.offsets
+    node.groups.offsets_partition("g", NOW_MS)
+    committed = CommittedOffset(5, -1, "", NOW_MS, -1, -1)
+    for producer_id in range(100):
+        places = {HashedPlace("t", index): committed for index in range(1, 100)}
+        offsets.commit_pending("g", Identity(producer_id, 0), places, NOW_MS)
+    HashedPlace.looked = 0
+    asked = OffsetFetchRequest.OffsetFetchRequestGroup(
+        group_id="g",
+        topics=[OffsetFetchRequest.OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1])],
+    )
+    header = RequestHeader(OffsetFetchRequest.api.key, 9, 1, "c", 0)
+    message = OffsetFetchRequest(groups=[asked], require_stable=True)
+    response = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    assert not isinstance(response, Deferred)
+    ((topic,),) = (group.topics for group in response.groups)
+    assert [row.error_code for row in topic.partitions] == [0, UnstableOffsetCommit.code]
+    with pytest.raises(UnknownMemberId):
+        node.groups.check_commit("g", 1, "m", None)
+    assert HashedPlace.looked < 100
+    for producer_id in range(100):
+        offsets.on_marker(offsets._topic.partition_of("g"), producer_id, False)
+        assert bool(offsets.pending_of("g")) == (producer_id < 99)
+    assert not offsets.has("g")
+
+
+def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
+    """With 10,000 open transactions, to delete 1,000 offsets of their group took 5 s in one step."""
+    node = open_node(MemoryDisk())
+    node.topics.create("t", 100, {}, NOW_MS)
+    offsets = node.groups.offsets
+    node.groups.offsets_partition("g", NOW_MS)
+    committed = CommittedOffset(5, -1, "", NOW_MS, -1, -1)
+    places = [TopicPartition("t", index) for index in range(100)]
+    offsets.commit("g", dict.fromkeys(places[1:], committed), NOW_MS)
+    looked = 0
+
+    class Pending(dict[str, Any]):
+        def __getitem__(self, group: str) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(group)
+
+    for producer_id in range(100):
+        offsets.commit_pending("g", Identity(producer_id, 0), {places[0]: committed}, NOW_MS)
+    offsets._pending.update({key: Pending(groups) for key, groups in offsets._pending.items()})
+    offsets.delete("g", places[1:], NOW_MS)
+    assert (set(offsets.of("g")), set(offsets.pending_of("g"))) == (set(), {places[0]})
+    assert looked == 0
+    offsets.delete("g", places, NOW_MS)
+    assert not offsets.has("g")

@@ -41,6 +41,12 @@ class Offsets:
         """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
         self._transactions: dict[str, set[tuple[int, int]]] = {}
         """Group -> keys of `_pending` under which it has offsets."""
+        self._pending_counts: dict[str, dict[TopicPartition, int]] = {}
+        """Group -> partition -> how many open transactions have an offset for it.
+
+        Without it each offset that is deleted took a look at all open transactions of its group.
+        See test_offsets_are_deleted_without_a_look_at_each_open_transaction.
+        """
         self._indexes: dict[str, set[int]] = {}
         """Topic -> partitions of `__consumer_offsets` that hold offsets of it, or once did."""
 
@@ -115,7 +121,11 @@ class Offsets:
 
     def _add_pending(self, index: int, producer_id: int, group: str, offsets: _Offsets) -> None:
         key = index, producer_id
-        self._pending.setdefault(key, {}).setdefault(group, {}).update(offsets)
+        pending = self._pending.setdefault(key, {}).setdefault(group, {})
+        counts = self._pending_counts.setdefault(group, {})
+        for tp in offsets.keys() - pending.keys():
+            counts[tp] = counts.get(tp, 0) + 1
+        pending.update(offsets)
         self._transactions.setdefault(group, set()).add(key)
         self._note_topics(index, offsets)
 
@@ -128,6 +138,7 @@ class Offsets:
         pending = self._pending.pop((index, producer_id), {})
         for group, offsets in pending.items():
             self._forget_transaction(group, (index, producer_id))
+            self._count_off(group, offsets)
             if is_commit:
                 held = self._committed.setdefault(group, {})
                 for at, each in offsets.items():
@@ -138,6 +149,16 @@ class Offsets:
         keys.discard(key)
         if not keys:
             del self._transactions[group]
+
+    def _count_off(self, group: str, tps: Iterable[TopicPartition]) -> None:
+        """Note that a transaction has no offsets for these partitions any more."""
+        counts = self._pending_counts[group]
+        for tp in tps:
+            counts[tp] -= 1
+            if not counts[tp]:
+                del counts[tp]
+        if not counts:
+            del self._pending_counts[group]
 
     # Reading
 
@@ -153,16 +174,16 @@ class Offsets:
         """What a group has committed."""
         return self._committed.get(group, {})
 
-    def pending_of(self, group: str) -> set[TopicPartition]:
-        """Partitions for which an open transaction may commit another offset."""
-        return {at for key in self._transactions.get(group, ()) for at in self._pending[key][group]}
+    def pending_of(self, group: str) -> Collection[TopicPartition]:
+        """Partitions for which an open transaction may commit another offset, as a view."""
+        return self._pending_counts.get(group, {}).keys()
 
     def places_of(self, group: str) -> list[TopicPartition]:
         """Return the partitions with a committed or a pending offset, in the same order in every run."""
         return list(dict.fromkeys([*self.of(group), *sorted(self.pending_of(group))]))
 
     def _is_pending(self, group: str, at: TopicPartition) -> bool:
-        return any(at in self._pending[key][group] for key in self._transactions.get(group, ()))
+        return at in self.pending_of(group)
 
     def snapshot(self) -> tuple[dict[str, _Offsets], dict[tuple[int, int], dict[str, _Offsets]]]:
         """Return a copy of everything: committed offsets by group, pending ones as `_pending`."""
@@ -203,6 +224,8 @@ class Offsets:
                 del committed[at]
                 if not committed:
                     del self._committed[group]
+        if not self._is_pending(group, at):
+            return is_empty
         for key in list(self._transactions.get(group, ())):
             pending = self._pending[key][group]
             if at not in pending:
@@ -211,6 +234,7 @@ class Offsets:
                 is_empty = False
                 continue
             del pending[at]
+            self._count_off(group, (at,))
             if not pending:
                 self._drop_pending(group, key)
         return is_empty
@@ -343,6 +367,8 @@ class Offsets:
         self._committed = {g: each for g, each in self._committed.items() if partition_of(g) != index}
         self._pending = {key: each for key, each in self._pending.items() if key[0] != index}
         self._transactions = {g: each for g, each in self._transactions.items() if partition_of(g) != index}
+        counts = self._pending_counts
+        self._pending_counts = {g: each for g, each in counts.items() if partition_of(g) != index}
 
     def _replay_record(
         self, index: int, producer_id: int | None, key: bytes, value: bytes | None, offset: int
