@@ -372,7 +372,14 @@ def test_what_is_counted_and_what_is_left_out(audited: AuditResult) -> None:
     totals = audited.partitions[TopicPartition("transactions", 0)]
     assert (totals.committed, totals.aborted, totals.empty_markers) == (2, 2, 1)
     kinds = {f.kind for f in (*audited.findings, *audited.notes)}
-    untold = {"overlap", "offset_gap", "offset_overlap", "visible_though_open", "bad_records"}
+    untold = {
+        "overlap",
+        "offset_gap",
+        "offset_overlap",
+        "visible_though_open",
+        "bad_records",
+        "unknown_marker",
+    }
     untold |= {"log_start_moved"}  # files do not tell of it
     assert kinds == {kind.value for kind in FindingKind} - untold
 
