@@ -18,6 +18,7 @@ from oncelog.edge.group import Change
 from oncelog.errors import (
     BrokerError,
     CoordinatorLoadInProgress,
+    DisconnectedError,
     FencedInstanceId,
     GroupAuthorizationFailed,
     RebalanceInProgress,
@@ -303,6 +304,65 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
         await member.session.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_nothing_is_taken_that_a_heartbeat_under_way_leaves_out(is_changed: bool) -> None:
+    """The coordinator gives to others what a member leaves out, so the member waits for the answer."""
+
+    async def work() -> None:
+        coordinator, answers = Coordinator(), asyncio.Event()
+        member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
+        ask, sent = coordinator.request, list[ConsumerGroupHeartbeatRequest]()
+
+        async def second_is_lost(node: int | None, request: Any, **more: Any) -> Any:
+            if isinstance(request, ConsumerGroupHeartbeatRequest):
+                sent.append(request)
+                if len(sent) == 2:
+                    raise DisconnectedError("cut")
+                if len(sent) == 3:
+                    await answers.wait()
+            return await ask(node, request, **more)
+
+        coordinator.request = second_is_lost  # type: ignore[method-assign]
+        await member.step()
+        await until(lambda: len(sent) == 3)
+        assert (sent[2].member_epoch, sent[2].topic_partitions) == (1, [])
+        for _ in range(20):
+            assert not await member.step(0.001)
+        assert member.core.assignment() == []
+        coordinator.share = ALL[:2] if is_changed else list(ALL)
+        answers.set()
+        await member.until(lambda: bool(member.core.assignment()))
+        assert [each[:2] for each in member.told] == [(A, [0, 1] if is_changed else [0, 1, 2, 3])]
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_heartbeat_names_what_was_taken_before_the_application_knows() -> None:
+    async def work() -> None:
+        coordinator, is_cut = Coordinator(), False
+        member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
+        ask, full = coordinator.request, list[ConsumerGroupHeartbeatRequest]()
+
+        async def cut_once(node: int | None, request: Any, **more: Any) -> Any:
+            nonlocal is_cut
+            if isinstance(request, ConsumerGroupHeartbeatRequest) and member.told and not is_cut:
+                is_cut = True
+                raise DisconnectedError("cut")
+            if isinstance(request, ConsumerGroupHeartbeatRequest) and is_cut:
+                full.append(request)
+            return await ask(node, request, **more)
+
+        coordinator.request = cut_once  # type: ignore[method-assign]
+        await member.until(lambda: bool(member.told))
+        await until(lambda: full)
+        (named,) = full[0].topic_partitions or ()
+        assert named.partitions == [0, 1, 2, 3]
+        await member.session.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -56,6 +56,11 @@ class Heartbeats:
         """The coordinator's wish."""
         self._known: _Said | None = None
         self._said: _Said | None = None
+        self.is_heard = True
+        """False from a heartbeat that says what is owned to its answer, or to that of a later one.
+
+        The coordinator may give what it does not name to others, so nothing may be taken until then.
+        """
 
     def request(self, topics: frozenset[str], owned: Collection[Place]) -> ConsumerGroupHeartbeatRequest:
         """The next heartbeat; `answered` or `failed` must follow."""
@@ -74,6 +79,7 @@ class Heartbeats:
                 ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
                 for topic_id, partitions in _by_id(said.owned).items()
             ]
+            self.is_heard = False
         return request
 
     def leave(self) -> ConsumerGroupHeartbeatRequest:
@@ -98,7 +104,7 @@ class Heartbeats:
         """What the member is to own from now on; None: nothing new. Raises BrokerError."""
         if answer.error_code:
             raise error_for_code(answer.error_code, answer.error_message or "")
-        self._known = self._said
+        self._known, self.is_heard = self._said, True
         self.epoch, self.interval_ms = answer.member_epoch, answer.heartbeat_interval_ms
         self.member_id = answer.member_id or self.member_id
         if answer.assignment is None:
@@ -115,7 +121,7 @@ class Heartbeats:
 
     def fenced(self) -> None:
         """The group goes on without the member, which may join again; it owns nothing."""
-        self.epoch, self._known = JOINING, None
+        self.epoch, self._known, self.is_heard = JOINING, None, True
 
 
 class Difference(NamedTuple):

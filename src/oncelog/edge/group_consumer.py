@@ -76,7 +76,7 @@ class ConsumerProtocolSession(GroupSession):
             self._finding = asyncio.create_task(self._find(wanted))
             self._finding.add_done_callback(lambda _: self._tell())
         is_settled = self._finding is None and wanted is not None
-        if is_settled or (self._owned and not (self._finding and self._finding.done())):
+        if is_settled or (self._owned and not self._is_found):
             self.commit_by_time()
             return True  # what stays is read on while the rest is found
         return await self._await_news(deadline_ms)
@@ -84,18 +84,27 @@ class ConsumerProtocolSession(GroupSession):
     async def _await_news(self, deadline_ms: float) -> Rebalance | bool:
         timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
         self._news.clear()
-        if self._finding is None or not self._finding.done():
+        if not self._is_found:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
                 return False
-        if self._finding is None or not self._finding.done():
+        if not self._is_found or self._finding is None:
             return await self.advance(deadline_ms)
         finding, self._finding = self._finding, None
         if finding.cancelled():
             return await self.advance(deadline_ms)
         return await self._carry_out(finding.result(), deadline_ms)
+
+    @property
+    def _is_found(self) -> bool:
+        """Whether the next step can be made. What is to be taken waits for what the coordinator answers."""
+        finding = self._finding
+        if finding is None or not finding.done():
+            return False
+        is_take = not (finding.cancelled() or finding.exception() or finding.result().difference.leaving)
+        return self._heartbeats.is_heard or not is_take
 
     async def _carry_out(self, found: _Found, deadline_ms: float) -> Rebalance | bool:
         leaving, added, _ = found.difference
@@ -189,7 +198,8 @@ class ConsumerProtocolSession(GroupSession):
             # The group may know it before the answer comes, and a close must leave it then. See
             # test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
             self.member = self.member._replace(member_id=self._heartbeats.member_id)
-        answer = await self._ask(self._heartbeats.request(self.topics, self._acknowledged))
+        answer = await self._ask(self._heartbeats.request(self.topics, self._claimed()))
+        was_heard = self._heartbeats.is_heard
         wanted = self._heartbeats.answered(answer)
         self.member = ConsumerGroupMetadata(
             self.group_id,
@@ -201,6 +211,14 @@ class ConsumerProtocolSession(GroupSession):
             self._wanted = wanted
             self._stop_finding()
             self._tell()
+        elif not was_heard and self._finding is not None:
+            self._tell()
+
+    def _claimed(self) -> frozenset[Place]:
+        """Return what to tell as owned: also what was taken and the application has not been told of."""
+        if not self._is_untold:
+            return self._acknowledged
+        return self._acknowledged | {Place(self._ids[at.topic], at.partition) for at in self._owned}
 
     def _fail(self, error: OncelogError) -> None:
         if isinstance(error, UnsupportedVersion):

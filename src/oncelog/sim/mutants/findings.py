@@ -32,6 +32,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commands, web pages, packages and documents are not played": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644 R723"
     ),
+    "seldom is a heartbeat lost between what a member is told and its taking, while others join": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",

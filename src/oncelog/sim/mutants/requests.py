@@ -119,7 +119,7 @@ async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
 async def _await_news(self: Any, deadline_ms: float) -> Any:
     timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
     self._news.clear()
-    if self._finding is None or not self._finding.done():
+    if not self._is_found:
         with suppress(TimeoutError):
             await _wait_for(self._news.wait(), timeout_s)
             return await _AWAIT_NEWS(self, self._cluster.now_ms())
