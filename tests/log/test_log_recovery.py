@@ -478,6 +478,39 @@ def test_a_log_start_beyond_the_log_begins_anew_there() -> None:
     assert put(partition, batch()).base_offset == 50
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
+    """DeleteRecords went past the synced end, and a power loss took the end of the log.
+
+    Only an older snapshot told of the producers. A transaction whose commit was synced was open again, with
+    nobody to end it: read_committed readers waited without end, and its producer's next batch was refused.
+    """
+    disk = MemoryDisk()
+    partition = open_partition(disk, SMALL)
+    put(partition, batch(0, is_transactional=True))
+    while partition.segment_count < 2:
+        put(partition, batch(value=b"x" * 30))
+    put(partition, batch(1, is_transactional=True))
+    put_marker(partition, marker(7, commit=True))
+    partition.flush()
+    point, active = partition.recovery_point, partition._segments.active
+    size_bytes = active.size_bytes
+    put(partition, batch())
+    log_start = partition.delete_records(None, NOW_MS)
+    disk = disk.after_kill()
+    disk.open(active.log_path).truncate(size_bytes)
+    for path in [f"{TP}/{name}" for name in disk.list(str(TP)) if name.startswith(f"{log_start:020d}")]:
+        disk.remove(path)
+    for _ in range(times):
+        partition = open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+        disk = disk.after_kill()
+    assert (partition.log_start_offset, partition.log_end_offset) == (log_start, log_start)
+    assert not partition.has_open_transaction(7, 0)
+    put(partition, batch())
+    assert partition.last_stable_offset == log_start + 1
+    assert put(partition, batch(2, is_transactional=True)).base_offset == log_start + 1
+
+
 @pytest.mark.behaviour("I17", "I20")
 def test_a_long_segment_is_snapshotted_between_rolls() -> None:
     disk = MemoryDisk()

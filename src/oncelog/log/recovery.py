@@ -74,14 +74,8 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     reports: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), how, reports)
     segments, replay_from = _open_segments(disk, directory, bases, how, reports)
-    end_offset = segments[-1].end_offset if segments else 0
     if segments:
         segments[-1].forget_lost_markers()
-    if how.log_start_offset > end_offset:
-        # Everything was deleted on purpose (DeleteRecords), only the files were not gone yet.
-        for segment in segments:
-            segment.remove()
-        segments, replay_from = [], None
     if not segments:
         # Offsets that were synced are never given again: test_a_lost_directory_gives_no_offset_again.
         base_offset = max(how.log_start_offset, how.recovery_point)
@@ -98,6 +92,8 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, how, replay_from)
+    if log_start_offset > segments[-1].end_offset:
+        segments = _begin_at_log_start(disk, directory, recovered, how)
     for segment in segments:
         if segment.transactions.is_unsynced:
             # The checkpoint may call the segment good: the next start then takes its file as it is.
@@ -105,6 +101,24 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
         segment.file.rest()
     recovered.indexed_from = _make_transaction_indexes(segments, how)
     return recovered
+
+
+def _begin_at_log_start(disk: Disk, directory: str, recovered: Recovered, how: OpenAs) -> list[Segment]:
+    """Replace all segments by an empty one at the log start, which a power loss put behind the log end.
+
+    All records were deleted on purpose. What the segments say of producers is kept: an older snapshot alone
+    tells of transactions as open that have ended, see
+    test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
+    """
+    offset = recovered.log_start_offset
+    with suppress(OSError):  # on a full disk a later flush or stop writes one
+        recovered.producers.snapshot_now(offset)
+    # Oldest first: those that a crash leaves tell of what came last.
+    for segment in recovered.segments:
+        segment.remove()
+    new = Segment.create(disk, directory, offset, how.now_ms, limits=how.config.limits)
+    recovered.segments, recovered.rebuilt_from = Segments([new]), None
+    return [new]
 
 
 def _make_transaction_indexes(segments: list[Segment], how: OpenAs) -> int:
