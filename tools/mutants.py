@@ -180,6 +180,7 @@ def means_of(cells: str) -> str:
         "worst requests": "test_broker_worst_requests.py",
         "takeover from Kafka": "test_operations_takeover.py",
         "model": "_model.py",
+        "failing system calls": "test_log_os_faults.py",
         "browser": "test_web_browser.py",
     }
     found = [kind for kind, mark in kinds.items() if mark in cells]
