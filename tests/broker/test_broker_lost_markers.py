@@ -263,3 +263,28 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
     producer.send(T0, "next")
     marker = "<commit>" if classic_is_commit and is_commit else "<abort>"
     assert producer.log(T0) == ["classic", marker, "next"]
+
+
+@pytest.mark.parametrize("is_ended", [True, False], ids=["ended", "open"])
+def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
+    producer: Producer, is_ended: bool
+) -> None:
+    """The new instance's record counted as a repetition: acknowledged, and not stored."""
+
+    def begin() -> None:
+        entry = producer.node.transactions.init("x", None, 60_000, NOW_MS).entry
+        producer.who, producer.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+
+    producer.send(T0, "first")
+    producer.end(True)
+    state_size = producer.size(STATE)
+    begin()
+    producer.send(T0, "older")
+    if is_ended:
+        producer.node.transactions.end("x", producer.who, True, 0, NOW_MS)
+    producer.lose_power(state=state_size)
+    begin()
+    producer.send(T0, "newer")
+    producer.end(True)
+    end_of_older = "<commit>" if is_ended else "<abort>"
+    assert producer.log(T0) == ["first", "<commit>", "older", end_of_older, "newer", "<commit>"]

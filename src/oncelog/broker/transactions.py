@@ -60,7 +60,12 @@ from oncelog.rules.transaction import (
     retire,
     verify,
 )
-from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, TransactionEntry, TransactionState
+from oncelog.rules.transaction_entry import (
+    EPOCH_PER_TRANSACTION,
+    NO_EPOCH,
+    TransactionEntry,
+    TransactionState,
+)
 from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
@@ -91,6 +96,8 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
+        self._unchecked: set[str] = set()
+        """Ids of which partitions may know a higher epoch, for the last stop was not clean."""
         self._last_offsets: dict[str, int] = {}
         """Offset of the newest record of each transactional id."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
@@ -142,7 +149,7 @@ class TransactionCoordinator:
             raise InvalidTransactionTimeout(
                 f"transaction.timeout.ms={timeout_ms} is not within 1..{most_ms} (transaction.max.timeout.ms)"
             )
-        entry = self._entries.get(transactional_id)
+        entry = self._above_seen_epochs(self._entries.get(transactional_id))
 
         def decide(new_producer_id: int | None) -> Persist | FenceFirst | NeedsProducerId | Refuse:
             return decide_init(
@@ -162,10 +169,28 @@ class TransactionCoordinator:
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
+        self._unchecked.discard(transactional_id)
         if isinstance(verdict, FenceFirst):
             self._end(verdict.entry, now_ms)
             raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; try again")
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
+
+    def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
+        """Return an entry with the highest epoch that a partition has seen of its producer.
+
+        With the default flush a power loss may take an epoch from the coordinator's log alone. Given again,
+        it made a new instance's batches duplicates of the older one's: acknowledged, and not stored.
+        Partitions are asked once for each id, after a stop that was not clean. Guarded by
+        test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
+        """
+        if entry is None or entry.transactional_id not in self._unchecked:
+            return entry
+        known = (partition.producer(entry.producer_id) for _, partition in self._node.topics.all_partitions())
+        seen = [each.producer_epoch for each in known if each is not None and each.producer_epoch is not None]
+        epoch = max(seen, default=NO_EPOCH)
+        if epoch <= entry.producer_epoch:
+            return entry
+        return entry._replace(producer_epoch=epoch, last_producer_epoch=NO_EPOCH)
 
     def add_partitions(
         self, transactional_id: str, who: Identity, partitions: Collection[TopicPartition], now_ms: int
@@ -347,6 +372,8 @@ class TransactionCoordinator:
 
         Raises StorageError where `oncelog.fence.transactions` asks for a fence, and it cannot be written.
         """
+        if not self._node.log_manager.was_clean:
+            self._unchecked = set(self._entries)
         self.write_lost_markers(now_ms)
         if self._node.settings["oncelog.fence.transactions"]:
             self.fence_all(now_ms)

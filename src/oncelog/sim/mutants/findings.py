@@ -67,6 +67,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no client closes right after requests whose answers it does not take": "R509 R565",
     "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
     "no power goes soon after DeleteRecords up to the log end": "R690",
+    "a power loss seldom takes an epoch and leaves its batches": "R691",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
     "no topic is deleted while files are loaded": "R506",
