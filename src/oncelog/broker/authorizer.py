@@ -6,7 +6,6 @@ may do everything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from sys import getsizeof
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
     GroupAuthorizationFailed,
-    StorageError,
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
 )
@@ -112,8 +110,8 @@ class Authorizer:
         self.super_users = parse_super_users(super_users)
         self.allows_if_none = allows_if_none
         self.version = 0
-        text = read_state(disk, FILE_NAME)
-        self.acls = AclTable(_parse(text) if text is not None else ())
+        # Without its ACLs the broker would let in whom they deny: an unreadable file stops it.
+        self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
@@ -154,7 +152,7 @@ class Authorizer:
             }
             for acl in table
         ]
-        write_state(self._disk, FILE_NAME, json.dumps({"version": 1, "acls": rows}, indent=1))
+        write_state(self._disk, FILE_NAME, {"acls": rows})
         self.acls = table
         self.version += 1
 
@@ -208,23 +206,16 @@ class AccessByAcls:
         )
 
 
-def _parse(text: str) -> list[Acl]:
-    try:
-        content: Any = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        return [
-            Acl(
-                ResourceType[row["resource_type"]],
-                row["name"],
-                PatternType[row["pattern_type"]],
-                row["principal"],
-                row["host"],
-                Operation[row["operation"]],
-                Permission[row["permission"]],
-            )
-            for row in content["acls"]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        # Without its ACLs the broker would let in whom they deny.
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def _parse(content: dict[str, Any]) -> list[Acl]:
+    return [
+        Acl(
+            ResourceType[row["resource_type"]],
+            row["name"],
+            PatternType[row["pattern_type"]],
+            row["principal"],
+            row["host"],
+            Operation[row["operation"]],
+            Permission[row["permission"]],
+        )
+        for row in content["acls"]
+    ]

@@ -7,7 +7,6 @@ DynamicBrokerConfig; KIP-848's GroupConfig.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -56,9 +55,9 @@ class DynamicConfig:
         self._broker_name = str(settings["node.id"])
         self._brokers: dict[str, dict[str, str]] = {}
         self._groups: dict[str, dict[str, str]] = {}
-        text = read_state(disk, FILE_NAME)
-        if text is not None:
-            self._brokers, self._groups = _parse(text)
+        stored = read_state(disk, FILE_NAME, _parse)
+        if stored is not None:
+            self._brokers, self._groups = stored
             try:
                 self._apply()
             except (ConfigError, InvalidRequest) as error:
@@ -130,8 +129,7 @@ class DynamicConfig:
         self._settings.lay_over(layers)
 
     def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
-        content = {"version": 1, "brokers": brokers, "groups": groups}
-        write_state(self._disk, FILE_NAME, json.dumps(content, indent=1))
+        write_state(self._disk, FILE_NAME, {"brokers": brokers, "groups": groups})
         self._brokers, self._groups = brokers, groups
 
 
@@ -158,15 +156,9 @@ def checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _parse(text: str) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    try:
-        content: dict[str, Any] = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        brokers, groups = (
-            {name: {k: str(value) for k, value in own.items()} for name, own in content[key].items()}
-            for key in ("brokers", "groups")
-        )
-        return brokers, groups
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def _parse(content: dict[str, Any]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    brokers, groups = (
+        {name: {k: str(value) for k, value in own.items()} for name, own in content[key].items()}
+        for key in ("brokers", "groups")
+    )
+    return brokers, groups

@@ -9,7 +9,7 @@ Source: Kafka's ProducerIdManager for the blocks.
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.config import INT64_MAX
@@ -60,24 +60,17 @@ class ProducerIds:
 
 def stored_next_id(disk: Disk) -> int:
     """The first id that is not in a block yet; 0 without a file. Raises StorageError."""
-    text = read_state(disk, FILE_NAME)
-    return 0 if text is None else _parse(text)
+    # Starting again at 0 would give ids twice, so an unreadable file stops the broker.
+    return read_state(disk, FILE_NAME, _parse) or 0
 
 
 def write_next_id(disk: Disk, next_producer_id: int) -> None:
     """Raises StorageError."""
-    write_state(disk, FILE_NAME, json.dumps({"version": 1, "next_producer_id": next_producer_id}))
+    write_state(disk, FILE_NAME, {"next_producer_id": next_producer_id})
 
 
-def _parse(text: str) -> int:
-    try:
-        content = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        next_id = content["next_producer_id"]
-        if type(next_id) is not int or not 0 <= next_id <= INT64_MAX:
-            raise ValueError(f"next_producer_id {next_id!r}")
-        return next_id
-    except (ValueError, KeyError, TypeError) as error:
-        # Starting again at 0 would give ids twice, so an unreadable file stops the broker.
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def _parse(content: dict[str, Any]) -> int:
+    next_id = content["next_producer_id"]
+    if type(next_id) is not int or not 0 <= next_id <= INT64_MAX:
+        raise ValueError(f"next_producer_id {next_id!r}")
+    return next_id

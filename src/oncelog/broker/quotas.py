@@ -5,12 +5,11 @@ One file, replaced durably with every change. Where nothing is set, `is_any` is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncelog.broker.state_file import read_state, write_state
-from oncelog.errors import BrokerError, StorageError, ThrottlingQuotaExceeded
+from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.disk import Disk
 from oncelog.rules.quotas import (
@@ -84,9 +83,10 @@ class Quotas:
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, Payer], Share | None] = {}
         self.is_any = False
-        text = read_state(disk, FILE_NAME)
-        if text is not None:
-            self._take_over(_parse(text))
+        # Without its quotas the broker would let those in who broke it before: an unreadable file stops it.
+        stored = read_state(disk, FILE_NAME, _parse)
+        if stored is not None:
+            self._take_over(stored)
 
     def find(self, wanted: QuotaFilter) -> dict[QuotaEntity, Values]:
         """The entities that a filter takes, and their quotas."""
@@ -129,7 +129,7 @@ class Quotas:
             {"entity": {kind: name or None for kind, name in entity.parts.items()}, "quotas": dict(rates)}
             for entity, rates in values.items()
         ]
-        write_state(self._disk, FILE_NAME, json.dumps({"version": 1, "quotas": rows}, indent=1))
+        write_state(self._disk, FILE_NAME, {"quotas": rows})
         self._take_over(values)
 
     def _take_over(self, values: Mapping[QuotaEntity, Values]) -> None:
@@ -239,16 +239,9 @@ class Quotas:
         return longest_ms
 
 
-def _parse(text: str) -> dict[QuotaEntity, Values]:
-    try:
-        content: Any = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        found = {}
-        for row in content["quotas"]:
-            entity = checked(entity_of(row["entity"].items()))
-            found[entity] = altered(entity, {}, row["quotas"].items())
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:
-        # Without its quotas the broker would let those in who broke it before.
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def _parse(content: dict[str, Any]) -> dict[QuotaEntity, Values]:
+    found = {}
+    for row in content["quotas"]:
+        entity = checked(entity_of(row["entity"].items()))
+        found[entity] = altered(entity, {}, row["quotas"].items())
+    return found

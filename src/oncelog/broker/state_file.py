@@ -1,34 +1,72 @@
-"""Small text files of the node beside the partitions, replaced whole and durably."""
+"""Small JSON files of the node beside the partitions, replaced whole and durably.
+
+Each has `version` 1, and behind everything else the CRC-32C of the text before it: one flipped bit in a
+setting can delete records. Files of versions before 0.5.1 have no checksum and are read as they are.
+"""
 
 from __future__ import annotations
 
-from oncelog.errors import StorageError
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from crc32c import crc32c
+
+from oncelog.errors import BrokerError, StorageError
 from oncelog.log.disk import Disk, SyncFailed, explain
+
+T = TypeVar("T")
+_CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
 
 class NotDurable(StorageError):
-    """The new text is in the file, and a power loss may bring back the old one."""
+    """The new content is in the file, and a power loss may bring back the old one."""
 
 
-def read_state(disk: Disk, name: str) -> str | None:
-    """The file's text; None when there is none. Raises StorageError."""
+def read_state(
+    disk: Disk, name: str, parse: Callable[[dict[str, Any]], T], *, is_private: bool = False
+) -> T | None:
+    """Return what `parse` makes of the file's content; None when there is no file.
+
+    `is_private`: no error repeats what the file holds. Raises StorageError, which names the file: it cannot
+    be read, its checksum is wrong, or `parse` raises ValueError, KeyError, TypeError, AttributeError or a
+    BrokerError.
+    """
     try:
-        return disk.read(name).decode()
+        data = disk.read(name)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(f"{disk.describe(name)} cannot be read: {explain(error)}") from error
-    except UnicodeDecodeError as error:
-        raise StorageError(f"{disk.describe(name)} cannot be read: {error}") from error
-
-
-def write_state(disk: Disk, name: str, text: str, *, is_private: bool = False) -> None:
-    """After this a crash finds the new text, during it the old or the new.
-
-    Raises NotDurable, or another StorageError when the old text stands.
-    """
     try:
-        disk.replace(name, text.encode(), is_private=is_private)
+        content: dict[str, Any] = json.loads(data)
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
+        _check(data)
+        content.pop("crc32c", None)
+        return parse(content)
+    except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:
+        why = type(error).__name__ if is_private else repr(error)
+        text = f"{disk.describe(name)} is unreadable ({why}); restore it from a backup"
+        raise StorageError(text) from (None if is_private else error)
+
+
+def _check(data: bytes) -> None:
+    found = _CHECKSUM.search(data)
+    if found and crc32c(data[: found.start()]) != int(found[1], 16):
+        raise ValueError("its checksum is wrong; who has changed it by hand removes crc32c from it")
+
+
+def write_state(disk: Disk, name: str, content: Mapping[str, Any], *, is_private: bool = False) -> None:
+    """After this a crash finds the new content, during it the old or the new.
+
+    Raises NotDurable, or another StorageError when the old content stands.
+    """
+    body = json.dumps({"version": 1, **content}, indent=1).removesuffix("\n}").encode()
+    data = body + b',\n "crc32c": "%08x"\n}' % crc32c(body)
+    try:
+        disk.replace(name, data, is_private=is_private)
     except SyncFailed as error:
         raise NotDurable(f"{disk.describe(name)} could not be synced: {explain(error)}") from error
     except OSError as error:

@@ -95,7 +95,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     """
     disk, accepted = logs.disk, set(settings[ACCEPT])
     before = read_topics(disk)
-    state = _read_state(logs)
+    state = read_state(logs.disk, FILE_NAME, _parse)
     files = fingerprint(disk)
     plan = Plan({name: entry for name, entry in before.items() if name != METADATA_LOG})
     metadata = None
@@ -125,8 +125,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     security.store()
     logs.forget_index_starts()
     topic_ids = [encode_uuid(topic_id) for topic_id in metadata.topics]
-    content = {"version": 1, "files": files, "topic_ids": topic_ids, "taken": security.found}
-    write_state(disk, FILE_NAME, json.dumps(content, indent=1))
+    write_state(disk, FILE_NAME, {"files": files, "topic_ids": topic_ids, "taken": security.found})
     plan.notes.append(f"took over {len(metadata.topics)} topics with their settings from {DIRECTORY}")
     return plan.notes + accepted_notes
 
@@ -140,17 +139,8 @@ def _refusal(path: str, refused: list[tuple[str, str]]) -> str:
     )
 
 
-def _read_state(logs: LogManager) -> dict[str, Any] | None:
-    text = read_state(logs.disk, FILE_NAME)
-    if text is None:
-        return None
-    try:
-        content: dict[str, Any] = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        return {**{key: content[key] for key in ("files", "topic_ids")}, "taken": content.get("taken", {})}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def _parse(content: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: content[key] for key in ("files", "topic_ids")}, "taken": content.get("taken", {})}
 
 
 def _metadata(logs: LogManager, plan: Plan) -> KafkaMetadata | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from oncelog.broker.state_file import read_state, write_state
-from oncelog.errors import StorageError
 from oncelog.log.disk import Disk
 
 FILE_NAME = "oncelog-topics.json"
@@ -24,29 +22,17 @@ class TopicEntry(NamedTuple):
 
 def read_topics(disk: Disk) -> dict[str, TopicEntry]:
     """By name; empty without a file. Raises StorageError on an unreadable one."""
-    content = _read(disk)
-    try:
-        return {
-            entry["name"]: TopicEntry(
-                bytes.fromhex(entry["topic_id"]), entry["partitions"], entry["settings"], entry["is_deleting"]
-            )
-            for entry in content["topics"]
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+    return read_state(disk, FILE_NAME, parse_topics) or {}
 
 
-def _read(disk: Disk) -> dict[str, Any]:
-    text = read_state(disk, FILE_NAME)
-    if text is None:
-        return {"version": 1, "topics": []}
-    try:
-        content: dict[str, Any] = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        return content
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
+def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
+    """Return the topics of the file's content, by name. Raises ValueError, KeyError, TypeError."""
+    return {
+        entry["name"]: TopicEntry(
+            bytes.fromhex(entry["topic_id"]), entry["partitions"], entry["settings"], entry["is_deleting"]
+        )
+        for entry in content["topics"]
+    }
 
 
 def write_topics(disk: Disk, topics: Mapping[str, TopicEntry]) -> None:
@@ -61,4 +47,5 @@ def write_topics(disk: Disk, topics: Mapping[str, TopicEntry]) -> None:
         }
         for name, entry in topics.items()
     ]
-    write_state(disk, FILE_NAME, json.dumps({**_read(disk), "topics": rows}, indent=1))
+    others = read_state(disk, FILE_NAME, dict) or {}
+    write_state(disk, FILE_NAME, {**others, "topics": rows})

@@ -10,7 +10,6 @@ durably (`offsets_to_delete`). Directories that no entry names were looked at be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import NotDurable, read_state, write_state
 from oncelog.broker.stepwise import run_work
 from oncelog.broker.topic_config import stored_overrides, topic_settings
-from oncelog.broker.topic_file import FILE_NAME
+from oncelog.broker.topic_file import FILE_NAME, parse_topics
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
     BrokerError,
@@ -578,14 +577,9 @@ class Topics:
         return (yield from self._logs.delete_in_steps(doomed, topic_ids)).keys()
 
     def _load(self, now_ms: int) -> None:
-        entries, self.offsets_to_delete = _parse(read_state(self._logs.disk, FILE_NAME))
+        stored = read_state(self._logs.disk, FILE_NAME, self._parse)
+        self._entries, self.offsets_to_delete = stored or ({}, {})
         present = set(self._logs.partition_directories())
-        for name, entry in entries.items():
-            topic = self._new_topic(
-                name, bytes.fromhex(entry["topic_id"]), stored_overrides(entry["settings"])
-            )
-            topic.partition_count, topic.state = entry["partitions"], state_at_start(entry["is_deleting"])
-            self._entries[name] = topic
         self._count_directories()
         for topic in [*self._entries.values()]:
             if topic.state is TopicState.BEING_MADE:
@@ -601,6 +595,18 @@ class Topics:
             self._logs.forget_missing_partitions()
         # If no topic is being deleted nothing is written, so that a broker starts on a full disk.
         run_work(self.remove_in_steps(going))
+
+    def _parse(self, content: dict[str, Any]) -> tuple[dict[str, Topic], dict[str, OffsetsToDelete]]:
+        deletions = {
+            entry["name"]: OffsetsToDelete(entry["topic_id"], _bounds(entry["before"]))
+            for entry in content.get("offsets_to_delete", ())
+        }
+        topics = {}
+        for name, entry in parse_topics(content).items():
+            topic = self._new_topic(name, entry.topic_id, stored_overrides(entry.settings))
+            topic.partition_count, topic.state = entry.partition_count, state_at_start(entry.is_deleting)
+            topics[name] = topic
+        return topics, deletions
 
     def _sync_new_directories(self) -> None:
         """Make the names of partitions durable that this start had to make: a crash ended their creation.
@@ -645,13 +651,13 @@ class Topics:
                     "is_deleting": is_deleting,
                 }
             )
-        content: dict[str, Any] = {"version": 1, "topics": topics}
+        content: dict[str, Any] = {"topics": topics}
         if self.offsets_to_delete:
             content["offsets_to_delete"] = [
                 {"name": name, "topic_id": topic_id, "before": before}
                 for name, (topic_id, before) in self.offsets_to_delete.items()
             ]
-        write_state(self._logs.disk, FILE_NAME, json.dumps(content, indent=1))
+        write_state(self._logs.disk, FILE_NAME, content)
 
 
 def _is_served(topic: Topic) -> bool:
@@ -682,22 +688,6 @@ def _known(failures: Mapping[str, Exception]) -> dict[str, BrokerError | Storage
             raise failure
         known[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
     return known
-
-
-def _parse(text: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, OffsetsToDelete]]:
-    if text is None:
-        return {}, {}
-    try:
-        content = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        deletions = {
-            entry["name"]: OffsetsToDelete(entry["topic_id"], _bounds(entry["before"]))
-            for entry in content.get("offsets_to_delete", ())
-        }
-        return {entry["name"]: entry for entry in content["topics"]}, deletions
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{FILE_NAME} is unreadable ({error!r}); restore it from a backup") from error
 
 
 def _bounds(before: Mapping[str, int] | None) -> dict[int, int] | None:

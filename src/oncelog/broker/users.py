@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import base64
 import hmac
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.errors import (
@@ -52,10 +52,10 @@ class Users:
         self._disk = disk
         self._credentials: dict[_Key, Credential] = {}
         self.secret = new_secret
-        text = read_state(disk, FILE_NAME)
-        if text is None:
+        found = read_state(disk, FILE_NAME, _parse, is_private=True)
+        if found is None:
             return
-        self._credentials, stored = _parse(text)
+        self._credentials, stored = found
         if stored:
             self.secret = stored
         elif new_secret:
@@ -175,11 +175,10 @@ class Users:
             }
             for (name, mechanism), held in credentials.items()
         ]
-        content: dict[str, object] = {"version": 1, "credentials": rows}
+        content: dict[str, object] = {"credentials": rows}
         if self.secret:
             content["secret"] = _to_text(self.secret)
-        text = json.dumps(content, indent=1)
-        write_state(self._disk, FILE_NAME, text, is_private=True)
+        write_state(self._disk, FILE_NAME, content, is_private=True)
         self._credentials = credentials
 
 
@@ -196,23 +195,15 @@ def _to_text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _parse(text: str) -> tuple[dict[_Key, Credential], bytes]:
+def _parse(content: dict[str, Any]) -> tuple[dict[_Key, Credential], bytes]:
     """Return the credentials, and the secret; empty if an earlier release wrote the file."""
-    try:
-        content = json.loads(text)
-        if content["version"] != 1:
-            raise ValueError(f"version {content['version']}")
-        credentials = {
-            (row["user"], Mechanism[row["mechanism"].replace("-", "_")]): Credential(
-                base64.b64decode(row["salt"]),
-                base64.b64decode(row["stored_key"]),
-                base64.b64decode(row["server_key"]),
-                int(row["iterations"]),
-            )
-            for row in content["credentials"]
-        }
-        return credentials, base64.b64decode(content.get("secret", ""))
-    except (ValueError, KeyError, TypeError, BrokerError) as error:
-        raise StorageError(
-            f"{FILE_NAME} is unreadable ({type(error).__name__}); restore it from a backup"
-        ) from None
+    credentials = {
+        (row["user"], Mechanism[row["mechanism"].replace("-", "_")]): Credential(
+            base64.b64decode(row["salt"]),
+            base64.b64decode(row["stored_key"]),
+            base64.b64decode(row["server_key"]),
+            int(row["iterations"]),
+        )
+        for row in content["credentials"]
+    }
+    return credentials, base64.b64decode(content.get("secret", ""))

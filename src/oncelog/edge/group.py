@@ -67,7 +67,7 @@ def matching(answer: MetadataResponse, pattern: re.Pattern[str]) -> frozenset[st
     return frozenset(
         row.name
         for row in answer.topics
-        if not row.error_code and not row.is_internal and pattern.fullmatch(row.name)
+        if row.name and not row.error_code and not row.is_internal and pattern.fullmatch(row.name)
     )
 
 

@@ -1,0 +1,69 @@
+"""Files of the node's own state: what a damage, a hand or an older version left in them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from helpers_fuzz import NOW_MS, open_node
+
+from oncelog.errors import StorageError
+from oncelog.sim.disk import MemoryDisk
+
+FILES = ("oncelog-topics.json", "oncelog-producer-ids.json")
+SETTINGS = {"cleanup.policy": "compact", "retention.ms": "60000"}
+
+
+def used_disk() -> MemoryDisk:
+    disk = MemoryDisk()
+    node = open_node(disk)
+    node.topics.create("t", 2, SETTINGS, NOW_MS)
+    node.producer_ids.take()
+    return disk.after_kill()
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("name", FILES)
+def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
+    """Without a checksum one bit made retention.ms 20000, or stopped the start and named no file."""
+    disk = used_disk()
+    whole = disk.read(name)
+    end = whole.index(b'"crc32c"')  # behind it a flipped bit leaves what the file says as it is
+    for place in range(end * 8):
+        damaged = disk.after_kill()
+        data = bytearray(whole)
+        data[place // 8] ^= 1 << place % 8
+        damaged.replace(name, bytes(data))
+        with pytest.raises(StorageError, match=rf"{name} is unreadable .*restore it from a backup"):
+            open_node(damaged)
+
+
+def test_a_file_without_a_checksum_is_read_and_gets_one() -> None:
+    """Versions before 0.5.1 wrote none; who changes a file by hand removes it."""
+    disk, name = used_disk(), "oncelog-topics.json"
+    content = json.loads(disk.read(name))
+    del content["crc32c"]
+    content["topics"][0]["settings"]["retention.ms"] = "70000"
+    disk.replace(name, json.dumps(content).encode())
+    node = open_node(disk)
+    topic = node.topics.get("t")
+    assert topic is not None and topic.overrides["retention.ms"] == "70000"
+    node.topics.create("u", 1, {}, NOW_MS)
+    assert re.search(rb'"crc32c": "[0-9a-f]{8}"\n}$', disk.read(name))
+
+
+def test_a_file_that_was_changed_by_hand_says_what_to_do() -> None:
+    disk, name = used_disk(), "oncelog-topics.json"
+    disk.replace(name, disk.read(name).replace(b"60000", b"70000"))
+    with pytest.raises(StorageError, match="who has changed it by hand removes crc32c from it"):
+        open_node(disk)
+
+
+def test_a_setting_that_is_unknown_names_the_file() -> None:
+    disk, name = used_disk(), "oncelog-topics.json"
+    content = json.loads(disk.read(name).replace(b"cleanup.policy", b"cleanup.poLicy"))
+    del content["crc32c"]
+    disk.replace(name, json.dumps(content).encode())
+    with pytest.raises(StorageError, match=r"oncelog-topics.json is unreadable .*cleanup\.poLicy"):
+        open_node(disk)
