@@ -9,7 +9,7 @@ from oncelog.errors import MisuseError
 from oncelog.rules.topic_state import TopicEvent, TopicState, is_going, listed, next_state, state_at_start
 
 
-@pytest.mark.parametrize("row", rows("topic_state.txt"), ids=lambda row: f"{row[0]}, {row[1]}")
+@pytest.mark.parametrize("row", list(rows("topic_state.txt")), ids=lambda row: f"{row[0]}, {row[1]}")
 def test_the_table(row: tuple[str, ...]) -> None:
     state, event, expected, text = row
     if expected == "refused":

@@ -22,7 +22,7 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def both(spark: Any) -> Any:
+def spark_connector(spark: Any) -> Any:
     """The session, with `format("kafka")` beside `format("oncelog")`."""
     try:
         add_connector(spark)
@@ -36,7 +36,7 @@ def load(reader: Any, name: str, bootstrap: str, options: dict[str, object]) -> 
     return reader.format(name).options(**given).load()
 
 
-def test_same_rows_same_columns(both: Any, bootstrap: str, topic: str) -> None:
+def test_same_rows_same_columns(spark_connector: Any, bootstrap: str, topic: str) -> None:
     create_topic(bootstrap, topic, partitions=3)
     headers = (("trace", b"1"), ("trace", b"2"), ("empty", b""), ("null", None))
     batches = [build_batch(records(n, 1, headers=headers), compression=c) for n, c in enumerate(Compression)]
@@ -61,7 +61,7 @@ def test_same_rows_same_columns(both: Any, bootstrap: str, topic: str) -> None:
         {"subscribe": topic, **by_times},
     ]
     for options in several:
-        theirs, ours = (load(both.read, name, bootstrap, options) for name in ("kafka", "oncelog"))
+        theirs, ours = (load(spark_connector.read, name, bootstrap, options) for name in ("kafka", "oncelog"))
         assert ours.schema.simpleString() == theirs.schema.simpleString()
         expected, found = (
             sorted(map(tuple, frame.collect()), key=lambda row: row[2:5]) for frame in (theirs, ours)
@@ -70,7 +70,7 @@ def test_same_rows_same_columns(both: Any, bootstrap: str, topic: str) -> None:
 
 
 def test_a_checkpoint_of_sparks_connector_is_taken_over(
-    both: Any, bootstrap: str, topic: str, checkpoint: str
+    spark_connector: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
     create_topic(bootstrap, topic, partitions=2)
     for partition in range(2):
@@ -81,9 +81,9 @@ def test_a_checkpoint_of_sparks_connector_is_taken_over(
         "maxOffsetsPerTrigger": 15,
     }
     theirs, ours = Collected(), Collected()
-    theirs.run(load(both.readStream, "kafka", bootstrap, options), checkpoint)
+    theirs.run(load(spark_connector.readStream, "kafka", bootstrap, options), checkpoint)
     assert theirs.offsets(0) == theirs.offsets(1) == list(range(20))
     for partition in range(2):
         fill(bootstrap, topic, 20, 5, partition)
-    ours.run(load(both.readStream, "oncelog", bootstrap, options), checkpoint)
+    ours.run(load(spark_connector.readStream, "oncelog", bootstrap, options), checkpoint)
     assert ours.offsets(0) == ours.offsets(1) == list(range(20, 25))
