@@ -359,6 +359,7 @@ class Simulation:
         theirs = [each for workload in self.workloads for each in workload.applications]
         await self._until(lambda: all(each.is_done for each in theirs), "not every workload is over")
         await self._until(self._is_stable, "a transaction stays open")
+        self._make_target()
         await self._until_copied()
         for each in (
             self.reader,
@@ -487,6 +488,12 @@ class Simulation:
         last.is_done, last.calls = False, []
         last.start()
         await self._until(lambda: last.is_done, f"{last.name} does not come to the end")
+
+    def _make_target(self) -> None:
+        """Make the topic that the last reader waits for, where no record was ever committed to be copied."""
+        node, running = self.broker.node, self.broker.running
+        if self.copiers and node is not None and running is not None and node.topics.get(OUTWARD) is None:
+            node.topics.create(OUTWARD, self.scenario.partitions, {}, running.clock.now_ms())
 
     async def _until_copied(self) -> None:
         limit_us = self.world.now_us + int(LIVENESS_SECONDS * 1e6)
