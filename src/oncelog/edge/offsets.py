@@ -38,11 +38,20 @@ async def list_offsets(
     remaining: Specs = dict(specs)
     attempt = 0
     while remaining:
-        outcome |= await _ask_leaders(cluster, remaining, isolation)
+        without_leader = await _find_leaders(cluster, remaining)
+        outcome |= without_leader
+        outcome |= await _ask_leaders(
+            cluster, {tp: spec for tp, spec in remaining.items() if tp not in without_leader}, isolation
+        )
         pause_ms = cluster.retry_pause_ms(attempt)
         if cluster.now_ms() + pause_ms > deadline_ms:
             break
-        remaining = {tp: spec for tp, spec in remaining.items() if _may_pass(outcome[tp])}
+        # A missing topic has been waited for already. But a leader that does not know the partition has just
+        # given it away: test_a_partition_that_was_moved_away_is_asked_for_again.
+        missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
+        remaining = {
+            tp: spec for tp, spec in remaining.items() if tp not in missing and _may_pass(outcome[tp])
+        }
         if remaining:
             cluster.metadata.mark_stale(remaining)
             await asyncio.sleep(pause_ms / 1000)
@@ -51,19 +60,15 @@ async def list_offsets(
 
 
 def _may_pass(outcome: OffsetAt | OncelogError) -> bool:
-    if isinstance(outcome, UnknownTopicOrPartition):
-        return False  # finding the leader has been patient about it already
     if isinstance(outcome, BrokerError):
         return outcome.retriable
     return isinstance(outcome, (DisconnectedError, TimedOut))
 
 
 async def _ask_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
-    outcome: Outcome = await _find_leaders(cluster, specs)
+    outcome: Outcome = {}
     by_node: dict[int, Specs] = {}
     for tp, spec in specs.items():
-        if tp in outcome:
-            continue
         if (node_id := cluster.metadata.leader_of(tp)) is not None:
             by_node.setdefault(node_id, {})[tp] = spec
         else:  # it was found, and refused or unreachable since

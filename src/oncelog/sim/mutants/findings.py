@@ -79,7 +79,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": (
-        "R490 R491 R492 R493 R498 R577 R578 R579"
+        "R490 R491 R492 R493 R498 R577 R578 R579 R742"
     ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 L8 L16",

@@ -1,0 +1,72 @@
+"""Looking up offsets while partitions move, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from oncelog.client.offsets import OffsetAt
+from oncelog.edge.cluster import ClusterConnection
+from oncelog.edge.offsets import list_offsets
+from oncelog.errors import UnknownTopicOrPartition
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.messages import ListOffsetsResponse
+
+TP = TopicPartition("t", 0)
+
+
+class MovingCluster:
+    """Node 1 has given the partition to node 2, unless the topic is gone. Its metadata is out of date."""
+
+    def __init__(self, *, is_deleted: bool) -> None:
+        self.settings = {"request.timeout.ms": 30_000}
+        self.asked: list[int] = []
+        self._is_deleted, self._leader = is_deleted, cast("int | None", 1)
+        self.metadata = SimpleNamespace(leader_of=lambda tp: self._leader, mark_stale=self._mark_stale)
+
+    def _mark_stale(self, _: Any) -> None:
+        self._leader = None
+
+    def now_ms(self) -> float:
+        return 0.0
+
+    def retry_pause_ms(self, _: int) -> float:
+        return 0.0
+
+    async def leader(self, tp: TopicPartition, *, allow_auto_topic_creation: bool) -> int:
+        assert not allow_auto_topic_creation
+        if self._is_deleted:
+            raise UnknownTopicOrPartition(f"topic {tp.topic!r} does not exist")
+        self._leader = 2
+        return 2
+
+    async def request(self, node_id: int, _: Any, **__: Any) -> ListOffsetsResponse:
+        self.asked.append(node_id)
+        found = {"error_code": 0, "offset": 7, "timestamp": -1} if node_id == 2 else {"error_code": 3}
+        row = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, **found)
+        return ListOffsetsResponse(
+            topics=[ListOffsetsResponse.ListOffsetsTopicResponse(name="t", partitions=[row])]
+        )
+
+
+def look_up(cluster: MovingCluster) -> object:
+    given = cast(ClusterConnection, cluster)
+    return asyncio.run(list_offsets(given, {TP: "earliest"}, Isolation.READ_COMMITTED))[TP]
+
+
+@pytest.mark.behaviour("T10")
+def test_a_partition_that_was_moved_away_is_asked_for_again() -> None:
+    """UNKNOWN_TOPIC_OR_PARTITION of the old leader ended a poll with an error."""
+    cluster = MovingCluster(is_deleted=False)
+    found = look_up(cluster)
+    assert isinstance(found, OffsetAt) and found.offset == 7
+    assert cluster.asked == [1, 2]
+
+
+def test_a_topic_that_is_gone_is_looked_for_once() -> None:
+    cluster = MovingCluster(is_deleted=True)
+    assert isinstance(look_up(cluster), UnknownTopicOrPartition)
+    assert cluster.asked == [1]
