@@ -301,6 +301,20 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
     assert (0, b"k0", b"synced") not in committed(partition)
 
 
+def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
+    """The marker lay in the active segment, nothing more was written, and no flush was due."""
+    partition = opened()
+    write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)
+    for number in range(9):
+        write(partition, b"other", b"%d" % number)
+    partition.flush()
+    assert not partition.is_flush_due
+    put_marker(partition, marker(7, commit=True))
+    assert partition.dirty_range(NOW_MS) is None and partition.is_flush_due
+    partition.flush()
+    assert partition.dirty_range(NOW_MS) is not None and not partition.is_flush_due
+
+
 def test_more_keys_than_fit_take_several_rounds() -> None:
     partition = opened()
     fill(partition, rounds=6, keys=7)

@@ -91,6 +91,16 @@ class CompactedStore(PartitionStore):
         unsynced = self._producers.unsynced_first_offset(self._recovery_point)
         return stable_offset if unsynced is None else min(stable_offset, unsynced)
 
+    @property
+    def is_flush_due(self) -> bool:
+        """Return whether recovery would read a closed segment again, or compaction waits for a marker's sync.
+
+        Without traffic no other flush comes: test_compaction_does_not_wait_for_a_marker_without_end.
+        """
+        first_offset = self._producers.unsynced_first_offset(self._recovery_point)
+        holds_back = first_offset is not None and first_offset < self._segments.active.base_offset
+        return super().is_flush_due or (holds_back and self.config.is_compacted)
+
     def _read_first_timestamps(self, segments: list[Segment]) -> None:
         """Learn from when the first batches are, of some segments in each round; a start reads none."""
         unknown = [segment for segment in segments if not segment.is_first_timestamp_known]

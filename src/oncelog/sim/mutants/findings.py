@@ -60,6 +60,7 @@ OUT_OF_REACH: dict[str, str] = {
     "tombstones of simulated topics go after seconds": "R611",
     "no power goes between a partition's first roll and the flush behind it": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
+    "nothing checks that compaction gets on where traffic ends": "R743",
     "no single call fails amid a swap": "R613",
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
