@@ -46,6 +46,18 @@ async def joined(coordinator: Coordinator, protocol: str, **settings: Any) -> Me
     return member
 
 
+async def commit_to_be_repeated(
+    protocol: str, offsets: dict[TopicPartition, OffsetAndMetadata]
+) -> tuple[Commits, Member, asyncio.Task[None]]:
+    """A member whose commit was answered COORDINATOR_LOAD_IN_PROGRESS, and is repeated after 300 ms."""
+    coordinator = Commits(CoordinatorLoadInProgress.code)
+    member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
+    coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
+    commit = asyncio.create_task(member.session.commit(offsets))
+    await until(lambda: bool(coordinator.sent))
+    return coordinator, member, commit
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
     """The application went back between two polls, and committed that; the next owner skipped records."""
@@ -87,11 +99,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_ba
     """It was sent in the next generation, over the next owner's."""
 
     async def work() -> None:
-        coordinator = Commits(CoordinatorLoadInProgress.code)
-        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
-        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
-        commit = asyncio.create_task(member.session.commit(at(5, 5, 5, 5)))
-        await until(lambda: bool(coordinator.sent))
+        coordinator, member, commit = await commit_to_be_repeated(protocol, at(5, 5, 5, 5))
         coordinator.rebalance(ALL[:1])
         await member.until(lambda: len(member.core.assignment()) == 1)
         with pytest.raises(RebalanceInProgress):
@@ -107,11 +115,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
     """As above; the member joined again meanwhile."""
 
     async def work() -> None:
-        coordinator = Commits(CoordinatorLoadInProgress.code)
-        member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
-        coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
-        commit = asyncio.create_task(member.session.commit(at(5)))
-        await until(lambda: bool(coordinator.sent))
+        coordinator, member, commit = await commit_to_be_repeated(protocol, at(5))
         coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
         await member.until(lambda: any(change is L for change, *_ in member.told))
         coordinator.heartbeat_code = 0

@@ -141,7 +141,7 @@ class Node:
         self.flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         self.connection_count = 0
         self.opened_cost = 0
-        """What it has cost to open batches of Produce requests, in records."""
+        """The cost of opening batches of Produce requests so far, in records."""
         self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
         self.answers_held: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""The answer lists an ACL once for each filter that takes it: so many more than there are ACLs."""
+"""How many more matches than ACLs an answer may list: it repeats an ACL for each filter that matches it."""
 
 _Result = DeleteAclsResponse.DeleteAclsFilterResult
 

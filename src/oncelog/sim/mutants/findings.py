@@ -32,7 +32,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commands, web pages, packages and documents are not played": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644 R723"
     ),
-    "seldom is a heartbeat lost between what a member is told and its taking, while others join": "R730",
+    "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",
@@ -42,7 +42,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated consumer is closed before it has read": "R681",
     "no simulated consumer is assigned partitions by hand and then subscribes": "R682",
     "nothing checks what clients log": "R684",
-    "what is committed amid a simulated rebalance is seldom the last of its partition": "R688",
+    "commits during a simulated rebalance are seldom the last ones of their partition": "R688",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
@@ -61,7 +61,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no power goes between a partition's first roll and the flush behind it": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "nothing checks that compaction gets on where traffic ends": "R743",
-    "no single call fails amid a swap": "R613",
+    "no single call fails during a swap": "R613",
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711",
