@@ -314,3 +314,25 @@ def test_metrics_have_kafkas_names_and_move(servers: str, proxy: Proxy) -> None:
         assert metrics[name] > 0, name
     assert metrics["records-per-request-avg"] == 1
     assert metrics["buffer-total-bytes"] == metrics["buffer-available-bytes"] == 33_554_432
+
+
+@pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}, {"transactional_id": "too-large"}])
+def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
+    servers: str, proxy: Proxy, settings: dict[str, object]
+) -> None:
+    """Each of its records was sent by itself: thousands of round trips for one batch."""
+    topic, told = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
+    sent = [b"%04d" % number for number in range(500)]
+    with producer_of(proxy.bootstrap_servers, linger_ms=60_000, **settings) as producer:
+        if "transactional_id" in settings:
+            producer.init_transactions()
+            producer.begin_transaction()
+        for value in sent:
+            producer.send(
+                topic, value, on_delivery=lambda at, error, value=value: told.append((value, at.offset))
+            )
+        producer.flush()
+        if "transactional_id" in settings:
+            producer.commit_transaction()
+    assert values(servers, topic) == sent and told == list(zip(sent, range(500), strict=True))
+    assert len(requests(proxy)) <= 8

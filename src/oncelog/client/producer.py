@@ -549,9 +549,7 @@ class ProducerCore:
         batch.retry_at_ms = now_ms
 
     def _split(self, part: PartitionQueue, batch: ProducerBatch) -> None:
-        pieces = cut(
-            batch, max(self.options.batch_bytes, 1) if batch.size_bytes > self.options.batch_bytes else 0
-        )
+        pieces = cut(batch)
         for piece in pieces:
             piece.charged_bytes = batch.charged_bytes // len(pieces)
         self.buffered_bytes -= batch.charged_bytes - sum(piece.charged_bytes for piece in pieces)

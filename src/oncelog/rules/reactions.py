@@ -28,8 +28,8 @@ class Action(Enum):
     """What becomes of the batch.
 
     DELIVER it is stored already. RETRY as it is, with the same sequence. REORDER: `rules.sending` tells a
-    reordering from a gap. RENUMBER: under a new epoch if that is safe. SPLIT: cut it in two or more; a
-    batch of one record fails. FAIL: its records fail; numbers behind it start again under a new epoch.
+    reordering from a gap. RENUMBER: under a new epoch if that is safe. SPLIT: cut it in two; a batch
+    of one record fails. FAIL: its records fail; numbers behind it start again under a new epoch.
     ABORT: as FAIL, and the transaction can only be aborted. DIE: the producer ends.
     """
 
