@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, assert_unanswered, batch
-from helpers_wait import HeldTimers, pass_time, stop_clock, wait_until
+from helpers_broker import RawClient, assert_unanswered, batch, produce_request
+from helpers_wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.broker import quotas
@@ -109,6 +110,28 @@ def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
     produce(raw, "t", 100_000, acks=0)
     raw.send(m.ApiVersionsRequest(), 0)
     assert_unanswered(raw)
+
+
+def test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out(
+    limited: Broker, admin: Admin, raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer with acks=0 closes when the system has taken its last request; one round is 64 of them."""
+    stop_clock(limited)
+    raw.create_topic("t")
+    request = encode_request(produce_request("t", batch(b"v"), acks=0), 9, 1, "raw")
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": 500 * len(request)}})
+    timers, is_sent = HeldTimers(monkeypatch, throttle), threading.Event()
+    assert limited._thread is not None
+    limited._thread.loop.call_soon_threadsafe(is_sent.wait, LIMIT_S)
+    with RawClient(limited.bootstrap_servers) as gone:
+        gone.socket.sendall(request * 1_000)
+    is_sent.set()
+    wait_until(lambda: bool(timers.delays_s))
+    assert 500 < raw.offset("t") < 1_000
+    admin.alter_client_quotas({RAW: {"producer_byte_rate": None}})
+    timers.fire()
+    wait_until(lambda: raw.offset("t") == 1_000)
+    wait_until(lambda: limited.metrics()["connections"] <= 2)
 
 
 def test_a_throttled_connection_whose_client_is_gone_ends() -> None:

@@ -186,10 +186,13 @@ class Connection(Accepted):
         The first answer that nobody takes is the last. Pipelined fetches would all be read, for nobody and
         without a bound. Kafka, too, closes such a channel when it has an answer to send.
         See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        A client over its quota is heard again in time, as on Kafka, however long it has been gone.
+        See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
         """
         if self._outbox.outlives_client:
             return False
-        return bool(self._holds) or self._outbox.has_dropped or not (self._backlog or self._arrived)
+        waits_for_answer = self._holds > self._throttle.is_silent
+        return waits_for_answer or self._outbox.has_dropped or not (self._backlog or self._arrived)
 
     def _finish(self) -> None:
         self.is_closing = True
