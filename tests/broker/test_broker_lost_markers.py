@@ -110,6 +110,11 @@ class Producer:
         self.round_ms = NOW_MS
         self.node = self._open()
 
+    def restart(self) -> None:
+        """Stop the broker cleanly, and start the next one."""
+        self.node.log_manager.close(NOW_MS)
+        self.node = self._open()
+
     def log(self, tp: TopicPartition) -> list[str]:
         """Values and markers of a partition."""
         _, partition = self.node.topics.partition(tp)
@@ -265,9 +270,10 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
     assert producer.log(T0) == ["classic", marker, "next"]
 
 
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["then a clean stop", "power loss"])
 @pytest.mark.parametrize("is_ended", [True, False], ids=["ended", "open"])
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
-    producer: Producer, is_ended: bool
+    producer: Producer, is_ended: bool, is_stopped: bool
 ) -> None:
     """The new instance's record counted as a repetition: acknowledged, and not stored."""
 
@@ -283,6 +289,8 @@ def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     if is_ended:
         producer.node.transactions.end("x", producer.who, True, 0, NOW_MS)
     producer.lose_power(state=state_size)
+    if is_stopped:
+        producer.restart()
     begin()
     producer.send(T0, "newer")
     producer.end(True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -130,6 +132,47 @@ def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Pa
     assert list(elsewhere.iterdir()) == []
     manager.close(NOW_MS)
     _open(RealDisk(data)).close(NOW_MS)
+
+
+def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_path: Path) -> None:
+    """The start removed the link, and the next one began an empty log."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    manager = _open(RealDisk(data))
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
+    manager.close(NOW_MS)
+    (data / str(TP)).rename(elsewhere)
+    (data / str(TP)).symlink_to(elsewhere)
+    elsewhere.rename(tmp_path / "unmounted")
+    for _ in range(2):
+        manager = _open(RealDisk(data))
+        with pytest.raises(StorageError, match=f"{TP} is a symbolic link .* mount its volume"):
+            manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+        manager.release()
+    (tmp_path / "unmounted").rename(elsewhere)
+    manager = _open(RealDisk(data))
+    assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_start_offset == 0
+    manager.close(NOW_MS)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
+    tmp_path: Path, error: int
+) -> None:
+    """The start took the directory for missing, could not make it, and removed it with its records."""
+    manager = _open(RealDisk(tmp_path))
+    put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
+    manager.close(NOW_MS)
+    manager, stat = _open(RealDisk(tmp_path)), os.stat
+
+    def refuse(path: Any, *args: Any, **keywords: Any) -> os.stat_result:
+        if str(path).endswith(str(TP)):
+            raise OSError(error, os.strerror(error), str(path))
+        return stat(path, *args, **keywords)
+
+    with patch("os.stat", refuse), pytest.raises(StorageError, match=f"{TP} cannot be opened"):
+        manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
+    assert manager.open_partition(TP, config(), TOPIC_ID, NOW_MS).log_start_offset == 0
+    manager.close(NOW_MS)
 
 
 def test_a_directory_of_something_else() -> None:

@@ -96,8 +96,8 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
-        self._unchecked: set[str] = set()
-        """Ids of which partitions may know a higher epoch, for the last stop was not clean."""
+        self._seen_epochs: dict[int, int] = {}
+        """By producer id: the highest epoch of a partition at the start, if the log had a lower one."""
         self._last_offsets: dict[str, int] = {}
         """Offset of the newest record of each transactional id."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
@@ -169,28 +169,30 @@ class TransactionCoordinator:
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
-        self._unchecked.discard(transactional_id)
         if isinstance(verdict, FenceFirst):
             self._end(verdict.entry, now_ms)
             raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; try again")
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
 
     def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
-        """Return an entry with the highest epoch that a partition has seen of its producer.
+        """Return an entry with the highest epoch that a partition had seen of its producer at the start.
 
         With the default flush a power loss may take an epoch from the coordinator's log alone. Given again,
-        it made a new instance's batches duplicates of the older one's: acknowledged, and not stored.
-        Partitions are asked once for each id, after a stop that was not clean. Guarded by
-        test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
+        it made a new instance's batches duplicates of the older one's: acknowledged, and not stored. Guarded
+        by test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
         """
-        if entry is None or entry.transactional_id not in self._unchecked:
+        seen_epoch = NO_EPOCH if entry is None else self._seen_epochs.get(entry.producer_id, NO_EPOCH)
+        if entry is None or seen_epoch <= entry.producer_epoch:
             return entry
-        known = (partition.producer(entry.producer_id) for _, partition in self._node.topics.all_partitions())
-        seen = [each.producer_epoch for each in known if each is not None and each.producer_epoch is not None]
-        epoch = max(seen, default=NO_EPOCH)
-        if epoch <= entry.producer_epoch:
-            return entry
-        return entry._replace(producer_epoch=epoch, last_producer_epoch=NO_EPOCH)
+        return entry._replace(producer_epoch=seen_epoch, last_producer_epoch=NO_EPOCH)
+
+    def _note_seen_epochs(self) -> None:
+        """Note epochs that only partitions remember, at each start: a stop may follow the power loss."""
+        stored = {entry.producer_id: entry.producer_epoch for entry in self._entries.values()}
+        for _, partition in self._node.topics.all_partitions() if stored else ():
+            for producer_id, epoch in partition.epochs_of(stored):
+                if epoch > max(stored[producer_id], self._seen_epochs.get(producer_id, NO_EPOCH)):
+                    self._seen_epochs[producer_id] = epoch
 
     def add_partitions(
         self, transactional_id: str, who: Identity, partitions: Collection[TopicPartition], now_ms: int
@@ -372,8 +374,7 @@ class TransactionCoordinator:
 
         Raises StorageError where `oncelog.fence.transactions` asks for a fence, and it cannot be written.
         """
-        if not self._node.log_manager.was_clean:
-            self._unchecked = set(self._entries)
+        self._note_seen_epochs()
         self.write_lost_markers(now_ms)
         if self._node.settings["oncelog.fence.transactions"]:
             self.fence_all(now_ms)

@@ -201,7 +201,13 @@ class RealDisk:
             raise
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._prefix + path)
+        # os.path.exists takes every error for "not there":
+        # test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
+        try:
+            os.stat(self._prefix + path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(self._prefix + path)

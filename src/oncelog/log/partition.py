@@ -7,7 +7,7 @@ Source: Kafka's UnifiedLog.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple, assert_never, cast
 
 from oncelog.errors import (
@@ -283,6 +283,10 @@ class Partition(CompactedStore):
     def producer(self, producer_id: int) -> ProducerEntry | None:
         """Return what is remembered of a producer id."""
         return self._producers.table.get(producer_id)
+
+    def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
+        """Return (producer id, epoch) of those of these ids that are remembered. Looks at every id."""
+        return self._producers.table.epochs_of(producer_ids)
 
     def describe_producers(self) -> list[ProducerState]:
         """What is remembered of every producer id, by id."""

@@ -127,10 +127,11 @@ class PartitionStore:
         how = OpenAs(
             config, clean_shutdown, recovery_point, log_start_offset, cleaned_to, now_ms, chores, indexed_from
         )
-        is_new = not disk.exists(directory)
+        is_new = False
         try:
-            if is_new:
-                disk.mkdir(directory)
+            if not disk.exists(directory):
+                _make_directory(disk, directory)
+                is_new = True
             stored_id = _check_topic_id(disk, directory, topic_id)
             recovered = recover(disk, directory, how)
             if topic_id is not None and stored_id is None:
@@ -563,6 +564,15 @@ class PartitionStore:
             segment.close()
         # Last, for the above may remove unfinished files. From here on deferred work has no effect.
         self._disk.close()
+
+
+def _make_directory(disk: Disk, directory: str) -> None:
+    """Raises StorageError for a symbolic link to nothing, OSError."""
+    try:
+        disk.mkdir(directory)
+    except FileExistsError as error:
+        text = "is a symbolic link to a directory that is not there: mount its volume, or remove the link"
+        raise StorageError(f"{disk.describe(directory)} {text}") from error
 
 
 def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoch: int) -> LeaderEpochs:

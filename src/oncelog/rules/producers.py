@@ -19,7 +19,7 @@ Source: rows I6, I19, I20; Kafka's ProducerStateManager.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from oncelog.limits import DEFAULT_LIMITS
@@ -220,6 +220,16 @@ class ProducerTable:
         for shard in self._idle:
             for producer_id, packed in shard.items():
                 yield producer_id, unpack_entry(packed)
+
+    def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
+        """Epochs of those of these ids that are remembered with one. Looks at every id."""
+        for producer_id, entry in self._at_work.items():
+            if entry.producer_epoch is not None and producer_id in producer_ids:
+                yield producer_id, entry.producer_epoch
+        for shard in self._idle:
+            for producer_id, packed in shard.items():
+                if producer_id in producer_ids and not packed[0] & _NO_EPOCH:
+                    yield producer_id, _HEAD.unpack_from(packed)[1]
 
     def expire(self, now_ms: int, expiration_ms: int, max_examined: int | None = None) -> int:
         """Forget ids without an open transaction whose last append is `expiration_ms` or more ago.
