@@ -15,15 +15,19 @@ from oncelog.errors import (
     TransactionAbortable,
     error_for_code,
 )
+from oncelog.rules.sending import Identity
 from oncelog.rules.txn_session import (
+    ABORT_OWN_EPOCH,
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
+    DESCRIBE,
     END,
     END_IF_BEGUN,
     INIT,
     Asked,
     Call,
+    CoordinatorEntry,
     OffsetsCall,
     Reaction,
     Session,
@@ -31,6 +35,7 @@ from oncelog.rules.txn_session import (
     ending_at_close,
     may_be_done,
     reaction_to,
+    reaction_to_fenced_abort,
 )
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -182,6 +187,13 @@ CODES = [
     (113, (COMMIT_OFFSETS,), R.ABORT),
     (3, (END, END_IF_BEGUN), R.DIE),
     (48, (END_IF_BEGUN,), R.ABORT),
+    (90, (ABORT_OWN_EPOCH,), R.CALLER),
+    (47, (ABORT_OWN_EPOCH,), R.DIE),
+    (51, (ABORT_OWN_EPOCH,), R.RETRY),
+    (49, (ABORT_OWN_EPOCH,), R.ABORT),
+    (53, (DESCRIBE,), R.CALLER),
+    (105, (DESCRIBE,), R.CALLER),
+    (16, (DESCRIBE,), R.FIND),
 ]
 
 
@@ -255,3 +267,30 @@ def test_arguments_that_cannot_be_written_abort_where_they_are_the_applications(
     assert reaction_to(ADD_OFFSETS, error) is R.ABORT
     assert reaction_to(COMMIT_OFFSETS, error) is R.ABORT
     assert {reaction_to(asked, error) for asked in (INIT, ADD_PARTITIONS, END)} == {R.DIE}
+
+
+OURS = Identity(7, 3)
+PREPARED = [CoordinatorEntry(OURS, state) for state in ("PrepareCommit", "PrepareAbort")]
+ANOTHER = [
+    *(CoordinatorEntry(OURS, state) for state in ("Empty", "Ongoing", "CompleteCommit", "CompleteAbort")),
+    *(CoordinatorEntry(other, "PrepareAbort") for other in (Identity(7, 2), Identity(7, 4), Identity(8, 3))),
+    CoordinatorEntry(Identity(7, 4), "Empty"),
+]
+
+
+@pytest.mark.behaviour("T4")
+@pytest.mark.parametrize(
+    ("entries", "previous", "expected"),
+    [
+        (PREPARED, [None, *PREPARED, *ANOTHER], R.RETRY),
+        (ANOTHER, [None, *PREPARED], R.RETRY),
+        (ANOTHER, ANOTHER, R.DIE),
+        ([None], [None, *PREPARED, *ANOTHER], R.DIE),
+    ],
+)
+def test_what_a_fenced_abort_means_by_what_the_coordinator_knows(
+    entries: list[CoordinatorEntry | None], previous: list[CoordinatorEntry | None], expected: Reaction
+) -> None:
+    for entry in entries:
+        for before in previous:
+            assert reaction_to_fenced_abort(entry, OURS, before) is expected, (entry, before)

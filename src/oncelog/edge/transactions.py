@@ -8,6 +8,7 @@ Source: rows T3-T5; Kafka's TransactionManager.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from oncelog.errors import (
     ConcurrentTransactions,
     OncelogError,
     OperationNotAttempted,
+    ProducerFenced,
     TimedOut,
     TransactionAborted,
     error_for_code,
@@ -30,25 +32,30 @@ from oncelog.errors import (
 from oncelog.rules.reactions import Mark
 from oncelog.rules.sending import Identity
 from oncelog.rules.txn_session import (
+    ABORT_OWN_EPOCH,
     ADD_OFFSETS,
     ADD_PARTITIONS,
     COMMIT_OFFSETS,
+    DESCRIBE,
     END,
     END_IF_BEGUN,
     INIT,
     Asked,
     Call,
+    CoordinatorEntry,
     OffsetsCall,
     Reaction,
     State,
     ending_at_close,
     may_be_done,
     reaction_to,
+    reaction_to_fenced_abort,
 )
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
@@ -241,15 +248,49 @@ class Transactions:
         """
         if not self.core.has_begun and not self.core.may_have_begun:
             return None
-        asked = END if self.core.has_begun else END_IF_BEGUN
+        if self.core.raises_epoch:
+            asked, end = ABORT_OWN_EPOCH, self._abort_own_epoch(deadline_ms)
+        else:
+            asked = END if self.core.has_begun else END_IF_BEGUN
+            end = self._end(False, deadline_ms, asked)
         try:
-            return await self._end(False, deadline_ms, asked)
+            return await end
         except BrokerError as error:
             if reaction_to(asked, error) is not Reaction.ABORT:
                 raise
             # The coordinator does not know us any more, or never heard of it: begin anew.
             self.core.is_epoch_spent = True
             return None
+
+    async def _abort_own_epoch(self, deadline_ms: float) -> Identity | None:
+        """Abort a transaction with an epoch of its own, once the one before it is complete."""
+        entry = None
+        for attempt in itertools.count():
+            try:
+                return await self._end(False, deadline_ms, ABORT_OWN_EPOCH)
+            except ProducerFenced as error:
+                previous, entry = entry, await self._entry_at_coordinator(deadline_ms)
+                identity = self.core.identity
+                assert identity is not None
+                if reaction_to_fenced_abort(entry, identity, previous) is Reaction.DIE:
+                    self._give_up(error, Reaction.DIE)
+                    raise
+                await self._pause(
+                    ABORT_OWN_EPOCH, self._cluster.retry_pause_ms(attempt) / 1000, deadline_ms, error
+                )
+        raise AssertionError("unreachable")
+
+    async def _entry_at_coordinator(self, deadline_ms: float) -> CoordinatorEntry | None:
+        """What the coordinator knows of the transactional id; None where it does not say."""
+        request = DescribeTransactionsRequest(transactional_ids=[self._transactional_id])
+        try:
+            answer = await self._ask(DESCRIBE, request, None, deadline_ms)
+        except BrokerError as error:
+            if reaction_to(DESCRIBE, error) is not Reaction.CALLER:
+                raise
+            return None
+        (row,) = answer.transaction_states
+        return CoordinatorEntry(Identity(row.producer_id, row.producer_epoch), row.transaction_state)
 
     async def _settled(self, deadline_ms: float) -> None:
         """Until every record has its outcome; an abort drops those that come back without one.
@@ -408,15 +449,11 @@ class Transactions:
                 reaction = Reaction.DIE
             if reaction in (Reaction.ABORT, Reaction.DIE):
                 self._give_up(error, reaction)
+            if reaction in (Reaction.ABORT, Reaction.DIE, Reaction.CALLER):
                 raise error
             if reaction is Reaction.FIND:
                 self._coordinators.pop(key, None)
-            pause_s = self._pause_s(error, attempt)
-            if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
-                raise TimedOut(
-                    f"{asked.name} was not answered in time; the last that was heard: {error}"
-                ) from error
-            await asyncio.sleep(pause_s)
+            await self._pause(asked, self._pause_s(error, attempt), deadline_ms, error)
             self._check_going_on(number, error)
             attempt += 1
 
@@ -441,6 +478,14 @@ class Transactions:
         with self._driver.state.lock:
             (self.core.die if is_fatal else self.core.must_abort)(error)
         self._driver.notify()
+
+    async def _pause(self, asked: Asked, pause_s: float, deadline_ms: float, error: OncelogError) -> None:
+        """Wait before a request is sent again. Raises TimedOut where that would be too late."""
+        if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
+            raise TimedOut(
+                f"{asked.name} was not answered in time; the last that was heard: {error}"
+            ) from error
+        await asyncio.sleep(pause_s)
 
     def _pause_s(self, error: OncelogError, attempt: int) -> float:
         if isinstance(error, ConcurrentTransactions) and attempt < 10:
@@ -491,6 +536,8 @@ def first_error(answer: Any) -> BrokerError | None:
 def _codes(answer: Any) -> Iterator[tuple[int, str]]:
     if hasattr(answer, "error_code"):
         yield answer.error_code, ""
+    for row in getattr(answer, "transaction_states", ()):
+        yield row.error_code, ""
     for topic in _topics(answer):
         partitions: Iterable[Any] = getattr(topic, "partitions", ()) or getattr(
             topic, "results_by_partition", ()

@@ -38,6 +38,7 @@ from oncelog.errors import (
     TimedOut,
     TransactionAbortable,
 )
+from oncelog.rules.sending import Identity
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
@@ -178,13 +179,14 @@ class Reaction(Enum):
     """What follows from an error of a coordinator.
 
     RETRY the request. FIND the coordinator anew, then retry. ABORT: the transaction can only be aborted.
-    DIE: the producer ends.
+    DIE: the producer ends. CALLER: the error is raised as it is, and who asked decides.
     """
 
     RETRY = "retry"
     FIND = "find"
     ABORT = "abort"
     DIE = "die"
+    CALLER = "caller"
 
 
 class Asked(NamedTuple):
@@ -227,6 +229,11 @@ END = Asked("EndTxn", {3: Reaction.DIE})
 END_IF_BEGUN = Asked("EndTxn", {3: Reaction.DIE, 48: Reaction.ABORT})
 """The abort of a transaction that the coordinator may not know of: INVALID_TXN_STATE says so."""
 
+ABORT_OWN_EPOCH = Asked("EndTxn", {3: Reaction.DIE, 90: Reaction.CALLER})
+"""The abort of a transaction that has an epoch of its own: see `reaction_to_fenced_abort`."""
+DESCRIBE = Asked("DescribeTransactions", {53: Reaction.CALLER, 105: Reaction.CALLER})
+"""What the coordinator knows of the transactional id; not allowed, or nothing."""
+
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """How long a topic whose offsets are committed may be unknown: one just created spreads in this time.
 
@@ -245,6 +252,50 @@ def reaction_to(asked: Asked, error: OncelogError, waited_ms: float = 0) -> Reac
     if error.code == 3 and asked is COMMIT_OFFSETS and waited_ms > UNKNOWN_TOPIC_PATIENCE_MS:
         return Reaction.ABORT
     return asked.codes.get(error.code, _EVERYWHERE.get(error.code, Reaction.DIE))
+
+
+_PREPARED = ("PrepareCommit", "PrepareAbort")
+
+
+class CoordinatorEntry(NamedTuple):
+    """What DescribeTransactions says of a transactional id: `state` by its name in Kafka."""
+
+    identity: Identity
+    state: str
+
+
+def reaction_to_fenced_abort(
+    entry: CoordinatorEntry | None, ours: Identity, previous: CoordinatorEntry | None
+) -> Reaction:
+    """Return what follows from PRODUCER_FENCED for the abort of a transaction with an epoch of its own.
+
+    The answer to EndTxn raises the epoch before the markers are written. Until they are, the coordinator
+    adds nothing to the next transaction (CONCURRENT_TRANSACTIONS), and takes its abort, which names the
+    epoch that holds, for one of a producer that is fenced. So that code proves nothing: the entry does.
+
+        entry                                   reaction
+        ours, in PrepareCommit or PrepareAbort  RETRY: our transaction before is being ended
+        another, after the first refusal of     RETRY: it may have changed between the two answers, by its
+          this kind in a row                      completion or by an EndTxn of ours whose answer was lost
+        another, after the second one           DIE: fenced
+        not to be seen                          DIE
+
+    EndTxn is sent again rather than left out. An answer to Produce may have been lost, and what comes late
+    then begins a transaction; EndTxn raises the epoch, so that it is refused. Nor is InitProducerId sent
+    instead: it aborts whatever is open, also a newer producer's transaction. Classic transactions do not
+    get here: none begins before AddPartitionsToTxn succeeds, and until then INVALID_TXN_STATE is the answer.
+    `entry`, `previous`: what was found after this refusal, and after the one before it.
+    Source: Kafka's TransactionCoordinator.endTransaction.
+    """
+    if entry is None:
+        return Reaction.DIE
+    if _is_being_ended(entry, ours) or previous is None or _is_being_ended(previous, ours):
+        return Reaction.RETRY
+    return Reaction.DIE
+
+
+def _is_being_ended(entry: CoordinatorEntry, ours: Identity) -> bool:
+    return entry.identity == ours and entry.state in _PREPARED
 
 
 def ending_at_close(state: State) -> Call | None:

@@ -12,6 +12,7 @@ from oncelog.load import cutting, loader
 from oncelog.log import partition
 from oncelog.rules import append, loading
 from oncelog.rules import lane as lane_rules
+from oncelog.rules.txn_session import Reaction
 from oncelog.sim.mutants.mutant import Mutant, nothing
 from oncelog.spark import atomic, atomic_task, sink_state
 
@@ -25,6 +26,10 @@ def _any_first_sequence(*arguments: Any, begins_epoch: bool = False, **how: Any)
 
 def _always(*_: Any, **__: Any) -> bool:
     return True
+
+
+def _die(*_: Any) -> Reaction:
+    return Reaction.DIE
 
 
 def _touched_by_time(marks: Any, sources: Any, *, in_part: bool = False) -> Any:
@@ -66,6 +71,15 @@ MUTANTS = [
         ((fetching, "verify_crc", _always),),
         findings=("R740",),
         guards=("client/test_client_consumer_core.py::test_a_damaged_aborted_batch_is_an_error",),
+    ),
+    Mutant(
+        "a refused abort is taken for one of a fenced producer",
+        ((transactions, "reaction_to_fenced_abort", _die),),
+        findings=("R687",),
+        guards=(
+            "client/test_client_transactions_early_abort.py"
+            "::test_an_abort_waits_for_the_markers_of_the_transaction_before",
+        ),
     ),
     Mutant(
         "every attempt of a task writes into the transaction",
@@ -127,6 +141,8 @@ MUTANTS = [
 NOT_CAUGHT = {
     "a transaction with an epoch of its own begins with any sequence": "what repaired F39 guards the same, at"
     " least in the first 115 seeds",
+    "a refused abort is taken for one of a fenced producer": "simulated transactions have few partitions, so"
+    " their markers are soon written: no seed in 50 s",
     "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
     " broker refuses most of them as out of order: no seed of the first 12",
     "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"

@@ -1,0 +1,178 @@
+"""The abort of a transaction that begins while the coordinator still writes the markers of the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from helpers_producer import new_topic, producer_of, requests, values
+from helpers_wait import LIMIT_S, until, wait_until
+
+from oncelog import Admin, Broker, Producer, TopicPartition
+from oncelog.broker import transactions
+from oncelog.edge.producer import AsyncProducer
+from oncelog.errors import KafkaStorageError, ProducerFenced, TransactionAborted
+from oncelog.faults import Proxy, Rule
+
+_names = (f"early-{number}" for number in itertools.count())
+GROUP = "readers"
+
+
+@pytest.fixture(scope="module", params=[2, 0], ids=["epoch per transaction", "classic"])
+def servers(request: pytest.FixtureRequest) -> Iterator[str]:
+    with Broker(config={"oncelog.transaction.version": request.param}) as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def proxy(servers: str) -> Iterator[Proxy]:
+    with Proxy(servers) as running:
+        yield running
+
+
+class Markers:
+    """The markers of brokers in this process; while `are_held`, none can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.are_held = False
+        write: Callable[..., Any] = transactions.write_marker
+
+        def write_unless_held(*given: Any) -> Any:
+            if self.are_held:
+                raise KafkaStorageError("this test holds the markers")
+            return write(*given)
+
+        monkeypatch.setattr(transactions, "write_marker", write_unless_held)
+
+
+@pytest.fixture
+def markers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Markers]:
+    held = Markers(monkeypatch)
+    yield held
+    held.are_held = False
+
+
+def state_of(servers: str, name: str) -> str:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        return admin.describe_transactions(name)[name].state
+
+
+def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, markers: Markers) -> None:
+    """Leave `producer` in a transaction without records; the markers of the one before are not written."""
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"before")
+    producer.flush()
+    markers.are_held = True
+    producer.commit_transaction()
+    assert state_of(servers, name) == "PrepareCommit"
+    producer.begin_transaction()
+
+
+def tries(proxy: Proxy) -> int:
+    """Count the requests that would make a partition part of the transaction."""
+    return len(requests(proxy)) + len(requests(proxy, "AddPartitionsToTxn"))
+
+
+def is_waiting(proxy: Proxy) -> Callable[[], bool]:
+    """True once an abort from now on has asked twice: for the end, or a classic one for another epoch."""
+    before = {api: len(requests(proxy, api)) for api in ("EndTxn", "InitProducerId")}
+    return lambda: any(len(requests(proxy, api)) >= count + 2 for api, count in before.items())
+
+
+def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> None:
+    """Send what the coordinator does not take yet, or what is never answered."""
+    if what == "answers lost":
+        proxy.add(Rule(action="cut", api="Produce", direction="response"))
+        proxy.add(Rule(action="cut", api="AddPartitionsToTxn", direction="response"))
+    if what == "offsets":
+        with suppress(Exception):
+            producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, GROUP, timeout=0.2)
+        return
+    count = tries(proxy)
+    producer.send(topic, b"dropped")
+    # The second request proves that the first one was refused, or lost its answer.
+    wait_until(lambda: tries(proxy) >= count + 2)
+
+
+@pytest.mark.behaviour("T4", "T13")
+@pytest.mark.parametrize("what", ["records", "answers lost", "offsets"])
+def test_an_abort_waits_for_the_markers_of_the_transaction_before(
+    servers: str, proxy: Proxy, markers: Markers, what: str
+) -> None:
+    topic, name = new_topic(servers), next(_names)
+    with (
+        producer_of(proxy.bootstrap_servers, transactional_id=name) as producer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        commit_and_begin(producer, servers, topic, name, markers)
+        send_refused(producer, proxy, topic, what)
+        proxy.clear()
+        waits = is_waiting(proxy)
+        aborting = thread.submit(producer.abort_transaction)
+        wait_until(lambda: aborting.done() or waits())
+        assert state_of(servers, name) == "PrepareCommit"
+        markers.are_held = False
+        aborting.result(LIMIT_S)
+        with producer.transaction():
+            producer.send(topic, b"after")
+    assert values(servers, topic) == [b"before", b"after"]
+
+
+@pytest.mark.behaviour("T4")
+def test_an_asyncio_producer_aborts_while_the_markers_of_the_transaction_before_are_written(
+    servers: str, proxy: Proxy, markers: Markers
+) -> None:
+    topic, name = new_topic(servers), next(_names)
+
+    async def run() -> None:
+        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}
+        async with AsyncProducer(at) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await (await producer.send(topic, b"before"))
+            markers.are_held = True
+            await producer.commit_transaction()
+            await producer.begin_transaction()
+            count, waits = tries(proxy), is_waiting(proxy)
+            dropped = await producer.send(topic, b"dropped")
+            await until(lambda: tries(proxy) >= count + 2)
+            aborting = asyncio.create_task(producer.abort_transaction())
+            await until(lambda: aborting.done() or waits())
+            markers.are_held = False
+            await aborting
+            with pytest.raises(TransactionAborted):
+                await dropped
+            async with producer.transaction():
+                await producer.send(topic, b"after")
+
+    asyncio.run(run())
+    assert values(servers, topic) == [b"before", b"after"]
+
+
+@pytest.mark.behaviour("T3")
+def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_alone(
+    servers: str, proxy: Proxy, markers: Markers
+) -> None:
+    """The older one was refused with CONCURRENT_TRANSACTIONS, as above, before the newer one came."""
+    topic, name = new_topic(servers), next(_names)
+    with producer_of(proxy.bootstrap_servers, transactional_id=name) as older:
+        commit_and_begin(older, servers, topic, name, markers)
+        send_refused(older, proxy, topic, "records")
+        proxy.add(Rule(action="cut", api="Produce", direction="request"))
+        proxy.add(Rule(action="cut", api="AddPartitionsToTxn", direction="request"))
+        markers.are_held = False
+        with producer_of(servers, transactional_id=name) as newer:
+            newer.init_transactions()
+            newer.begin_transaction()
+            newer.send(topic, b"newer")
+            newer.flush()
+            with pytest.raises(ProducerFenced):
+                older.abort_transaction()
+            newer.commit_transaction()
+    assert values(servers, topic) == [b"before", b"newer"]
