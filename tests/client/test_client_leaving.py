@@ -12,7 +12,7 @@ from helpers_groups import fill, member, take, wait_for
 from helpers_producer import new_topic
 from helpers_wait import rest
 
-from oncelog import Consumer, TopicPartition
+from oncelog import Admin, Consumer, TopicPartition
 from oncelog.edge.async_consumer import AsyncConsumer
 from oncelog.edge.group import Change
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
@@ -268,3 +268,27 @@ def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() ->
         assert left == (member_id, -1)
 
     asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group: str, assignor: str) -> None:
+    """Its LeaveGroup waited behind its own JoinGroup, which others hold up, and was given up."""
+    topic = new_topic(servers, 2)
+
+    def one() -> Consumer:
+        made = member(servers, group, partition_assignment_strategy=assignor)
+        made.subscribe(topic)
+        return made
+
+    with Admin({"bootstrap.servers": servers}) as admin:
+
+        def member_count() -> int:
+            return len(admin.describe_groups(group)[group].members)
+
+        with one() as busy:
+            wait_for(lambda: not busy.poll(0.1) and len(busy.assignment()) == 2)
+            leaver = one()
+            # The other one takes no part in the rebalance.
+            wait_for(lambda: not leaver.poll(0.1) and member_count() == 2)
+            leaver.close()
+            assert member_count() == 1

@@ -75,6 +75,8 @@ class ClassicSession(GroupSession):
         self._counts: dict[str, int | None] = {}
         self._must_join = False
         self._joining: asyncio.Task[_Share | None] | None = None
+        # The connections of JoinGroup and SyncGroup, and of what must not wait behind them. See `_start_joining`.
+        self._join_channel, self._free_channel = "group", "join"
         self._given_back: _Share | None = None
         self._awaiting_topics: asyncio.Task[None] | None = None
         # The look-up of the positions of a new share; cancelled when the group goes on without it.
@@ -130,6 +132,12 @@ class ClassicSession(GroupSession):
         self._must_join = self._is_lost = False
         self._stop_beating()
         self._stop_awaiting_topics()
+        # A broker answers JoinGroup and SyncGroup when all members, or the leader, have come, and begins nothing
+        # else of that connection before. Commits of what is read on meanwhile must not wait, nor the member
+        # that leaves. See test_a_member_that_closes_while_others_do_not_join_commits_what_it_read and
+        # test_a_member_that_closes_while_it_joins_leaves_at_once.
+        channels = ("join", "group") if self._owned else ("group", "join")
+        self._join_channel, self._free_channel = channels
         self._joining = asyncio.create_task(self._join())
         self._joining.add_done_callback(lambda _: self._wake())
 
@@ -202,7 +210,7 @@ class ClassicSession(GroupSession):
     async def _share_of(self, joined: Joined) -> _Share | None:
         """Return the member's share with its positions; None: it was lost while these were looked up."""
         counts = {topic: count or 0 for topic, count in self._counts.items()}
-        answer = await self._ask(sync_request(joined, counts))
+        answer = await self._ask(sync_request(joined, counts), channel=self._join_channel)
         raise_for_code(answer.error_code)
         partitions = decode_share(answer.assignment)
         held = frozenset(self._owned)
@@ -243,10 +251,7 @@ class ClassicSession(GroupSession):
         timeout_ms = self._settings["max.poll.interval.ms"] + _JOIN_PATIENCE_MS
         holding = self._last._replace(owned=self._owned)
         request = join_request(self._settings, self.member.member_id, self.topics, holding)
-        # The answer waits for all members. Commits of what is read on meanwhile must not wait behind it. See
-        # test_a_member_that_closes_while_others_do_not_join_commits_what_it_read.
-        channel = "join" if self._owned else "group"
-        answer = await self._ask(request, timeout_ms=timeout_ms, channel=channel)
+        answer = await self._ask(request, timeout_ms=timeout_ms, channel=self._join_channel)
         if answer.member_id:
             self.member = self.member._replace(member_id=answer.member_id)
         raise_for_code(answer.error_code, f"joining group {self.group_id!r}")
@@ -357,5 +362,6 @@ class ClassicSession(GroupSession):
     async def _leave(self) -> None:
         if self._settings["group.instance.id"] is not None:
             return  # a static member comes back
+        channel = "group" if self._joining is None else self._free_channel
         with suppress(OncelogError):
-            await self._ask(leave_request(self.member))
+            await self._ask(leave_request(self.member), channel=channel)
