@@ -13,8 +13,10 @@ from oncelog.client.commit_queue import Commit, CommitQueue, Offsets
 from oncelog.errors import (
     CoordinatorLoadInProgress,
     DisconnectedError,
+    IllegalGeneration,
     OffsetMetadataTooLarge,
     OncelogError,
+    RebalanceInProgress,
     UnknownMemberId,
 )
 from oncelog.types import OffsetAndMetadata, TopicPartition
@@ -22,6 +24,7 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 TABLE = Path(__file__).parents[1] / "tables" / "commit_queue.txt"
 OWED_MS, LATE_MS = 100, 200
 ANSWERS = {"ok": None, "passes": CoordinatorLoadInProgress(), "refused": OffsetMetadataTooLarge()}
+KEPT = {"next-generation": IllegalGeneration(), "rebalancing": RebalanceInProgress()}
 
 
 def rows() -> Iterator[list[str]]:
@@ -68,8 +71,9 @@ class Played:
                 self.queue.lose(UnknownMemberId())
             case _:
                 assert self.sent is not None
-                is_settled = self.queue.answered(self.sent, ANSWERS[word], self.now_ms)
-                assert is_settled or word == "passes"
+                error = (ANSWERS | KEPT)[word]
+                is_settled = self.queue.answered(self.sent, error, self.now_ms, is_kept=word in KEPT)
+                assert is_settled or word in ("passes", *KEPT)
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=": ".join)
@@ -85,7 +89,9 @@ def test_table(row: list[str]) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["owe", "ask", "withdraw", "send", "release", "ok", "lost", "passes", "refused"]),
+            st.sampled_from(
+                ["owe", "ask", "withdraw", "send", "release", "ok", "lost", "passes", "refused", *KEPT]
+            ),
             st.sets(st.sampled_from("abc"), min_size=1),
         ),
         max_size=40,
@@ -95,7 +101,7 @@ def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]
     """The offsets number the statements. `lost`: it was stored, and the acknowledgement did not come."""
     queue, asked, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
     sent: Commit | None = None
-    errors: dict[str, OncelogError | None] = {"lost": DisconnectedError(), **ANSWERS}
+    errors: dict[str, OncelogError | None] = {"lost": DisconnectedError(), **ANSWERS, **KEPT}
 
     def store(offsets: Offsets) -> None:
         for tp, position in offsets.items():
@@ -118,10 +124,10 @@ def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]
                 if sent is not None and sent.refusal is not None:
                     assert queue.answered(sent, sent.refusal, 0)
                     sent = None
-            case "ok" | "lost" | "passes" | "refused" if sent is not None:
+            case _ if step in errors and sent is not None:
                 if step in ("ok", "lost"):
                     store(sent.offsets)
-                queue.answered(sent, errors[step], 0)
+                queue.answered(sent, errors[step], 0, is_kept=step in KEPT)
                 sent = None
     while (commit := queue.next()) is not None:
         if commit.refusal is None:

@@ -29,6 +29,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     ConsumerGroupHeartbeatRequest,
     HeartbeatRequest,
+    JoinGroupRequest,
     MetadataResponse,
     OffsetCommitRequest,
 )
@@ -278,6 +279,41 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
         assert not any(change is L for change, *_ in member.told[told:])
         assert member.session.member.member_id == now.member_id
         assert len(member.core.assignment()) == 2
+        await member.session.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("how", ["commit", "close"])
+def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: str) -> None:
+    """The group was at its next generation, and the member, which reads on, had not heard of it."""
+
+    async def work() -> None:
+        coordinator, is_heard = Coordinator(), asyncio.Event()
+        request = coordinator.request
+
+        async def late(node_id: int | None, message: Any, **more: Any) -> Any:
+            answer = await request(node_id, message, **more)
+            if isinstance(message, JoinGroupRequest) and coordinator.generation > 1:
+                await is_heard.wait()
+            return answer
+
+        async def by_generation() -> int:
+            sent = commits(coordinator)[-1].generation_id_or_member_epoch
+            return 22 if sent < coordinator.generation else 0
+
+        coordinator.request = late  # type: ignore[method-assign]
+        coordinator.commit_answer = by_generation
+        member = Member(coordinator, "cooperative-sticky")
+        await member.until(lambda: len(member.told) == 1)
+        member.hand_out(5)
+        coordinator.rebalance(ALL)
+        await member.until(lambda: coordinator.generation == 2)
+        call = asyncio.create_task(getattr(member.session, how)())
+        await until(lambda: bool(commits(coordinator)) or call.done())
+        is_heard.set()
+        await call
+        assert coordinator.committed == [dict.fromkeys(range(4), 5)]
         await member.session.close()
 
     asyncio.run(work())

@@ -17,7 +17,9 @@ One commit is under way at a time. `next` is the rule of what follows it:
     release        others may own these partitions: nothing is owed of them, and no commit of them is sent
     lose           the same with all partitions
 
-A commit that was refused for good, or for too long, is owed no more; what was stated meanwhile is. A commit
+A commit that was refused for good, or for too long, is owed no more; what was stated meanwhile is. While a
+member keeps its partitions through a rebalance, two refusals pass: ILLEGAL_GENERATION, for the next
+generation has begun, and REBALANCE_IN_PROGRESS, which the application is told of all the same. A commit
 whose outcome is unknown is repeated, or superseded, but never followed by an older one.
 
 Source: Kafka's CommitRequestManager and ConsumerCoordinator. They do not repeat a commit by time; here it is
@@ -91,13 +93,14 @@ class CommitQueue:
                 del self._owed[tp]
         return commit
 
-    def answered(self, commit: Commit, error: Exception | None, now_ms: float) -> bool:
-        """Note what a commit was answered; False if it is to be sent again."""
-        is_passing = isinstance(error, OncelogError) and next_after(error, GroupRequest.COMMIT) in (
-            GroupAction.RETRY,
-            GroupAction.FIND,
-        )
-        if is_passing and (commit.is_asked or now_ms < self._owed_until_ms):
+    def answered(
+        self, commit: Commit, error: Exception | None, now_ms: float, *, is_kept: bool = False
+    ) -> bool:
+        """Note what a commit was answered; False if it is to be sent again.
+
+        `is_kept`: the sender is a member, and keeps these partitions through a rebalance.
+        """
+        if _passes(commit, error, is_kept=is_kept) and (commit.is_asked or now_ms < self._owed_until_ms):
             commit.error = error
             return False
         if commit.is_asked:
@@ -123,3 +126,17 @@ class CommitQueue:
     def _refuse(self, commits: Iterable[Commit], error: OncelogError) -> None:
         for commit in commits:
             commit.refusal = commit.refusal or error
+
+
+def _passes(commit: Commit, error: Exception | None, *, is_kept: bool) -> bool:
+    """Return whether the same commit may succeed soon."""
+    if not isinstance(error, OncelogError):
+        return False
+    match next_after(error, GroupRequest.COMMIT):
+        case GroupAction.RETRY | GroupAction.FIND:
+            return True
+        case GroupAction.LOST:
+            return is_kept
+        case GroupAction.JOIN:
+            return is_kept and not commit.is_asked
+    return False

@@ -96,7 +96,9 @@ class GroupSession(GroupRequests, ABC):
         self._last_member = self.member
         self._beating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._commits = GroupCommits(settings, cluster, self._commit_once, self._note_failed_commit)
+        self._commits = GroupCommits(
+            settings, cluster, self._commit_once, self._keeps, self._note_failed_commit
+        )
         # What is being given back: it is owned until the automatic commit before that has ended, or its time.
         self._leaving: list[TopicPartition] = []
         self._leaves_at_ms: float | None = None
@@ -388,6 +390,14 @@ class GroupSession(GroupRequests, ABC):
                 self._lose(why)
             case GroupAction.JOIN if not self._is_rebalancing:
                 self._resubscribe()
+
+    def _keeps(self, offsets: Offsets) -> bool:
+        """Return True for partitions that the member reads on, also if the group is at its next generation.
+
+        See test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows.
+        """
+        is_in = self.is_subscribed and self.member.generation_id >= 0 and not self._is_lost
+        return is_in and offsets.keys() <= set(self._owned)
 
     def _note_failed_commit(self, error: Exception) -> None:
         is_of_member = isinstance(error, OncelogError) and next_after(error, GroupRequest.COMMIT) in _OUT

@@ -75,7 +75,7 @@ class ClassicSession(GroupSession):
         self._counts: dict[str, int | None] = {}
         self._must_join = False
         self._joining: asyncio.Task[_Share | None] | None = None
-        # The connections of JoinGroup and SyncGroup, and of what must not wait behind them. See `_start_joining`.
+        # The connections of JoinGroup and SyncGroup, and of what must not wait for them: `_start_joining`.
         self._join_channel, self._free_channel = "group", "join"
         self._given_back: _Share | None = None
         self._awaiting_topics: asyncio.Task[None] | None = None
@@ -132,9 +132,9 @@ class ClassicSession(GroupSession):
         self._must_join = self._is_lost = False
         self._stop_beating()
         self._stop_awaiting_topics()
-        # A broker answers JoinGroup and SyncGroup when all members, or the leader, have come, and begins nothing
-        # else of that connection before. Commits of what is read on meanwhile must not wait, nor the member
-        # that leaves. See test_a_member_that_closes_while_others_do_not_join_commits_what_it_read and
+        # A broker answers JoinGroup and SyncGroup when all members, or the leader, have come, and begins
+        # nothing else of that connection before. Commits of what is read on meanwhile must not wait, nor the
+        # member that leaves. See test_a_member_that_closes_while_others_do_not_join_commits_what_it_read and
         # test_a_member_that_closes_while_it_joins_leaves_at_once.
         channels = ("join", "group") if self._owned else ("group", "join")
         self._join_channel, self._free_channel = channels

@@ -23,8 +23,8 @@ from oncelog.types import TopicPartition
 class GroupCommits:
     """All commits of one consumer.
 
-    `send` makes one attempt, and raises why the group does not take it. `note_failure` is told why an
-    automatic commit is given up.
+    `send` makes one attempt, and raises why the group does not take it. `is_kept` tells whether a member
+    keeps these partitions through a rebalance. `note_failure` is told why an automatic commit is given up.
     """
 
     def __init__(
@@ -32,9 +32,11 @@ class GroupCommits:
         settings: Settings,
         cluster: ClusterConnection,
         send: Callable[[Offsets], Awaitable[None]],
+        is_kept: Callable[[Offsets], bool],
         note_failure: Callable[[Exception], None],
     ) -> None:
         self._cluster, self._send, self._note_failure = cluster, send, note_failure
+        self._is_kept = is_kept
         self._group_id: str = settings["group.id"]
         self._limit_ms: float = settings["request.timeout.ms"]
         self._queue = CommitQueue()
@@ -135,7 +137,8 @@ class GroupCommits:
                 self._note_end()
                 break
             error = await self._try(commit)
-            if self._queue.answered(commit, error, self._cluster.now_ms()):
+            is_kept = error is not None and self._is_kept(commit.offsets)
+            if self._queue.answered(commit, error, self._cluster.now_ms(), is_kept=is_kept):
                 self._tell(commit, error)
                 attempt = 0
             else:

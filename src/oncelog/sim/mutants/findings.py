@@ -42,7 +42,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated consumer is closed before it has read": "R681",
     "no simulated consumer is assigned partitions by hand and then subscribes": "R682",
     "nothing checks what clients log": "R684",
-    "commits during a simulated rebalance are seldom the last ones of their partition": "R688",
+    "commits during a simulated rebalance are seldom the last ones of their partition": "R688 R781",
     "no simulated host has several addresses": "R608",
     "no topic is missing, and none has fewer partitions when it is made again": (
         "L9 L15 L19 L20 L21 L22 L24c L25c R71 R183 R184 R185 R392 R393 R442 R443 R444"
