@@ -35,9 +35,11 @@ def wait_until(
             return
 
 
-async def until(is_so: Callable[[], object], seconds: float = LIMIT_S) -> None:
+async def until(
+    is_so: Callable[[], object], seconds: float = LIMIT_S, what: Callable[[], object] | None = None
+) -> None:
     """Poll as `wait_until` does, and let the event loop do other work meanwhile."""
-    for _ in attempts(None, seconds):
+    for _ in attempts(what, seconds):
         if is_so():
             return
         await asyncio.sleep(_STEP_S / 10)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers_operations import Load
-from helpers_wait import pause
+from helpers_wait import LIMIT_S, pause
 
 from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.dev.served import ServedBroker
@@ -22,7 +22,7 @@ def end(broker: ServedBroker, *signals: signal.Signals) -> int:
     for number in signals:
         if process.poll() is None:
             process.send_signal(number)
-    code = process.wait(STOP_TIMEOUT_S)
+    code = process.wait(2 * LIMIT_S)  # what it has taken of the load is stored first
     broker.kill()
     return code
 
