@@ -237,6 +237,20 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
     assert values(consumer) == [b"c", b"d"]
 
 
+@pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
+def test_a_piece_beyond_its_high_watermark_is_given_once(ends_at: int) -> None:
+    """R810: Apache Kafka notes the high watermark before it reads. What came meanwhile was given twice."""
+    consumer, call = started()
+    log = [batch(offset, b"%d" % offset) for offset in range(4)]
+    consumer.on_response(call, answer((T0, b"".join(log)), high_watermark=ends_at), 1.0, 0)
+    found = consumer.take_arrow(0)
+    call = only_call(consumer)
+    consumer.on_response(call, answer((T0, b"".join(log[asked_offset(call) :]))), 1.0, 0)
+    later = consumer.take_arrow(0)
+    columns = [table.column("offset").to_pylist() for table in (found, later) if table is not None]
+    assert columns == [[0, 1, 2, 3]]
+
+
 def test_offsets_behind_the_high_watermark_are_not_believed() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(1_000_000, b"a") + batch(1, b"b"))), 1.0, 0)
