@@ -21,7 +21,7 @@ from oncelog.spark import reading
 from oncelog.spark.lookup import Lookup
 from oncelog.spark.offsets import DataLossError, OffsetRange
 from oncelog.spark.options import parse_options
-from oncelog.spark.source import StreamReader
+from oncelog.spark.source import BatchReader, StreamReader
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
@@ -212,6 +212,28 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
         assert [part.value[1:] for part in reader.partitions(start, end)] == [(0, 22)]
         reader.stop()
         assert {event.api for event in proxy.events} <= {"ApiVersions", "Metadata", "ListOffsets"}
+
+
+@pytest.mark.parametrize("which", ["startingTimestamp", "startingOffsetsByTimestamp"])
+def test_a_starting_time_behind_an_open_transaction(
+    shared_broker: oncelog.Broker, topic: str, which: str
+) -> None:
+    """R811: the start went back to the transaction's first offset, and older records came once it ended."""
+    create_topic(shared_broker.bootstrap_servers, topic)
+    (still_open,) = write_transactions(shared_broker.bootstrap_servers, topic, "oc")
+    time_ms = START_MS + 15
+    value = str(time_ms) if which == "startingTimestamp" else f'{{"{topic}": {{"0": {time_ms}}}}}'
+    given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic, which: value}
+    assert BatchReader(parse_options(given, "batch")).partitions() == []
+    reader = StreamReader(parse_options(given, "stream"))
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, reader.getDefaultReadLimit())
+    still_open.commit_transaction(60)
+    wait_for_stable_end(shared_broker.bootstrap_servers, topic, 22)
+    end = reader.latestOffset(first, reader.getDefaultReadLimit())
+    reader.stop()
+    pairs = [(start, first), (first, end)]
+    assert [part.value[1:] for pair in pairs for part in reader.partitions(*pair)] == [(15, 22)]
 
 
 TIMES = [
