@@ -18,8 +18,8 @@ import oncelog
 from oncelog.broker import node
 from oncelog.edge.admin import Admin
 from oncelog.edge.producer import Producer
-from oncelog.errors import ConfigError
-from oncelog.rules.lane import BatchBegun, RowRefused, RowSum, SinkError, SinkRefused
+from oncelog.errors import ConfigError, ProducerFenced
+from oncelog.rules.lane import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
 from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.spark.row_hash import hash_rows
 from oncelog.spark.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
@@ -300,6 +300,24 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
             write_lane(sink, 0, lane, [batch("late")])
     finish(second, 0, reports)
     assert committed(bootstrap, topic) == ["a", "b"]
+
+
+@pytest.mark.behaviour("P2")
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, lane: int) -> None:
+    """R812: every attempt waited in vain for that transaction, until its timeout of five minutes."""
+    sink = sink_of(bootstrap, topic, **FAST)
+    note = PlanNote(0, sink.run_id).encode()
+    dead = Producer({"bootstrap.servers": bootstrap, "transactional.id": sink.plan_id})
+    dead.init_transactions()
+    dead.begin_transaction()
+    dead.send_offsets_to_transaction({sink.marker_at: note}, sink.plan_id)
+    try:
+        write_lane(again_of(sink), 0, lane, [batch("a")])
+    finally:
+        with suppress(ProducerFenced):
+            dead.close()
+    assert committed(bootstrap, topic) == ["a"]
 
 
 @pytest.mark.behaviour("P6")

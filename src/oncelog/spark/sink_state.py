@@ -87,9 +87,13 @@ class Sink:
 
     # What is kept
 
-    def plan(self, admin: Admin) -> PlanNote | None:
-        """Return the run that writes the newest batch, after transactions that may change it."""
-        return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=True))
+    def plan(self, admin: Admin, *, is_stable: bool = True) -> PlanNote | None:
+        """Return the run that writes the newest batch, after transactions that may change it.
+
+        Not `is_stable`: at once. The transaction of a writer that died ends with its timeout, or with the
+        next writer.
+        """
+        return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=is_stable))
 
     def begun(self, admin: Admin) -> BatchBegun | None:
         """Return the newest batch that was begun."""
