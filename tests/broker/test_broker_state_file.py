@@ -67,3 +67,12 @@ def test_a_setting_that_is_unknown_names_the_file() -> None:
     disk.replace(name, json.dumps(content).encode())
     with pytest.raises(StorageError, match=r"oncelog-topics.json is unreadable .*cleanup\.poLicy"):
         open_node(disk)
+
+
+def test_what_is_said_of_an_unreadable_file_does_not_repeat_it() -> None:
+    """An error that a byte is no UTF-8 held the whole file."""
+    disk, name = used_disk(), "oncelog-topics.json"
+    disk.replace(name, bytes([0xFF]) + bytes(50_000))
+    with pytest.raises(StorageError, match=f"{name} is unreadable") as refused:
+        open_node(disk)
+    assert len(str(refused.value)) < 300

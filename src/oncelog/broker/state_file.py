@@ -47,7 +47,8 @@ def read_state(
         content.pop("crc32c", None)
         return parse(content)
     except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:
-        why = type(error).__name__ if is_private else repr(error)
+        # Not repr: that of a UnicodeDecodeError holds the whole file.
+        why = type(error).__name__ + ("" if is_private else f": {error}")
         text = f"{disk.describe(name)} is unreadable ({why}); restore it from a backup"
         raise StorageError(text) from (None if is_private else error)
 

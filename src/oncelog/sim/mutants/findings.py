@@ -50,6 +50,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
     "no look for a file fails on the simulated disk": "R760",
+    "nobody reads the errors of simulated starts": "R762",
     "nothing checks that a full disk gets room": "R353",
     "no power goes after a start that fences": "R475",
     "no power goes soon after a start that makes a topic's directories": "R622",
