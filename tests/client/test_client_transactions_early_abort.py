@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from helpers_wait import LIMIT_S, until, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.broker import transactions
+from oncelog.edge.broker import recover_node
 from oncelog.edge.producer import AsyncProducer
 from oncelog.errors import KafkaStorageError, ProducerFenced, TransactionAborted
 from oncelog.faults import Proxy, Rule
+from oncelog.limits import Limits
 
 _names = (f"early-{number}" for number in itertools.count())
 GROUP = "readers"
@@ -33,6 +36,15 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
 def proxy(servers: str) -> Iterator[Proxy]:
     with Proxy(servers) as running:
         yield running
+
+
+@pytest.fixture
+def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A broker whose new transactional ids begin with the last epoch of their producer id."""
+    limits = Limits(first_producer_epoch=32_766)
+    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
+    with Broker() as broker:
+        yield broker.bootstrap_servers
 
 
 class Markers:
@@ -176,3 +188,32 @@ def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_al
                 older.abort_transaction()
             newer.commit_transaction()
     assert values(servers, topic) == [b"before", b"newer"]
+
+
+@pytest.mark.behaviour("T4")
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
+    last_epoch: str, markers: Markers, is_aborted: bool
+) -> None:
+    """The commit gives out the next producer id, which the coordinator takes over with the last marker."""
+    topic, name = new_topic(last_epoch), next(_names)
+    with (
+        Proxy(last_epoch) as proxy,
+        producer_of(proxy.bootstrap_servers, transactional_id=name) as producer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        commit_and_begin(producer, last_epoch, topic, name, markers)
+        send_refused(producer, proxy, topic, "records")
+        waits = is_waiting(proxy)
+        ending = thread.submit(producer.abort_transaction if is_aborted else producer.flush)
+        if is_aborted:
+            wait_until(lambda: ending.done() or waits())
+        assert state_of(last_epoch, name) == "PrepareCommit"
+        markers.are_held = False
+        ending.result(LIMIT_S)
+        if not is_aborted:
+            producer.commit_transaction()
+        with producer.transaction():
+            producer.send(topic, b"after")
+    expected = [b"before", b"after"] if is_aborted else [b"before", b"dropped", b"after"]
+    assert values(last_epoch, topic) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from oncelog.errors import (
@@ -265,6 +267,27 @@ def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, 
     assert refused_with(end(known, Identity(7, 6), is_commit, 2)) is ProducerFenced
     assert refused_with(end(known, Identity(8, 5), is_commit, 2)) is InvalidProducerIdMapping
     assert refused_with(end(None, Identity(7, 5), is_commit, 2)) is InvalidProducerIdMapping
+
+
+@pytest.mark.parametrize("state", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
+def test_the_next_producer_id_waits_for_the_markers_of_the_last_epoch(state: TransactionState) -> None:
+    known = entry(state, epoch=32_767, client_version=2, next_producer_id=9)
+    for who, error in [
+        (Identity(9, 0), ConcurrentTransactions),
+        (Identity(9, 1), InvalidProducerIdMapping),
+        (Identity(8, 0), InvalidProducerIdMapping),
+        (Identity(-1, 0), InvalidProducerIdMapping),
+    ]:
+        assert refused_with(decide_add(known, who, {AT}, now_ms=NOW_MS)) is error
+        assert refused_with(verify(known, who, AT)) is error
+        for is_commit, version in itertools.product((False, True), (0, 2)):
+            assert refused_with(end(known, who, is_commit, version)) is error
+        fenced = ProducerFenced if error is InvalidProducerIdMapping else error
+        assert refused_with(init(known, who, version=2)) is fenced
+    none_given = known._replace(next_producer_id=-1)
+    assert (
+        refused_with(decide_add(none_given, Identity(-1, 0), {AT}, now_ms=NOW_MS)) is InvalidProducerIdMapping
+    )
 
 
 def test_an_end_takes_no_new_producer_id_before_the_last_epoch() -> None:

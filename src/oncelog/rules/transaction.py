@@ -14,6 +14,7 @@ Clients end transactions in two ways. Classic (EndTxn up to version 4): the epoc
 transaction (KIP-890, EndTxn 5, `transaction.version` 2): every end raises it, so that a late request of an
 ended transaction is fenced. Before epochs run out, the end gives the transactional id another producer id:
 the marker carries epoch 32767, which no client ever gets, and the next transaction begins with epoch 0.
+Until the markers are written, whatever names that next producer id is refused with 51, to be tried again.
 Source: rows T3, T4, T8, T9, T13; Kafka's TransactionCoordinator, TransactionMetadata.
 """
 
@@ -92,6 +93,8 @@ def decide_init(
         entry = TransactionEntry(
             transactional_id, new_producer_id, NO_EPOCH, timeout_ms, TransactionState.EMPTY
         )
+    if given is not None and _goes_on_with(entry, given):
+        return _being_completed(entry)
     if given is not None and not _may_be_producer(entry, given):
         return Refuse(ProducerFenced, f"producer id {given.producer_id} is no longer that of this id")
     if entry.state.is_prepared:
@@ -148,6 +151,17 @@ def _may_be_producer(entry: TransactionEntry, given: Identity) -> bool:
     return given.producer_id == entry.previous_producer_id and given.producer_epoch >= EXHAUSTED_EPOCH
 
 
+def _goes_on_with(entry: TransactionEntry, who: Identity) -> bool:
+    """Return True for the identity that an end gave out while the markers of that end are not all written.
+
+    The answer to EndTxn names the next producer id at once; the entry has it when it is complete. Refused as
+    unknown meanwhile, the producer would end. See
+    test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
+    """
+    next_identity = Identity(entry.next_producer_id, 0)
+    return entry.state.is_prepared and entry.next_producer_id != NO_ID and who == next_identity
+
+
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
     """Return the entry after which no producer that has its producer id may speak, whatever its epoch.
 
@@ -171,6 +185,8 @@ def decide_add(
     entry: TransactionEntry | None, who: Identity, partitions: Collection[TopicPartition], *, now_ms: int
 ) -> Persist | Unchanged | Refuse:
     """May these partitions become part of the transaction? The first one begins it, and its timeout."""
+    if entry is not None and _goes_on_with(entry, who):
+        return _being_completed(entry)
     if entry is None or entry.producer_id != who.producer_id:
         return _unknown(who)
     if entry.producer_epoch != who.producer_epoch:
@@ -192,6 +208,8 @@ def decide_add(
 
 def verify(entry: TransactionEntry | None, who: Identity, partition: TopicPartition) -> Refuse | None:
     """Is the partition part of the producer's open transaction? None if it is (KIP-890)."""
+    if entry is not None and _goes_on_with(entry, who):
+        return _being_completed(entry)
     if entry is None or entry.producer_id != who.producer_id:
         return _unknown(who)
     if entry.producer_epoch != who.producer_epoch:
@@ -236,6 +254,8 @@ def decide_end(
     """
     if client_version >= EPOCH_PER_TRANSACTION:
         return _decide_end_with_epoch(entry, who, is_commit, client_version, new_producer_id, now_ms)
+    if entry is not None and _goes_on_with(entry, who):
+        return _being_completed(entry)
     if entry is None or entry.producer_id != who.producer_id:
         return _unknown(who)
     if entry.producer_epoch != who.producer_epoch:
@@ -260,6 +280,8 @@ def _decide_end_with_epoch(
         and who.producer_epoch >= EXHAUSTED_EPOCH
         and entry.producer_epoch == 0
     )
+    if _goes_on_with(entry, who):
+        return _being_completed(entry)
     if entry.producer_id != who.producer_id and not has_rotated:
         return _unknown(who)
     is_current = entry.producer_epoch == who.producer_epoch and not has_rotated
