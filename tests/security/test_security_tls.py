@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from oncelog.config import ADMIN, BROKER
 from oncelog.edge.admin import Admin
 from oncelog.edge.broker import Broker
 from oncelog.edge.link_protocol import LinkProtocol
-from oncelog.edge.tls import ServerTls, client_context
+from oncelog.edge.tls import ServerTls, WatchedFile, client_context
 from oncelog.errors import (
     AuthenticationError,
     ConfigError,
@@ -148,6 +150,40 @@ def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
     truststore.write_bytes(certificates.authority.read_bytes())
     tls.refresh()
     assert tls.context is not old
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let no file be opened: a fault that ends, and that leaves the file's stamps as they are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_renewed_certificate_that_could_not_be_read_is_read_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor was one that its owner's umask hid: `chmod` does not change the time of a file's content."""
+    used, renewed = make_certificates(tmp_path / "used"), make_certificates(tmp_path / "renewed")
+    settings = {"security.protocol": "SSL", "ssl.keystore.location": str(used.broker)}
+    tls, keys = ServerTls(BROKER.parse(settings)), WatchedFile(f"file://{used.client}", "token keys")
+    old, old_text = tls.context, keys.refresh()
+    os.replace(renewed.broker, used.broker)
+    os.replace(renewed.client, used.client)
+    with no_descriptors():
+        for _ in range(3):
+            tls.refresh()
+            assert (tls.context, keys.refresh()) == (old, old_text)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2, "one for each file"
+    tls.refresh()
+    assert tls.context is not old
+    assert keys.refresh() == used.client.read_text() != old_text
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

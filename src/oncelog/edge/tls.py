@@ -159,23 +159,30 @@ class ServerTls:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._seen = self._failed = self._stamps()
+        """Of the files that `context` was made of, and of the last ones that could not be used."""
         self.context = _server_context(settings)
-        self._seen = self._stamps()
 
     def _stamps(self) -> list[tuple[int, int] | None]:
         return [_stamp(self._settings[key]) for key in _FILES]
 
     def refresh(self) -> None:
-        """Read files again that have changed."""
+        """Read files again that have changed.
+
+        Files that could not be read are tried again: a mode or an owner that is put right leaves their stamps.
+        See test_a_renewed_certificate_that_could_not_be_read_is_read_later.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return
-        self._seen = stamps
         try:
             self.context = _server_context(self._settings)
         except ConfigError as error:
-            log_event("error", "changed certificates cannot be used; the old ones stay", error=error)
+            if stamps != self._failed:
+                log_event("error", "changed certificates cannot be used; the old ones stay", error=error)
+            self._failed = stamps
         else:
+            self._seen = self._failed = stamps
             log_event("info", "certificates read again")
 
 
@@ -187,6 +194,7 @@ class WatchedFile:
             raise ConfigError(f"{what}={url!r}: only file:///PATH is served")
         self._path, self._what = url.removeprefix("file://"), what
         self._seen: tuple[int, int] | None = None
+        self._failed: tuple[int, int] | None = None
         self.text: str | None = None
 
     def refresh(self) -> str | None:
@@ -195,8 +203,11 @@ class WatchedFile:
             try:
                 self.text = Path(self._path).read_text()
             except (OSError, UnicodeDecodeError) as error:
-                log_event("error", f"{self._what} cannot be read", error=error)
-            self._seen = stamp
+                if stamp != self._failed:
+                    log_event("error", f"{self._what} cannot be read", error=error)
+                self._failed = stamp  # tried again, as in ServerTls.refresh
+            else:
+                self._seen = stamp
         return self.text
 
 
