@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,7 +34,10 @@ from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
-from oncelog.types import TopicPartition
+from oncelog.types import Compression, TopicPartition
+from oncelog.wire.batch import HEADER_BYTES
+from oncelog.wire.compression import compress
+from oncelog.wire.header import write_crc
 
 _COUNTER = itertools.count(1)
 
@@ -542,6 +546,31 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
     assert [partition.cleaned_to > 0 for partition in partitions] == [False, True]
     manager.compact(NOW_MS)
     assert partitions[0].cleaned_to == 0, "it is not tried again before a restart"
+
+
+def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
+    """The round kept each error to its end, and with it the opened batch: up to 256 MB of each partition."""
+    opened_bytes = 8 << 20
+    unreadable = bytearray(batch(count=2, value=bytes(opened_bytes), compression=Compression.ZSTD))
+    unreadable[HEADER_BYTES:] = compress(Compression.ZSTD, bytes(opened_bytes))
+    unreadable[8:12] = (len(unreadable) - 12).to_bytes(4, "big")
+    write_crc(unreadable, 0, len(unreadable))
+    manager = _open(MemoryDisk())
+    for number in range(4):
+        partition = manager.open_partition(TopicPartition("t", number), config(), TOPIC_ID, NOW_MS)
+        put(partition, memoryview(unreadable))
+        partition._roll(NOW_MS)
+        put(partition, batch())
+        partition.flush()
+        partition.reconfigure(config(cleanup_policy="compact", min_cleanable_dirty_ratio=0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(KafkaStorageError, match="INVALID_RECORD") as raised:
+            manager.compact(NOW_MS)
+        assert tracemalloc.get_traced_memory()[0] < opened_bytes
+    finally:
+        tracemalloc.stop()
+    assert raised.value.__cause__ is not None
 
 
 _FIRST_LOG = f"{0:020d}.log"

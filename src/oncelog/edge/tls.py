@@ -169,7 +169,7 @@ class ServerTls:
     def refresh(self) -> None:
         """Read files again that have changed.
 
-        Files that could not be read are tried again: a mode or an owner that is put right leaves their stamps.
+        Files that could not be read are tried again: `chmod` and `chown` leave their stamps as they are.
         See test_a_renewed_certificate_that_could_not_be_read_is_read_later.
         """
         stamps = self._stamps()

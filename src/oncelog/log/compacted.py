@@ -6,6 +6,7 @@ What is done step by step is in `oncelog.log.compaction`.
 from __future__ import annotations
 
 from contextlib import suppress
+from traceback import clear_frames
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
@@ -141,6 +142,9 @@ class CompactedStore(PartitionStore):
         try:
             yield from compaction.run()
         except Exception as error:
+            # What was opened hangs on the error, and a round keeps the errors of all its partitions.
+            # See test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
+            _clear_frames(error)
             if not self._is_closed:
                 # Trying again would end there again; after a restart it is tried once more. No error ends the
                 # round over all partitions: test_a_partition_that_cannot_be_compacted_keeps_no_other.
@@ -212,3 +216,10 @@ class CompactedStore(PartitionStore):
         except (OSError, StorageError) as error:
             if not self._is_closed:
                 raise KafkaStorageError(f"{self.topic_partition}: compaction failed: {error}") from error
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop what the calls that an error ended held; where they were stays, for the log."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

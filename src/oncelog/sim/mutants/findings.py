@@ -64,6 +64,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "nothing checks that compaction gets on where traffic ends": "R743",
     "no single call fails during a swap": "R613",
+    "nothing measures the memory that a round of compaction takes": "R792",
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
     "no client closes right after requests whose answers it does not take": "R509 R565 R790",
