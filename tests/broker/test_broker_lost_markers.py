@@ -55,11 +55,22 @@ class Producer:
         self.directory.mkdir(exist_ok=True)
         return recover_node(RealDisk(self.directory), BROKER.parse(SETTINGS), StoppedClock(), limits=limits)
 
-    def send(self, tp: TopicPartition, value: str) -> None:
-        """Store a record in the producer's transaction, as a Produce request of version 12 does."""
+    def begin(self) -> None:
+        """Replace the producer by a newer instance of its transactional id."""
+        entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
+        self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+
+    def add(self, tp: TopicPartition) -> None:
+        """Make a partition part of the transaction, as AddPartitionsToTxn does."""
+        self.node.transactions.add_partitions("x", self.who, [tp], NOW_MS)
+
+    def send(self, tp: TopicPartition, value: str, *, is_classic: bool = False) -> None:
+        """Store a record in the producer's transaction, as a Produce request of version 12 or 11 does."""
         _, partition = self.node.topics.partition(tp)
+        if is_classic:
+            self.add(tp)
         if not partition.has_open_transaction(*self.who):
-            Admission(self.node, "x", {tp: self.who}, Dialect(True, True), NOW_MS).check(tp)
+            Admission(self.node, "x", {tp: self.who}, Dialect(not is_classic, True), NOW_MS).check(tp)
         sequence = self.sequences.get(tp, 0)
         self.sequences[tp] = sequence + 1
         batch = build_batch(
@@ -77,9 +88,11 @@ class Producer:
         committed = CommittedOffset(value, -1, "", NOW_MS, -1, -1)
         self.node.groups.offsets.commit_pending("g", self.who, {T0: committed}, NOW_MS)
 
-    def end(self, is_commit: bool) -> None:
-        entry = self.node.transactions.end("x", self.who, is_commit, 2, NOW_MS).entry
-        self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+    def end(self, is_commit: bool, *, is_classic: bool = False) -> None:
+        version = 0 if is_classic else 2
+        entry = self.node.transactions.end("x", self.who, is_commit, version, NOW_MS).entry
+        if not is_classic:
+            self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
 
     def size(self, tp: TopicPartition) -> int:
         return self._file(tp).stat().st_size
@@ -111,8 +124,8 @@ class Producer:
         self.node = self._open()
 
     def restart(self) -> None:
-        """Stop the broker cleanly, and start the next one."""
-        self.node.log_manager.close(NOW_MS)
+        """End the broker in order, and start the next one."""
+        self.node.close(NOW_MS)
         self.node = self._open()
 
     def log(self, tp: TopicPartition) -> list[str]:
@@ -270,29 +283,53 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
     assert producer.log(T0) == ["classic", marker, "next"]
 
 
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["then a clean stop", "power loss"])
+@pytest.mark.parametrize("has_clean_stop", [False, True], ids=["at once", "after a clean stop"])
+@pytest.mark.parametrize("is_classic", [False, True], ids=["epochs", "classic"])
 @pytest.mark.parametrize("is_ended", [True, False], ids=["ended", "open"])
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
-    producer: Producer, is_ended: bool, is_stopped: bool
+    producer: Producer, is_ended: bool, is_classic: bool, has_clean_stop: bool
 ) -> None:
     """The new instance's record counted as a repetition: acknowledged, and not stored."""
-
-    def begin() -> None:
-        entry = producer.node.transactions.init("x", None, 60_000, NOW_MS).entry
-        producer.who, producer.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
-
-    producer.send(T0, "first")
-    producer.end(True)
+    producer.send(T0, "first", is_classic=is_classic)
+    producer.end(True, is_classic=is_classic)
     state_size = producer.size(STATE)
-    begin()
-    producer.send(T0, "older")
+    producer.begin()
+    producer.send(T0, "older", is_classic=is_classic)
     if is_ended:
-        producer.node.transactions.end("x", producer.who, True, 0, NOW_MS)
+        producer.end(True, is_classic=True)
     producer.lose_power(state=state_size)
-    if is_stopped:
+    if has_clean_stop:
         producer.restart()
-    begin()
-    producer.send(T0, "newer")
-    producer.end(True)
+    producer.begin()
+    producer.send(T0, "newer", is_classic=is_classic)
+    producer.end(True, is_classic=is_classic)
     end_of_older = "<commit>" if is_ended else "<abort>"
     assert producer.log(T0) == ["first", "<commit>", "older", end_of_older, "newer", "<commit>"]
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("way", ["records", "offsets", "nothing"])
+def test_an_aborted_record_is_not_committed_by_a_newer_classic_instance(producer: Producer, way: str) -> None:
+    """Clients without an epoch per transaction, such as librdkafka: each instance has an epoch of its own."""
+    tp = OFFSETS if way == "offsets" else T0
+    if way == "offsets":
+        producer.send_offset(5)
+    else:
+        producer.send(tp, "aborted", is_classic=True)
+    size = producer.size(tp)
+    producer.end(False, is_classic=True)
+    producer.begin()
+    producer.lose_power(**{"offsets" if way == "offsets" else "t0": size})
+    assert producer.open_count(tp) == 1
+    if way == "records":
+        producer.send(tp, "next", is_classic=True)
+        assert producer.log(tp) == ["aborted", "<abort>", "next"]
+    else:
+        producer.add(tp)
+    producer.end(True, is_classic=True)
+    assert producer.open_count(tp) == 0
+    if way == "offsets":
+        assert not producer.node.groups.offsets.of("g")
+    else:
+        own = ["next"] if way == "records" else []
+        assert producer.log(tp) == ["aborted", "<abort>", *own, "<commit>"]

@@ -102,6 +102,7 @@ class Admission:
         if is_verified and not self._dialect.adds:
             try:
                 self._node.transactions.verify(self._transactional_id, who, at)
+                self._node.transactions.end_leftovers(who, (at,), self._now_ms)
             except BrokerError as error:
                 raise self._translated(error) from None
 

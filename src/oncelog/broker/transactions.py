@@ -42,7 +42,13 @@ from oncelog.errors import (
 from oncelog.log.chores import Chore
 from oncelog.log.partition import Partition
 from oncelog.rules.append import Refuse
-from oncelog.rules.lost_marker import abort_of, aborted_classic, decided_transaction, has_lost_marker
+from oncelog.rules.lost_marker import (
+    abort_of,
+    aborted_classic,
+    decided_transaction,
+    ended_transaction,
+    has_lost_marker,
+)
 from oncelog.rules.marker import refuse_same_epoch
 from oncelog.rules.sending import Identity
 from oncelog.rules.transaction import (
@@ -508,14 +514,14 @@ class TransactionCoordinator:
         # The entry stays as it is: nothing but its markers ends the state Prepare*.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
-        decided = decided_transaction(entry)
+        ended = ended_transaction(entry)
         pace = Pace(self._node.limits.request_step_elements)
         try:
             for at in sorted(remaining):
                 with suppress(BrokerError):  # `retry_markers` comes back to it
                     with suppress(*_GONE):
-                        if decided is not None:
-                            self._end_leftover(decided, at, now_ms)
+                        if ended is not None:
+                            self._end_leftover(ended, at, now_ms)
                         marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
                     remaining.discard(at)
                 # On a full disk nothing is written, which takes time too.

@@ -17,10 +17,10 @@ E + 1 is about the transaction with epoch E, and names its partitions:
         else                                                                        an ABORT marker
 
 Nobody can decide the older one any more: the coordinator gives a new epoch only when the one before is over.
-Classic transactions share an epoch, so nothing tells which of them is open; they are left as they are. The
-last of them shares it with the producer's first transaction of the new kind, so what may be either is
-committed only if both were. Apache Kafka leaves all of them. See docs/internals/simulation.md, "Power losses
-with the default flush".
+Classic transactions of one instance share an epoch, so nothing tells which of them is open; they are left as
+they are until a newer instance begins or commits a transaction there. The last of them shares it with the
+producer's first transaction of the new kind, so what may be either is committed only if both were. Apache
+Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with the default flush".
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ def aborted_classic(entry: TransactionEntry) -> Identity | None:
     is_classic = entry.client_version < EPOCH_PER_TRANSACTION
     is_abort = entry.state is TransactionState.PREPARE_ABORT
     return Identity(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
+
+
+def ended_transaction(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the transaction that a record ends, if it must end nothing older.
+
+    None for the abort of a classic one: its marker aborts what is older, and may carry the epoch of a fence.
+    """
+    if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
+        return Identity(entry.producer_id, entry.producer_epoch)
+    return decided_transaction(entry)
 
 
 def has_lost_marker(tp: TopicPartition, decision: TransactionEntry, newest: TransactionEntry | None) -> bool:
