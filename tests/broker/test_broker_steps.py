@@ -797,6 +797,32 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
     assert not offsets.has("g")
 
 
+def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> None:
+    """With 10,000 open transactions that have an offset each, to delete 1,000 took 7 s in one step."""
+    node = open_node(MemoryDisk())
+    node.topics.create("t", 100, {}, NOW_MS)
+    offsets = node.groups.offsets
+    node.groups.offsets_partition("g", NOW_MS)
+    looked = 0
+
+    class Pending(dict[str, Any]):
+        def __getitem__(self, group: str) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(group)
+
+    places = [TopicPartition("t", index) for index in range(100)]
+    for producer_id, tp in enumerate(places):
+        committed = {tp: CommittedOffset(5, -1, "", NOW_MS, -1, -1)}
+        offsets.commit_pending("g", Identity(producer_id, 0), committed, NOW_MS)
+    offsets._pending.update({key: Pending(groups) for key, groups in offsets._pending.items()})
+    offsets.delete("g", places[1:], NOW_MS)
+    assert set(offsets.pending_of("g")) == {places[0]}
+    assert looked <= len(places)
+    offsets.delete("g", places, NOW_MS)
+    assert not offsets.has("g")
+
+
 def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
     """With 10,000 open transactions, to delete 1,000 offsets of their group took 5 s in one step."""
     node = open_node(MemoryDisk())

@@ -41,8 +41,8 @@ class Offsets:
         """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
         self._transactions: dict[str, set[tuple[int, int]]] = {}
         """Group -> keys of `_pending` under which it has offsets."""
-        self._pending_counts: dict[str, dict[TopicPartition, int]] = {}
-        """Group -> partition -> how many open transactions have an offset for it.
+        self._pending_keys: dict[str, dict[TopicPartition, set[tuple[int, int]]]] = {}
+        """Group -> partition -> keys of `_pending` under which an offset for it waits.
 
         Without it each offset that is deleted took a look at all open transactions of its group.
         See test_offsets_are_deleted_without_a_look_at_each_open_transaction.
@@ -122,9 +122,9 @@ class Offsets:
     def _add_pending(self, index: int, producer_id: int, group: str, offsets: _Offsets) -> None:
         key = index, producer_id
         pending = self._pending.setdefault(key, {}).setdefault(group, {})
-        counts = self._pending_counts.setdefault(group, {})
+        keys = self._pending_keys.setdefault(group, {})
         for tp in offsets.keys() - pending.keys():
-            counts[tp] = counts.get(tp, 0) + 1
+            keys.setdefault(tp, set()).add(key)
         pending.update(offsets)
         self._transactions.setdefault(group, set()).add(key)
         self._note_topics(index, offsets)
@@ -138,7 +138,7 @@ class Offsets:
         pending = self._pending.pop((index, producer_id), {})
         for group, offsets in pending.items():
             self._forget_transaction(group, (index, producer_id))
-            self._count_off(group, offsets)
+            self._forget_pending(group, (index, producer_id), offsets)
             if is_commit:
                 held = self._committed.setdefault(group, {})
                 for at, each in offsets.items():
@@ -150,15 +150,15 @@ class Offsets:
         if not keys:
             del self._transactions[group]
 
-    def _count_off(self, group: str, tps: Iterable[TopicPartition]) -> None:
+    def _forget_pending(self, group: str, key: tuple[int, int], tps: Iterable[TopicPartition]) -> None:
         """Note that a transaction has no offsets for these partitions any more."""
-        counts = self._pending_counts[group]
+        keys = self._pending_keys[group]
         for tp in tps:
-            counts[tp] -= 1
-            if not counts[tp]:
-                del counts[tp]
-        if not counts:
-            del self._pending_counts[group]
+            keys[tp].discard(key)
+            if not keys[tp]:
+                del keys[tp]
+        if not keys:
+            del self._pending_keys[group]
 
     # Reading
 
@@ -176,7 +176,7 @@ class Offsets:
 
     def pending_of(self, group: str) -> Collection[TopicPartition]:
         """Partitions for which an open transaction may commit another offset, as a view."""
-        return self._pending_counts.get(group, {}).keys()
+        return self._pending_keys.get(group, {}).keys()
 
     def places_of(self, group: str) -> list[TopicPartition]:
         """Return the partitions with a committed or a pending offset, in the same order in every run."""
@@ -226,15 +226,13 @@ class Offsets:
                     del self._committed[group]
         if not self._is_pending(group, at):
             return is_empty
-        for key in list(self._transactions.get(group, ())):
+        for key in list(self._pending_keys[group][at]):
             pending = self._pending[key][group]
-            if at not in pending:
-                continue
             if before is not None and pending[at].record_offset >= before:
                 is_empty = False
                 continue
             del pending[at]
-            self._count_off(group, (at,))
+            self._forget_pending(group, key, (at,))
             if not pending:
                 self._drop_pending(group, key)
         return is_empty
@@ -367,8 +365,7 @@ class Offsets:
         self._committed = {g: each for g, each in self._committed.items() if partition_of(g) != index}
         self._pending = {key: each for key, each in self._pending.items() if key[0] != index}
         self._transactions = {g: each for g, each in self._transactions.items() if partition_of(g) != index}
-        counts = self._pending_counts
-        self._pending_counts = {g: each for g, each in counts.items() if partition_of(g) != index}
+        self._pending_keys = {g: each for g, each in self._pending_keys.items() if partition_of(g) != index}
 
     def _replay_record(
         self, index: int, producer_id: int | None, key: bytes, value: bytes | None, offset: int
