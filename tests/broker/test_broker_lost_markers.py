@@ -19,6 +19,7 @@ from oncelog.edge.disk import RealDisk
 from oncelog.limits import Limits
 from oncelog.rules.offsets import CommittedOffset
 from oncelog.rules.sending import Identity
+from oncelog.rules.transaction_entry import EXHAUSTED_EPOCH, NO_ID
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.header import iter_batches
@@ -41,8 +42,8 @@ class StoppedClock(Clock):
 class Producer:
     """A producer with an epoch per transaction, and the broker that loses its power."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, first_epoch: int = 0) -> None:
+        self.directory, self.first_epoch = directory, first_epoch
         self.round_ms = NOW_MS
         self.node = self._open()
         self.node.topics.create("t", 2, {}, NOW_MS)
@@ -51,7 +52,7 @@ class Producer:
         self.sequences: dict[TopicPartition, int] = {}
 
     def _open(self) -> Node:
-        limits = Limits(coordinator_roll_bytes=1)
+        limits = Limits(coordinator_roll_bytes=1, first_producer_epoch=self.first_epoch)
         self.directory.mkdir(exist_ok=True)
         return recover_node(RealDisk(self.directory), BROKER.parse(SETTINGS), StoppedClock(), limits=limits)
 
@@ -91,6 +92,8 @@ class Producer:
     def end(self, is_commit: bool, *, is_classic: bool = False) -> None:
         version = 0 if is_classic else 2
         entry = self.node.transactions.end("x", self.who, is_commit, version, NOW_MS).entry
+        if entry.next_producer_id != NO_ID:
+            entry = entry._replace(producer_id=entry.next_producer_id, producer_epoch=0)
         if not is_classic:
             self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
 
@@ -163,6 +166,23 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
     assert producer.open_count(T0) == 0
     producer.lose_power()
     assert producer.log(T0) == ["a", marker], "once"
+
+
+@pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
+    tmp_path: Path, is_commit: bool
+) -> None:
+    """The next transaction has another producer id, so nothing would end this one: readers waited for it."""
+    producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
+    producer.send(T0, "a")
+    size = producer.size(T0)
+    producer.end(is_commit)
+    producer.send(T0, "b")
+    producer.lose_power(t0=size)
+    assert producer.log(T0) == ["a", "<commit>" if is_commit else "<abort>"]
+    assert producer.open_count(T0) == 0
+    producer.node.log_manager.release()
 
 
 @pytest.mark.behaviour("T6")

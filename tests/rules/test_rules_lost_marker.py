@@ -7,7 +7,7 @@ import pytest
 from oncelog.rules.lost_marker import abort_of, decided_transaction, has_lost_marker
 from oncelog.rules.sending import MAX_EPOCH, Identity
 from oncelog.rules.transaction import complete, decide_add, decide_end, fence, retire
-from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.rules.transaction_entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 S = TransactionState
@@ -54,6 +54,8 @@ def test_the_record_of_an_end_decides_the_transaction_that_was_open(is_commit: b
 def test_the_record_of_a_fence_decides_the_transaction_that_was_open() -> None:
     fenced = fence(ongoing(3, HERE), server_version=2, new_producer_id=None, now_ms=0)
     assert decided_transaction(fenced) == Identity(5, 3)  # type: ignore[arg-type]
+    last = fence(ongoing(EXHAUSTED_EPOCH, HERE), server_version=2, new_producer_id=6, now_ms=0)
+    assert decided_transaction(last) == Identity(5, EXHAUSTED_EPOCH)  # type: ignore[arg-type]
     assert decided_transaction(retire(ongoing(3, HERE), 0)) is None
 
 

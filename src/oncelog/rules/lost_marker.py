@@ -26,18 +26,21 @@ Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with t
 from __future__ import annotations
 
 from oncelog.rules.sending import MAX_EPOCH, Identity
-from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, TransactionEntry, TransactionState
+from oncelog.rules.transaction_entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 
 def decided_transaction(entry: TransactionEntry) -> Identity | None:
     """Return the producer id and epoch of the transaction that a record decides; None if it does not tell.
 
-    The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had.
+    The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had. Another
+    producer id that takes over tells that the transaction had the last epoch a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
-    if not 0 < entry.producer_epoch < MAX_EPOCH:
+    if entry.producer_epoch == MAX_EPOCH and entry.next_producer_id == NO_ID:
+        return None
+    if entry.producer_epoch <= 0:
         return None
     return Identity(entry.producer_id, entry.producer_epoch - 1)
 

@@ -74,7 +74,7 @@ OUT_OF_REACH: dict[str, str] = {
     "a power loss seldom takes an epoch and leaves its batches": "R691 R761",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
-    "simulated clients of mixed versions meet few power losses": "R771",
+    "simulated clients of mixed versions meet few power losses": "R771 R773",
     "no topic is deleted while files are loaded": "R506",
     "no load goes on with other options": "R663",
     "no start with a lost completion met an open next transaction": "R521",
