@@ -173,6 +173,19 @@ def test_a_broker_that_is_not_there_is_said_at_once(admin: Admin) -> None:
         admin.describe_log_dirs([1, 9])
 
 
+def test_settings_of_a_broker_that_is_away_take_no_result_from_the_others(admin: Admin) -> None:
+    """The topic's setting was changed, and yet answered as failed."""
+    admin.create_topics([NewTopic("t", 1)])
+    away = ConfigResource("broker", "9")
+    changed = admin.alter_configs(
+        {TOPIC: {"retention.ms": "12345"}, away: {"log.retention.ms": "1"}}, raise_errors=False
+    )
+    found = admin.describe_configs([away, TOPIC], raise_errors=False)
+    assert changed[TOPIC].error is None and found[TOPIC].entries["retention.ms"].value == "12345"
+    assert isinstance(changed[away].error, BrokerNotAvailable)
+    assert isinstance(found[away].error, BrokerNotAvailable)
+
+
 def test_calls_from_many_threads(admin: Admin) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

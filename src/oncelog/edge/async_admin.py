@@ -292,15 +292,15 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
     ) -> dict[ConfigResource, ConfigDescription]:
         """All settings of topics or brokers, with where each value comes from."""
 
-        async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
-            found: dict[ConfigResource, ConfigDescription] = {}
-            for group in _by_owner(remaining):
-                answer = await self._ask_owner(group[0], calls.describe_configs(group))
-                found |= calls.described_configs(answer)
-            return found
-
         def failed(resource: ConfigResource, error: OncelogError) -> ConfigDescription:
             return ConfigDescription(resource, error=error)
+
+        async def ask_one(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
+            answer = await self._ask_owner(owned[0], calls.describe_configs(owned))
+            return calls.described_configs(answer)
+
+        async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
+            return await _ask_owners(remaining, ask_one, failed)
 
         chosen = items_of(resources, ConfigResource, "ConfigResource(kind, name)")
         return await self._per_item(list(dict.fromkeys(chosen)), ask, failed, raise_errors)
@@ -311,12 +311,12 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         """Change single settings and leave the others; None takes one back to its default."""
         changes = mapping_of(changes, ConfigResource, "ConfigResource(kind, name)")
 
+        async def ask_one(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
+            mine = {resource: changes[resource] for resource in owned}
+            return calls.altered_configs(await self._alter(owned[0], mine, validate_only))
+
         async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
-            found: dict[ConfigResource, ConfigOutcome] = {}
-            for group in _by_owner(remaining):
-                mine = {resource: changes[resource] for resource in group}
-                found |= calls.altered_configs(await self._alter(group[0], mine, validate_only))
-            return found
+            return await _ask_owners(remaining, ask_one, ConfigOutcome)
 
         return await self._per_item(changes, ask, ConfigOutcome, raise_errors)
 
@@ -404,6 +404,24 @@ def _node_of(resource: ConfigResource) -> int | None:
     if not resource.name.isdecimal():
         raise MisuseError(f"broker {resource.name!r}: a broker resource is named by its node id")
     return int(resource.name)
+
+
+async def _ask_owners(
+    resources: list[ConfigResource],
+    ask_one: Callable[[list[ConfigResource]], Awaitable[Mapping[ConfigResource, R]]],
+    failed: Callable[[ConfigResource, OncelogError], R],
+) -> dict[ConfigResource, R]:
+    """Ask each owner of settings. One that cannot be asked takes no result from what another one owns.
+
+    Guard: test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
+    """
+    found: dict[ConfigResource, R] = {}
+    for owned in _by_owner(resources):
+        try:
+            found |= await ask_one(owned)
+        except (DisconnectedError, TimedOut, BrokerError) as error:
+            found |= {resource: failed(resource, error) for resource in owned}
+    return found
 
 
 def _by_owner(resources: list[ConfigResource]) -> list[list[ConfigResource]]:
