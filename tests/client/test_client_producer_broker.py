@@ -13,12 +13,14 @@ from helpers_producer import new_topic, producer_of, read, requests, sequences, 
 from helpers_wait import JumpingClock, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
+from oncelog.client.producer_batch import ProducerBatch
 from oncelog.errors import (
     ConfigError,
     DeliveryUnknown,
     InvalidProducerEpoch,
     MessageTooLarge,
     OncelogError,
+    OutcomeUnknown,
     TimedOut,
     UnknownTopicOrPartition,
 )
@@ -336,3 +338,45 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
             producer.commit_transaction()
     assert values(servers, topic) == sent and told == list(zip(sent, range(500), strict=True))
     assert len(requests(proxy)) <= 8
+
+
+@pytest.mark.behaviour("I11")
+@pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}])
+@pytest.mark.parametrize("request_timeout_ms", [150_000, 40_000])
+def test_records_that_wait_for_a_connection_are_told_as_not_stored(
+    clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
+) -> None:
+    """An outage of delivery.timeout.ms left open whether records were stored that had never left."""
+    with Broker() as broker:
+        topic = new_topic(broker.bootstrap_servers, 2)
+        producer = producer_of(
+            broker.bootstrap_servers,
+            linger_ms=30_000,
+            reconnect_backoff_ms=1_000_000,
+            reconnect_backoff_max_ms=1_000_000,
+            request_timeout_ms=request_timeout_ms,
+            delivery_timeout_ms=200_000,
+            **settings,
+        )
+        stored = [producer.send(topic, b"stored", partition=partition) for partition in (0, 1)]
+        producer.flush()
+    assert [future.result(60).offset for future in stored] == [0, 0]
+    driver = producer._driver
+    wait_until(lambda: not any(link.is_connected for link in driver.cluster._links.values()))
+
+    def in_request() -> list[ProducerBatch]:
+        return [batch for call in list(driver._in_flight.values()) for batch in call.batches]
+
+    first = producer.send(topic, b"first", partition=0)
+    clock.jump(20)
+    second = producer.send(topic, b"second", partition=1)
+    producer._thread.submit(driver.flush())
+    wait_until(lambda: len(in_request()) == 2)
+    assert len(driver._in_flight) == 1
+    for future in (first, second):
+        clock.jump_until(future.done, 10)
+        error = future.exception(60)
+        assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
+        # What was told so must not be written beside the other one when a connection comes.
+        wait_until(lambda: not any(batch.is_settled for batch in in_request()))
+    producer.close()

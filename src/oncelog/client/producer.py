@@ -463,6 +463,16 @@ class ProducerCore:
 
     # Outcomes
 
+    def on_queued(self, call: ProduceCall) -> None:
+        """The request waits for a connection, until `on_written` or its end."""
+        for batch in call.batches:
+            batch.is_queued = True
+
+    def on_written(self, call: ProduceCall) -> None:
+        """From now on the broker may get the request."""
+        for batch in call.batches:
+            batch.is_queued = False
+
     def on_sent(self, call: ProduceCall, now_ms: float) -> None:
         """acks=0: the request is out, and that is all that will be known."""
         self._in_flight_requests[call.node_id] -= 1
@@ -498,16 +508,17 @@ class ProducerCore:
     ) -> None:
         """No answer: the connection ended, could not be made, or the time-out passed."""
         self._in_flight_requests[call.node_id] -= 1
-        may_be_stored = was_sent and not isinstance(error, NotConnectedError)
+        was_sent = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:
             self.stale.add(batch.tp)
-            self._no_outcome(batch, error, may_be_stored, now_ms)
+            self._no_outcome(batch, error, was_sent and not batch.is_queued, now_ms)
             self._answered(batch, now_ms)
 
     def on_refused(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
         """The request could not be made for this broker (version, misuse): surely not sent."""
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
+            batch.is_on_wire = batch.is_on_wire and not batch.is_queued
             self._fail(batch, error)
             self._answered(batch, now_ms)
 
@@ -585,6 +596,8 @@ class ProducerCore:
             queue = self._partitions[oldest.tp]
             for batch in queue.batches():
                 if batch.created_ms + limit_ms <= now_ms:
+                    if batch.is_queued:  # the edge withdraws its request before anything is written
+                        queue.came_back(batch, may_be_stored=False)
                     self._fail(batch, self._timed_out(batch))
             self._place(queue, now_ms)
 

@@ -172,11 +172,12 @@ class ProducerBatch(NumberedBatch):
 
     `size_bytes` is an upper bound before compression. Times are the monotonic clock's milliseconds.
     `attempt_count` counts how often it was sent, `last_error` is what came of the last failed attempt.
-    `charged_bytes` of buffer.memory are its own.
+    `charged_bytes` of buffer.memory are its own. `is_queued`: the present attempt waits for a connection, so
+    that no byte of it has left.
     """
 
     __slots__ = (
-        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_settled",
+        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_queued", "is_settled",
         "last_error", "outcome", "parent", "retry_at_ms", "rows", "sent_ms", "serial", "size_bytes", "tp",
         "unsettled_pieces",
     )  # fmt: skip
@@ -198,6 +199,7 @@ class ProducerBatch(NumberedBatch):
         self.encoded_identity: Any = None
         self.parent: ProducerBatch | None = None
         self.unsettled_pieces = 0
+        self.is_queued = False
         self.is_settled = False
 
     def seal(self) -> None:

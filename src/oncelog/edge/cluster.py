@@ -163,17 +163,19 @@ class ClusterConnection:
         min_version: int | None = None,
         max_version: int | None = None,
         channel: str = "",
+        on_written: Callable[[], object] | None = None,
     ) -> asyncio.Future[Any]:
         """Write a request now (or as soon as the connection stands), in call order; the future is its answer.
 
         `node_id` None takes any broker. Requests of another `channel` use another connection, so that
         they do not wait behind a long poll. Produce with acks=0 gives None. `timeout_ms` None is
-        request.timeout.ms.
+        request.timeout.ms. `on_written` is called before the first byte leaves.
         """
         if self._closed:
             raise MisuseError("this client is closed; make a new one")
         host, port = self._any_address() if node_id is None else self._address(node_id)
-        return self._submit(self._link(host, port, channel), message, timeout_ms, min_version, max_version)
+        link = self._link(host, port, channel)
+        return self._submit(link, message, timeout_ms, min_version, max_version, on_written)
 
     def _submit(
         self,
@@ -182,6 +184,7 @@ class ClusterConnection:
         timeout_ms: float | None = None,
         min_version: int | None = None,
         max_version: int | None = None,
+        on_written: Callable[[], object] | None = None,
     ) -> asyncio.Future[Any]:
         return link.submit(
             message,
@@ -189,6 +192,7 @@ class ClusterConnection:
             min_version=min_version,
             max_version=max_version,
             answered=getattr(message, "acks", None) != 0,
+            on_written=on_written,
         )
 
     async def request(

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class _Outgoing(NamedTuple):
     min_version: int | None
     max_version: int | None
     answered: bool
+    on_written: Callable[[], object] | None
 
 
 class BrokerLink:
@@ -113,10 +115,12 @@ class BrokerLink:
         min_version: int | None = None,
         max_version: int | None = None,
         answered: bool = True,
+        on_written: Callable[[], object] | None = None,
     ) -> asyncio.Future[Any]:
         """Queue or write a request now; the future gives its answer.
 
         Of one that is not `answered` it gives None, as soon as the socket has taken it whole.
+        `on_written` is called before its first byte leaves.
         """
         future: asyncio.Future[Any] = self.loop.create_future()
         if self._closed:
@@ -126,7 +130,9 @@ class BrokerLink:
         # A broker that throttles reads on only then (KIP-219); so it gets up to twice the time.
         silent_ms = min(max(self._heard_from_ms - now_ms, 0), timeout_ms)
         deadline_ms = now_ms + silent_ms + timeout_ms
-        out = _Outgoing(message, future, deadline_ms, timeout_ms, min_version, max_version, answered)
+        out = _Outgoing(
+            message, future, deadline_ms, timeout_ms, min_version, max_version, answered, on_written
+        )
         if self._protocol is not None and self._protocol.core.is_ready:
             self._write(self._protocol, out)
         else:
@@ -153,6 +159,8 @@ class BrokerLink:
         except (OncelogError, ValueError, TypeError, OverflowError) as error:
             out.future.set_exception(error)
             return
+        if out.on_written is not None:
+            out.on_written()
         if not out.answered:
             protocol.watch_writing()
         if len(pieces) == 1:

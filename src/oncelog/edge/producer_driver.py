@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from oncelog.client.producer import ProducerCore
@@ -22,6 +23,7 @@ from oncelog.errors import (
     ConfigError,
     DisconnectedError,
     MisuseError,
+    NotConnectedError,
     OncelogError,
     TimedOut,
     UnknownTopicOrPartition,
@@ -207,9 +209,14 @@ class ProducerDriver:
         await waiter
 
     def _send(self, call: ProduceCall) -> None:
+        with self.state.lock:
+            self.state.peek.on_queued(call)
         try:
             future = self.cluster.submit(
-                call.node_id, call.message, max_version=self.state.peek.max_produce_version
+                call.node_id,
+                call.message,
+                max_version=self.state.peek.max_produce_version,
+                on_written=partial(self._on_written, call),
             )
         except OncelogError as error:
             with self.state.lock:
@@ -220,16 +227,24 @@ class ProducerDriver:
         self._in_flight[future] = call
         future.add_done_callback(self._on_done)
 
+    def _on_written(self, call: ProduceCall) -> None:
+        with self.state.lock:
+            self.state.peek.on_written(call)
+
     def _withdraw_settled(self) -> None:
-        """What was given up while it waited for a connection must not be sent once there is one."""
+        """What was given up while it waited for a connection must not be sent once there is one.
+
+        Its application may have been told that it is not stored. Others of its request are sent again.
+        """
         for future, call in list(self._in_flight.items()):
-            if all(batch.is_settled for batch in call.batches):
+            settled = [batch for batch in call.batches if batch.is_settled]
+            if len(settled) == len(call.batches) or any(batch.is_queued for batch in settled):
                 future.cancel()
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         now_ms = self.now_ms()
         call = self._in_flight.pop(done)
-        error = DisconnectedError("the producer was closed") if done.cancelled() else done.exception()
+        error = self._why_cancelled(call) if done.cancelled() else done.exception()
         with self.state.lock:
             core = self.state.peek
             if error is None and not call.is_answered:
@@ -243,6 +258,11 @@ class ProducerDriver:
                 core.on_failure(call, failure, now_ms)
         self.notify()
         self._event.set()
+
+    def _why_cancelled(self, call: ProduceCall) -> OncelogError:
+        if self._is_closing:
+            return DisconnectedError("the producer was closed")
+        return NotConnectedError(f"there was no connection to broker {call.node_id} in time")
 
     async def _ask_identity(self) -> None:
         """InitProducerId, again and again while the error is one that passes."""
