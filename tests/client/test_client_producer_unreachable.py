@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from oncelog.config import PRODUCER
 from oncelog.edge.cluster import ClusterConnection
-from oncelog.errors import NotConnectedError, TimedOut
+from oncelog.errors import MisuseError, NotConnectedError, TimedOut
 from oncelog.rules.history import Outcome
 from oncelog.sim.clients import QUICK, Sender
 from oncelog.sim.world import BrokerHost, Host, World
@@ -76,3 +77,29 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
     world.is_over = True
     world.loop.close()
     assert not [each for each in left if "_refresh_by_age" in each]
+
+
+def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The close comes when the cluster has answered: what asks by its age was begun behind it."""
+    world = World(1)
+    BrokerHost(world, {}).start()
+    left: list[str] = []
+    real = ClusterConnection.refresh_metadata
+
+    async def refresh_metadata(self: ClusterConnection, topics: Collection[str]) -> None:
+        await real(self, topics)
+        await self.close()
+
+    monkeypatch.setattr(ClusterConnection, "refresh_metadata", refresh_metadata)
+
+    async def main() -> None:
+        with pytest.raises(MisuseError, match="closed"):
+            await ClusterConnection(PRODUCER.parse(QUICK)).start()
+        left.extend(str(task.get_coro()) for task in asyncio.all_tasks() if not task.done())
+
+    done = Host(world, "client").run(main)
+    assert world.loop.run_until(done, 30_000_000)
+    world.is_over = True
+    world.loop.close()
+    assert not [each for each in left if "_refresh_by_age" in each]
+    assert done.exception() is None

@@ -107,8 +107,13 @@ class ClusterConnection:
         """
         if self._refresher is None:
             await self._find_cluster()
+            self._check_open()  # `close` has passed: nobody would end what begins here
             if self._refresher is None:  # else another call has begun it meanwhile, and `close` ends only one
                 self._refresher = asyncio.create_task(self._refresh_by_age())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MisuseError("this client is closed; make a new one")
 
     async def _find_cluster(self) -> None:
         deadline_ms = self.now_ms() + self._settings["oncelog.bootstrap.timeout.ms"]
@@ -171,8 +176,7 @@ class ClusterConnection:
         they do not wait behind a long poll. Produce with acks=0 gives None. `timeout_ms` None is
         request.timeout.ms. `on_written` is called before the first byte leaves.
         """
-        if self._closed:
-            raise MisuseError("this client is closed; make a new one")
+        self._check_open()
         host, port = self._any_address() if node_id is None else self._address(node_id)
         link = self._link(host, port, channel)
         return self._submit(link, message, timeout_ms, min_version, max_version, on_written)
@@ -226,8 +230,7 @@ class ClusterConnection:
     ) -> Any:
         errors: list[OncelogError] = []
         for host, port in self._candidates():
-            if self._closed:
-                raise MisuseError("this client is closed; make a new one")
+            self._check_open()
             try:
                 link = self._link(host, port, "")
                 return await self._submit(link, message, timeout_ms, min_version, max_version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 OUT_OF_REACH: dict[str, str] = {
     "no simulated topic changes what is too large for it": "R652 R800",
     "the simulator takes DeliveryUnknown for any outcome": "R802",
+    "no simulated client is closed by one task while another connects": "R803",
     "no simulated administrator alters settings of several brokers": "R801",
     "no directory of a running Apache Kafka, of an older version or of a backup is played": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632"
