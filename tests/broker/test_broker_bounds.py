@@ -30,7 +30,7 @@ from oncelog.log.reading import StepCost
 from oncelog.rules.visibility import Verdict
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire import columns, compression, records
-from oncelog.wire.batch import read_header, seal
+from oncelog.wire.batch import build_batch, read_header, seal
 from oncelog.wire.columns import batches_to_arrow
 from oncelog.wire.compression import compress, decompress
 from oncelog.wire.frames import encode_request
@@ -299,6 +299,25 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partiti
     next(search)
     behind.delete_records(2_990, NOW_MS)
     assert _found(search) == 3_001
+
+
+def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
+    """Its file may be closed by then."""
+    limits = Limits(scan_first_chunk_bytes=61, scan_chunk_bytes=61)
+    partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
+    rows = [NewRecord(NOW_MS + 1, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
+    put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
+    partition.delete_records(1, NOW_MS)  # the largest time of the batch is that of a deleted record
+    while partition.segment_count < 3:
+        put(partition, log_batch())
+    put(partition, log_batch(timestamp_ms=NOW_MS + 1))
+    newest = partition.log_end_offset - 1
+    search = partition.search_timestamp(NOW_MS + 1, StepCost())
+    job = next(search)
+    assert job is not None
+    partition.delete_records(newest, NOW_MS)
+    job()
+    assert _found(search) == newest
 
 
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,19 @@ from helpers_broker import RawClient, batch, wait_until
 
 from oncelog.edge.broker import Broker
 from oncelog.edge.chores import ChoreDriver
-from oncelog.log.chores import Job
-from oncelog.wire.messages import DeleteRecordsRequest, DeleteTopicsRequest
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.chores import Kind, RunningJob
+from oncelog.types import Compression
+from oncelog.wire.message import Message
+from oncelog.wire.messages import (
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    MetadataRequest,
+)
 
 WAIT_SECONDS = 60
 
@@ -24,7 +36,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event.set()
     real = ChoreDriver._elsewhere
 
-    async def elsewhere(self: ChoreDriver, job: Job) -> None:
+    async def elsewhere(self: ChoreDriver, job: RunningJob) -> None:
         await asyncio.to_thread(event.wait, WAIT_SECONDS)
         await real(self, job)
 
@@ -67,3 +79,61 @@ def test_acknowledged_records_of_a_topic_created_again_survive_deletions_of_the_
         assert f"{0:020d}.log" in names
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.values("t") == expected
+
+
+def large_requests(count: int) -> list[tuple[Message, int]]:
+    """Requests that take several steps each, with the version in which they are asked."""
+    looked = [ListOffsetsRequest.ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(count)]
+    read = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1) for i in range(count)]
+    named = [MetadataRequest.MetadataRequestTopic(name=f"?{i}") for i in range(count)]
+    made = CreateTopicsRequest.CreatableTopic(name="wide", num_partitions=40, replication_factor=1)
+    doomed = DeleteTopicsRequest.DeleteTopicState(name="wide")
+    return [
+        (
+            ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name="old", partitions=looked)]),
+            7,
+        ),
+        (FetchRequest(topics=[FetchRequest.FetchTopic(topic="old", partitions=read)], max_bytes=1), 12),
+        (MetadataRequest(topics=named, allow_auto_topic_creation=False), 9),
+        (CreateTopicsRequest(topics=[made], timeout_ms=5_000), 5),
+        (DeleteTopicsRequest(topics=[doomed], timeout_ms=5_000), 6),
+    ]
+
+
+def look_up(offset: int) -> ListOffsetsRequest:
+    """Ask topic t for the first record from `offset` on, by its time."""
+    asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1_000 + offset)
+    return ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[asked])])
+
+
+def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: threading.Event) -> None:
+    """A sync on a disk that stalls, say. They do not wait for one another's jobs either."""
+    count = 2 * DEFAULT_LIMITS.request_step_elements + 1
+    with Broker() as broker, ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(3)]
+        client, *looking = clients
+        client.create_topic("old", segment_bytes=1 << 20)
+        client.create_topic("t")
+        for number in range(2):
+            time_ms = 1_000 + number
+            client.produce("t", batch(b"v", timestamp_ms=time_ms, compression=Compression.GZIP))
+        for _ in range(12):
+            assert client.produce("old", batch(b"old" + bytes(100_000))).error_code == 0
+        assert broker._running is not None
+        chores = broker._running.node.log_manager.chores
+        wait_until(lambda: not chores)
+        gate.clear()
+        delete_records(client, "old", 11)
+        wait_until(lambda: chores and not chores.is_ready)
+        for request, version in large_requests(count):
+            client.ask(request, version)
+        for number, each in enumerate(looking):
+            each.send(look_up(number), 7)
+        wait_until(lambda: len(chores._queues[Kind.REQUEST_WITH_JOBS].waiting) == len(looking))
+        for request, version in large_requests(count):
+            client.ask(request, version)
+        assert chores._queues[Kind.LOG].job is not None, "the job of the log is still waiting"
+        gate.set()
+        for number, each in enumerate(looking):
+            _, response = each.receive(ListOffsetsResponse, 7)
+            assert response.topics[0].partitions[0].offset == number

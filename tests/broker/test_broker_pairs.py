@@ -7,6 +7,7 @@ Every limit is small, and deferred work waits until a drawn moment, so that it m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, count
 from random import Random
@@ -220,10 +221,8 @@ class Topic:
     def run_job(self) -> None:
         job, self.job = self.job, None
         if job is not None:
-            try:
+            with suppress(Exception):  # its chore is told
                 job()
-            except Exception as error:
-                self.node.log_manager.chores.failed(error)
 
     def finish(self) -> None:
         while self.job is not None or self.node.log_manager.chores:

@@ -29,6 +29,7 @@ from oncelog.broker.transactions import TransactionCoordinator
 from oncelog.broker.waiting import Deferred
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
+from oncelog.log.chores import Job
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.hanging import KnownTransaction, OpenTransaction, why_hanging
@@ -157,6 +158,8 @@ class Run:
         self.node.log_manager.chores.on_added = lambda: None
         self.syncing: list[Partition] = []
         """Partitions whose syncs are under way, which end in any order."""
+        self.jobs: list[Job] = []
+        """Jobs of chores that are under way; steps of other requests come between."""
         self.look()
         self.check_memory()
         self.check_transactions()
@@ -183,6 +186,9 @@ class Run:
         self.note(f"{self.event}: a stop")
         chores = self.node.log_manager.chores
         chores.on_added = None
+        for job in self.jobs:
+            with suppress(*EXPECTED):
+                job()
         with suppress(*EXPECTED):
             chores.finish()
         with suppress(*EXPECTED):
@@ -201,14 +207,14 @@ class Run:
                 flushes.finished(partition, error)
             else:
                 flushes.finished(partition, None)
-        elif chores:
+        elif self.jobs and (not chores.is_ready or self.rng.random() < 0.3):
+            job = self.jobs.pop(self.rng.randrange(len(self.jobs)))
+            with suppress(Exception):  # its chore is told
+                job()
+        elif chores.is_ready:
             with suppress(*EXPECTED):
-                job = chores.step()
-                if job is not None:
-                    try:
-                        job()
-                    except Exception as error:
-                        chores.failed(error)
+                if (begun := chores.step()) is not None:
+                    self.jobs.append(begun)
         else:
             return False
         self.node.settle(self.now_ms)

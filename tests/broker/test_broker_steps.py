@@ -439,7 +439,8 @@ def test_the_offsets_of_one_group_expire_in_steps() -> None:
     node.groups.forget_expired(NOW_MS + 30 * 86_400_000)
     steps = []
     while node.log_manager.chores:
-        node.log_manager.chores.step()
+        if (job := node.log_manager.chores.step()) is not None:
+            job()
         steps.append(len(node.groups.offsets.of("g")))
     assert len(steps) >= 3 and steps[-1] == 0
     assert all(before - after <= STEP_ELEMENTS for before, after in pairwise([MANY_OFFSETS, *steps]))

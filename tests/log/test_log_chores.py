@@ -12,7 +12,7 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.chores import Chore, Chores, Job, run
+from oncelog.log.chores import Chore, Chores, Job, Kind, RunningJob, run
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.snapshot import Snapshots
@@ -42,10 +42,8 @@ class Driven:
         """Whether anything is left."""
         job = self.chores.step()
         if job is not None:
-            try:
+            with suppress(OSError):  # its chore is told
                 job()
-            except OSError as error:
-                self.chores.failed(error)
         return bool(self.chores)
 
     def finish(self) -> None:
@@ -344,3 +342,66 @@ def test_a_job_that_raises_is_told_to_its_chore() -> None:
     with pytest.raises(OSError, match="full"):
         run(chore())
     assert told == ["broken"]
+
+
+KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_JOBS}
+
+
+@pytest.mark.parametrize(
+    ("chores", "expected"),
+    [
+        # A letter is a kind; what follows are its steps: a dot none, an asterisk a job that does not end.
+        ("L... L..", "0 1 0 1 0"),  # chores of a kind take turns
+        ("L... R.. J.", "0 1 2 0 1 0"),  # so do kinds,
+        ("L... R. R. R.", "0 1 0 2 0 3"),  # however many of another there are
+        ("L*. L.. R..", "0* 2 2"),  # a job holds up its kind, and no other
+        ("J*. J. R.. L..", "3 2 0* 3 2"),
+        ("L.*. L.. J..", "0 2 1 2 0*"),
+        ("L*. J*. R...", "0* 2 1* 2 2"),
+        ("L*. J*. R", "0* 1*"),
+    ],
+)
+def test_a_job_holds_up_only_chores_of_its_kind(chores: str, expected: str) -> None:
+    driven, done = Chores(), list[str]()
+    driven.on_added = lambda: None
+
+    def chore(number: int, steps: str) -> Chore:
+        for step in steps:
+            done.append(f"{number}{step.strip('.')}")
+            yield (lambda: None) if step == "*" else None
+
+    for number, text in enumerate(chores.split()):
+        driven.add(chore(number, text[1:]), KINDS[text[0]])
+    while driven.is_ready:
+        driven.step()
+    assert sorted(done) == sorted(expected.split())
+    assert done == expected.split()
+
+
+def test_a_job_that_ends_tells_its_own_chore() -> None:
+    driven, told = Chores(), list[str]()
+    driven.on_added = lambda: None
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "job")
+
+    def chore(name: str, job: Job) -> Chore:
+        try:
+            yield job
+        except OSError as error:
+            told.append(f"{name} failed: {error.strerror}")
+        else:
+            told.append(f"{name} went on")
+
+    driven.add(chore("log", lambda: None))
+    driven.add(chore("look-up", fail), Kind.REQUEST_WITH_JOBS)
+    jobs: list[RunningJob | None] = [driven.step(), driven.step()]
+    assert driven.step() is None and not driven.is_ready and len(driven) == 2
+    for job in reversed(jobs):
+        assert job is not None
+        with suppress(OSError):
+            job()
+        job.end(OSError("told too late"))
+        driven.step()
+    assert told == ["look-up failed: job", "log went on"] and not driven
+    driven.finish()

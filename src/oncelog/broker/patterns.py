@@ -18,7 +18,7 @@ import re2
 
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.log.chores import Chore, Chores
+from oncelog.log.chores import Chore, Chores, Kind
 
 MAX_PATTERN_BYTES = 4096
 """Far above what people write; a pattern of this length compiles in milliseconds."""
@@ -171,7 +171,7 @@ class TopicPatterns:
             self._unresolved[text] = None
             if not self._is_resolving:
                 self._is_resolving = True
-                self._chores.add(self._resolve())
+                self._chores.add(self._resolve(), Kind.REQUEST)
         return resolution.names if resolution.was_complete else []
 
     def is_pending(self, texts: Collection[str]) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncelog.broker.waiting import Deferred, Disconnect
-from oncelog.log.chores import Chore, Job
+from oncelog.log.chores import Chore, Job, Kind
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
@@ -175,8 +175,8 @@ class _Answer:
     """An answer that is being made in steps."""
 
     __slots__ = (
-        "_chores", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_job", "_on_cancelled", "_queue",
-        "_work", "needs_place",
+        "_chores", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_job", "_kind", "_on_cancelled",
+        "_queue", "_work", "needs_place",
     )  # fmt: skip
 
     def __init__(
@@ -188,24 +188,32 @@ class _Answer:
         self.needs_place = is_dropped
         self._free_steps = FREE_STEPS
         self._job: Job | None = None
+        self._kind = Kind.REQUEST
         self._on_cancelled: Callable[[], None] | None = None
         """The deferred's callback for a cancelled request from before it waited for its place."""
 
     def go_on(self, job: Job | None) -> None:
         """Do the job, which the last step asked for, and then the next steps."""
         self._job = job
-        self._chores.add(self._steps())
+        if job is not None:
+            self._kind = Kind.REQUEST_WITH_JOBS
+        self._chores.add(self._steps(), self._kind)
 
     def _steps(self) -> Chore:
+        has_moved = False
         try:
             while not self._is_over:
                 if not self._may_go_on():
                     return
                 if (yield from self._step()):
                     return
+                if self._job is not None and self._kind is Kind.REQUEST:
+                    has_moved = True
+                    self.go_on(self._job)
+                    return
             self._work.close()
         finally:
-            if self._has_place:
+            if self._has_place and not has_moved:
                 self._has_place = False
                 self._queue.give_back()
 

@@ -39,7 +39,7 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from oncelog.log.chores import Chore
+from oncelog.log.chores import Chore, Kind
 from oncelog.log.partition import Partition
 from oncelog.rules.append import Refuse
 from oncelog.rules.lost_marker import (
@@ -504,7 +504,7 @@ class TransactionCoordinator:
             self._markers_at_once -= max(len(self._unfinished[transactional_id]), 1)
             if next(work, work) is work:
                 return
-        self._node.log_manager.chores.add(work)
+        self._node.log_manager.chores.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
         """Let the next requests write markers at once: others have had their turn."""

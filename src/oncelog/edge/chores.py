@@ -1,6 +1,8 @@
 """Drives a log's chores on the event loop: a little work, then a rest in which requests are served.
 
-What a chore wants done elsewhere (syncs, deletions) runs in a thread, one at a time.
+What a chore wants done elsewhere (syncs, deletions) runs in a thread, for each kind of chore one at a time.
+Chores of other kinds go on meanwhile: a large request does not wait for a sync of the log on a slow disk.
+See test_large_requests_are_answered_while_a_job_of_the_log_is_running.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from collections.abc import Callable
 
 from oncelog.edge import machine
 from oncelog.edge.event_log import log_event
-from oncelog.log.chores import Chores, Job
+from oncelog.log.chores import Chores, RunningJob
 
 WORK_SECONDS = 0.002
-"""No longer than this, or one step if that takes longer, are requests held up at a time."""
+"""No longer than this, or one step if that takes longer, are requests held up at a time: by chores of all
+kinds together."""
 REST_SECONDS = 0.004
 
 
@@ -26,41 +29,44 @@ class ChoreDriver:
     def __init__(self, chores: Chores, after_work: Callable[[], None]) -> None:
         self._chores, self._after_work = chores, after_work
         self._work_seconds = machine.current().work_seconds
-        self._added = asyncio.Event()
+        self._wake = asyncio.Event()
+        """Set when a chore was added or a job has ended."""
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._chores.on_added = self._added.set
+        self._chores.on_added = self._wake.set
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """The step under way ends; what is left stays for whoever closes the log."""
+        """The step and the jobs under way end; what is left stays for whoever closes the log."""
         self._is_stopping = True
-        self._added.set()
+        self._wake.set()
         if self._task is not None:
             await self._task
+        if self._jobs:
+            await asyncio.wait(self._jobs)
         self._chores.on_added = None
 
     async def _run(self) -> None:
         while not self._is_stopping:
-            await self._added.wait()
-            self._added.clear()
-            while self._chores and not self._is_stopping:
-                job = self._work()
+            await self._wake.wait()
+            self._wake.clear()
+            while self._chores.is_ready and not self._is_stopping:
+                has_begun_job = self._work()
                 try:
                     self._after_work()
                 except Exception as error:
                     _report(error)
-                if job is None:
-                    await asyncio.sleep(REST_SECONDS)
-                else:
-                    await self._elsewhere(job)
+                if has_begun_job and not self._chores.is_ready:
+                    break  # deletions have a job in every step: no rest but while it is running
+                await asyncio.sleep(REST_SECONDS)
 
-    def _work(self) -> Job | None:
-        """Steps until the time is up or there is a job."""
-        until = self._work_seconds() + WORK_SECONDS
-        while self._chores and self._work_seconds() < until:
+    def _work(self) -> bool:
+        """Steps until the time is up, or until there are only jobs to wait for; true if a job has begun."""
+        until, has_begun_job = self._work_seconds() + WORK_SECONDS, False
+        while self._chores.is_ready and self._work_seconds() < until:
             try:
                 job = self._chores.step()
             except Exception as error:
@@ -68,14 +74,24 @@ class ChoreDriver:
                 _report(error)
             else:
                 if job is not None:
-                    return job
-        return None
+                    has_begun_job = True
+                    self._begin(job)
+        return has_begun_job
 
-    async def _elsewhere(self, job: Job) -> None:
+    def _begin(self, job: RunningJob) -> None:
+        task = asyncio.get_running_loop().create_task(self._elsewhere(job))
+        self._jobs.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _elsewhere(self, job: RunningJob) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(None, job)
         except Exception as error:
-            self._chores.failed(error)
+            job.end(error)  # if no thread could be started; else its chore was told
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._jobs.discard(task)
+        self._wake.set()
 
 
 def _report(error: Exception) -> None:

@@ -303,8 +303,6 @@ class LogManager:
                     opened.add(tp)
                 if count % self.limits.partitions_per_step == 0:
                     yield from self._others_first()
-            # Here, not before: a checkpoint that is being written may still name the last of them.
-            self._deletion_count += 1
             if self._is_forgetting:
                 # A new partition of this name must not inherit them.
                 self._write_offsets()
@@ -337,6 +335,7 @@ class LogManager:
 
     def _forget(self, tp: TopicPartition) -> bool:
         """Forget a partition and its checkpoints; whether it was open."""
+        self._deletion_count += 1  # a checkpoint that is being written may still name it
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
         # A new partition may inherit it from the file: all its segments have such an index.
@@ -486,7 +485,9 @@ class LogManager:
         if self._deletion_count == deletion_count:
             self.disk.rename(written, path)
             yield self.disk.sync_directory
-            if path == RECOVERY_POINTS:
+            # Else a new partition of the name would be compacted above the recovery point on disk. See
+            # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
+            if path == RECOVERY_POINTS and self._deletion_count == deletion_count:
                 self._written_points = points
 
     def _note_log_start(self) -> None:

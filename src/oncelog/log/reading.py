@@ -180,7 +180,7 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
         position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
         for found in _scan_for(segment, position, start_offset):
-            header = found.header
+            header, is_next_step = found.header, False
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
             if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
                 records: list[FoundTime | None] = []
@@ -189,6 +189,7 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
                 # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
                     yield job
+                    is_next_step = True
                 else:
                     job()
                 if records[0] is not None:
@@ -197,8 +198,11 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
             if cost.spent >= step_cost:
                 cost.spent = 0
                 yield None
-                if not any(each is segment for each in segments):
-                    break  # compacted or deleted meanwhile: go on where its offsets are now
+                is_next_step = True
+            if is_next_step and not any(each is segment for each in segments):
+                # Compacted or deleted meanwhile: go on where its offsets are now. Its file may be closed. See
+                # test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
+                break
         else:
             start_offset = max(start_offset, segment.end_offset)
     return None

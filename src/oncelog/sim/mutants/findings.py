@@ -65,6 +65,8 @@ OUT_OF_REACH: dict[str, str] = {
     "tombstones of simulated topics go after seconds": "R611",
     "no power goes between a partition's first roll and the flush behind it": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
+    "large requests are seldom under way while a job of the log has a slow disk": "R750",
+    "no topic is made again within one sync of a checkpoint, and then compacted": "R751",
     "nothing checks that compaction gets on where traffic ends": "R743",
     "no single call fails during a swap": "R613",
     "nothing measures the memory that a round of compaction takes": "R792",
