@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trustme
 from helpers_security import Certificates, client_config, make_certificates, secured_broker
-from helpers_wait import pass_time
+from helpers_wait import pass_time, wait_until
 
 import oncelog
 from oncelog.client.connection import ConnectionCore
@@ -150,6 +150,30 @@ def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
     truststore.write_bytes(certificates.authority.read_bytes())
     tls.refresh()
     assert tls.context is not old
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("shown", "alert"), [("none", "CERTIFICATE|HANDSHAKE_FAILURE"), ("other", "UNKNOWN_CA")]
+)
+def test_a_client_whose_certificate_is_refused_learns_why(
+    tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion, shown: str, alert: str
+) -> None:
+    """The socket was closed before the alert had left: the client saw no more than an end."""
+    context = ssl.create_default_context(cafile=certificates.authority)
+    context.minimum_version = context.maximum_version = version
+    if shown == "other":
+        context.load_cert_chain(make_certificates(tmp_path / "other").client)
+    config = {"ssl.client.auth": "required"}
+    with secured_broker(tmp_path / "data", certificates, sasl=False, **config) as broker:
+        host, _, port = broker.bootstrap_servers.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=60) as plain,
+            pytest.raises(ssl.SSLError, match=alert),
+            context.wrap_socket(plain, server_hostname=host) as client,
+        ):
+            client.recv(1)
+        wait_until(lambda: broker.metrics()["connections"] == 0)
 
 
 @contextmanager

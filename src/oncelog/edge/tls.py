@@ -69,6 +69,7 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
 
 def _server_context(settings: Settings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = _ServerSide
     _set_versions(context, settings)
     if not _load_own(context, settings):
         raise ConfigError(
@@ -147,6 +148,42 @@ def _reading(load: Callable[[], T], what: str, content: str) -> T:
         raise ConfigError(f"{what}: there is no such file") from None
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise ConfigError(f"{what} cannot be used: {error}; it must be PEM, {content}") from error
+
+
+_TOLD = frozenset(
+    {
+        "CERTIFICATE_VERIFY_FAILED",
+        "NO_SHARED_CIPHER",
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "UNSUPPORTED_PROTOCOL",
+    }
+)
+"""Failures of a client that speaks TLS and takes an alert; others are ended at once."""
+
+
+class _ServerSide(ssl.SSLObject):
+    """The broker's side of a connection, whose client learns by an alert why its handshake failed.
+
+    asyncio closes the socket of a handshake that failed while the alert is still in its buffer. So the
+    failure is raised when the client sends more, and asyncio sends the alert before. A client that does
+    neither this nor close meets the deadline of the handshake.
+    See test_a_client_whose_certificate_is_refused_learns_why.
+    """
+
+    _failure: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """Raises SSLError."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason not in _TOLD:
+                raise
+            log_event("debug", "TLS handshake failed", error=repr(error))
+            self._failure = error
+            raise ssl.SSLWantReadError("the alert is to be sent") from error
 
 
 class ServerTls:
