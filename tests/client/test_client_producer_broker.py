@@ -348,33 +348,34 @@ def test_records_that_wait_for_a_connection_are_told_as_not_stored(
 ) -> None:
     """An outage of delivery.timeout.ms left open whether records were stored that had never left."""
     with Broker() as broker:
-        topic = new_topic(broker.bootstrap_servers, 2)
+        topic = new_topic(broker.bootstrap_servers, 3)
         producer = producer_of(
             broker.bootstrap_servers,
-            linger_ms=30_000,
+            linger_ms=1_000,
+            max_in_flight_requests_per_connection=1,
             reconnect_backoff_ms=1_000_000,
             reconnect_backoff_max_ms=1_000_000,
             request_timeout_ms=request_timeout_ms,
             delivery_timeout_ms=200_000,
             **settings,
         )
-        stored = [producer.send(topic, b"stored", partition=partition) for partition in (0, 1)]
+        stored = [producer.send(topic, b"stored", partition=partition) for partition in range(3)]
         producer.flush()
-    assert [future.result(60).offset for future in stored] == [0, 0]
+    assert [future.result(60).offset for future in stored] == [0, 0, 0]
     driver = producer._driver
     wait_until(lambda: not any(link.is_connected for link in driver.cluster._links.values()))
 
     def in_request() -> list[ProducerBatch]:
         return [batch for call in list(driver._in_flight.values()) for batch in call.batches]
 
-    first = producer.send(topic, b"first", partition=0)
-    clock.jump(20)
-    second = producer.send(topic, b"second", partition=1)
-    producer._thread.submit(driver.flush())
-    wait_until(lambda: len(in_request()) == 2)
-    assert len(driver._in_flight) == 1
-    for future in (first, second):
-        clock.jump_until(future.done, 10)
+    futures = [producer.send(topic, b"in the way", partition=2)]
+    clock.jump(2)
+    wait_until(in_request)
+    futures.append(producer.send(topic, b"first", partition=0))
+    clock.jump(100)
+    futures.append(producer.send(topic, b"second, in one request with the first", partition=1))
+    for future in futures:
+        clock.jump_until(future.done, 1)
         error = future.exception(60)
         assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
         # What was told so must not be written beside the other one when a connection comes.
