@@ -5,14 +5,23 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers_operations import Load
-from helpers_wait import LIMIT_S, pause
+from helpers_wait import pause
 
 from oncelog.dev.process import STOP_TIMEOUT_S
 from oncelog.dev.served import ServedBroker
+
+
+@pytest.fixture
+def heeds_hangup() -> Iterator[None]:
+    """Start brokers that end at SIGHUP, though the tests run under nohup, which has it ignored."""
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, handler)
 
 
 def end(broker: ServedBroker, *signals: signal.Signals) -> int:
@@ -22,12 +31,13 @@ def end(broker: ServedBroker, *signals: signal.Signals) -> int:
     for number in signals:
         if process.poll() is None:
             process.send_signal(number)
-    code = process.wait(2 * LIMIT_S)  # what it has taken of the load is stored first
+    code = process.wait(STOP_TIMEOUT_S)
     broker.kill()
     return code
 
 
 @pytest.mark.behaviour("I17")
+@pytest.mark.usefixtures("heeds_hangup")
 def test_a_stop_under_load(tmp_path: Path) -> None:
     """It ends by itself, clients come back, and the next start has nothing to recover; however impatient."""
     settings = {"log.flush.interval.messages": 1}
