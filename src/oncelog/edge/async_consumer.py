@@ -148,15 +148,28 @@ class AsyncConsumer(AsyncSubscribing):
                 raise
             await self._end()
         except asyncio.CancelledError:
-            # A second call ends the rest. Heartbeats of a member that nobody polls would keep its partitions.
-            if self._group is not None:
-                self._group.stop()
+            # A second call ends the rest. The group would wait for a member that nobody polls. See
+            # test_a_cancelled_close_keeps_no_member_in_the_group.
+            if self._group is not None and not self._closed:
+                self._group.begin_leaving()
             raise
+
+    async def end_at_once(self) -> None:
+        """End all, as `close` does, without a commit and without callbacks."""
+        check_running_loop(self._loop, "consumer")
+        if self._group is not None and not self._closed:
+            self._group.begin_leaving()
+            await self._group.until_left()
+        await self._end_connections()
 
     async def _end(self) -> None:
         """Leave the group, end all work and connections."""
         if self._group is not None and not self._closed:
             await self._group.close()
+        await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        """End all work but the group's, and the connections."""
         self._closed = True
         tasks = [*self._tasks, *([self._connecting] if self._connecting else [])]
         for task in tasks:

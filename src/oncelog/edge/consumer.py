@@ -6,6 +6,7 @@ import concurrent.futures
 import re
 import threading
 from collections.abc import Collection, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,7 +18,7 @@ from oncelog.edge.group import Rebalance
 from oncelog.edge.loop import result_of
 from oncelog.edge.ranges import RangePiece, check_range, range_options
 from oncelog.edge.subscribing import Listener, Listeners, Offsets
-from oncelog.errors import MisuseError
+from oncelog.errors import MisuseError, OncelogError
 from oncelog.settings import Settings
 from oncelog.types import (
     ConsumerGroupMetadata,
@@ -81,9 +82,21 @@ class Consumer:
         finally:
             try:
                 if self._thread.is_running:  # else the callback has closed this consumer
-                    self._thread.run(self._async.close(), _CLOSE_SECONDS)
+                    self._close_or_end_at_once()
             finally:
                 self._thread.stop()
+
+    def _close_or_end_at_once(self) -> None:
+        """End all, also when a second Ctrl-C ends the wait for the commit or for the group's answer."""
+        try:
+            self._thread.run(self._async.close(), _CLOSE_SECONDS)
+        except BaseException:
+            # Without the leave the group waits for the end of the session. With connections left open and
+            # warnings as errors, uvloop's close() of the loop never returns. See
+            # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            with suppress(OncelogError):
+                self._thread.run(self._async.end_at_once(), _CLOSE_SECONDS)
+            raise
 
     def _tell_of_leaving(self) -> None:
         """Commit if that is automatic, and call the application's callback, in this thread."""

@@ -96,6 +96,9 @@ class GroupSession(GroupRequests, ABC):
         self._last_member = self.member
         self._beating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        # Tells the group that the member leaves. An interrupt must not end it: the group would wait for a
+        # member that is gone. See test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+        self._departure: asyncio.Task[None] | None = None
         self._commits = GroupCommits(
             settings, cluster, self._commit_once, self._keeps, self._note_failed_commit
         )
@@ -294,11 +297,24 @@ class GroupSession(GroupRequests, ABC):
     async def close(self) -> None:
         """Commit if that is automatic, leave; within seconds, also when the coordinator is silent."""
         await self.give_up()
+        self.begin_leaving()
+        await self.until_left()
+
+    def begin_leaving(self) -> None:
+        """End all work in the background, and tell the group, once, whoever waits for that."""
         self.stop()
-        if self._is_member:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_LEAVE_S):
-                    await self._leave()
+        if self._is_member and self._departure is None:
+            self._departure = asyncio.create_task(self._depart())
+
+    async def _depart(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_LEAVE_S):
+                await self._leave()
+
+    async def until_left(self) -> None:
+        """Wait until the group has been told; it is told also if this is cancelled."""
+        if self._departure is not None:
+            await asyncio.shield(self._departure)
 
     # Topics
 

@@ -136,9 +136,10 @@ class AsyncSubscribing:
             if self._group is not None:
                 await self._group.close()
         finally:
-            # Also when this is cancelled: heartbeats of a member that nobody polls would keep its partitions.
+            # Also when this is cancelled: the group would wait for a member that nobody polls. See
+            # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             if self._group is not None:
-                self._group.stop()
+                self._group.begin_leaving()
             self._group, self._subscription = None, Subscription()
             self._core.assign([])
 
