@@ -33,6 +33,7 @@ from oncelog.log.compaction import Compaction
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.log.segment import Segment
 from oncelog.sim.disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES
@@ -630,3 +631,60 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
     with failing, pytest.raises(KafkaStorageError, match="too many open files"):
         manager.compact(NOW_MS)
     assert not [name for name in disk.list(str(TP)) if name.endswith((".swap", ".cleaned"))]
+
+
+@pytest.mark.parametrize("then", ["kill", "stop"])
+def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: str) -> None:
+    """The next round wrote one segment in place of two; a start put what was left of one beside it."""
+    disk = MemoryDisk()
+    settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}
+    small, large = (config(segment_bytes=size_bytes, **settings) for size_bytes in (300, 3000))
+    manager = _open(disk)
+    partition = manager.open_partition(TP, small, TOPIC_ID, NOW_MS)
+    for number in range(12):
+        put(partition, batch(number, key=b"k%d" % number))
+    partition.flush()
+    # The disk fails for a moment: one swap cannot begin, and what was made for it cannot be taken back.
+    begin_swap = Partition.begin_swap
+
+    def fail(self: Partition, segments: list[Segment]) -> None:
+        if segments[0].base_offset:
+            disk.errors["rename", ".log.swap"] = errno.EIO
+            raise OSError(errno.EIO, "an input/output error")
+        begin_swap(self, segments)
+
+    with (
+        patch.object(Partition, "begin_swap", fail),
+        pytest.raises(KafkaStorageError, match="compaction failed"),
+    ):
+        manager.compact(NOW_MS)
+    disk.errors.clear()
+    partition.reconfigure(large)
+    manager.compact(NOW_MS)
+    expected = read_all(partition)
+    if then == "kill":
+        disk = disk.after_kill()
+    else:
+        manager.close(NOW_MS)
+    partition = _open(disk).open_partition(TP, large, TOPIC_ID, NOW_MS)
+    assert read_all(partition) == expected
+    assert partition.recovery_reports == []
+
+
+def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed() -> None:
+    """A stop left the other partitions as they were, and a deletion left the files open."""
+    disk, other = MemoryDisk(), TopicPartition("other", 0)
+    manager = _open(disk)
+    manager.chores.on_added = lambda: None
+    partitions = [manager.open_partition(tp, config(), TOPIC_ID, NOW_MS) for tp in (TP, other)]
+    for partition in partitions:
+        put(partition, batch(0, pid=1))
+        partition._roll(NOW_MS)
+    while not all(any(name.endswith(".tmp") for name in disk.list(str(tp))) for tp in (TP, other)):
+        manager.chores.step()
+    disk.errors["remove", ".tmp"] = errno.EIO
+    manager.close(NOW_MS)
+    assert all(partition.is_closed for partition in partitions)
+    disk.errors.clear()
+    disk.after_kill()
+    assert _open(disk).was_clean

@@ -6,13 +6,14 @@ What is done step by step is in `oncelog.log.compaction`.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from traceback import clear_frames
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.aborted import restore_aborted
 from oncelog.log.chores import Chore
-from oncelog.log.compaction import Compaction, swap_in
+from oncelog.log.compaction import Compaction, discard_leftovers, swap_in
 from oncelog.log.disk import explain
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.segment import Segment
@@ -26,6 +27,8 @@ _MAX_FIRST_READS = 100
 class CompactedStore(PartitionStore):
     """Adds compaction to the files of a partition."""
 
+    has_leftovers = False
+    """True while files of a compaction that failed may be left, which a start would swap in."""
     _is_uncleanable = False
     _unfinished_swap: list[Segment] | None = None
 
@@ -140,6 +143,9 @@ class CompactedStore(PartitionStore):
             now_ms=now_ms,
         )
         try:
+            if self.has_leftovers:
+                yield partial(discard_leftovers, self._disk, self._directory)
+                self.has_leftovers = False
             yield from compaction.run()
         except Exception as error:
             # What was opened hangs on the error, and a round keeps the errors of all its partitions.

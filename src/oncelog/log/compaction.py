@@ -43,6 +43,9 @@ _LARGE_BYTES = 1 << 20
 class Owner(Protocol):
     """The partition, as its compaction needs it."""
 
+    has_leftovers: bool
+    """True while files of an attempt that failed may be left, which a start would swap in."""
+
     def last_of(self, producer_id: int) -> LastOfProducer | None:
         """What a living producer wrote last."""
         ...
@@ -164,9 +167,11 @@ class Compaction:
                 self._owner.begin_swap(group)
                 is_whole = True
         finally:
+            self._owner.has_leftovers = not is_whole
             output.close()
             if not is_whole:
                 _discard(disk, self._directory, base_offset)
+                self._owner.has_leftovers = False
         if is_whole:
             yield from swap_in(self._owner, disk, self._directory, group)
         return is_whole
@@ -306,6 +311,19 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
     finally:
         file.close()
     return end_offset
+
+
+def discard_leftovers(disk: Disk, directory: str) -> None:
+    """Remove what an attempt left that could not remove it itself. Safe in a thread. Raises OSError.
+
+    Another attempt may write one segment in place of these and of older ones. A start would put the leftovers
+    beside it, and what they hold would be there twice:
+    test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
+    """
+    stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
+    for stem in stems:
+        if stem.isdecimal():
+            _discard(disk, directory, int(stem))
 
 
 def _discard(disk: Disk, directory: str, base_offset: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -210,9 +211,14 @@ class _SealedFile:
         self._file.close()
 
     def discard(self) -> None:
-        """Remove it, unless it has its name."""
-        self._file.close()
-        remove_if_exists(self._disk, self._path)
+        """Remove it, unless it has its name. What the disk keeps of it the next start removes.
+
+        It is called while a partition is closed, which must not end before its files are closed:
+        test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed.
+        """
+        with suppress(OSError):
+            self._file.close()
+            remove_if_exists(self._disk, self._path)
 
 
 def _write_files(full: _SealedFile, snapshot: _SealedFile, image: ProducerImage, limits: Limits) -> Chore:

@@ -561,7 +561,8 @@ class PartitionStore:
         self._is_closed = True
         self._producers.abandon()
         for segment in self._segments:
-            segment.close()
+            with suppress(OSError):  # of a network file system, say
+                segment.close()
         # Last, for the above may remove unfinished files. From here on deferred work has no effect.
         self._disk.close()
 

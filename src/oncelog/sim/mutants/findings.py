@@ -68,7 +68,7 @@ OUT_OF_REACH: dict[str, str] = {
     "large requests are seldom under way while a job of the log has a slow disk": "R750",
     "no topic is made again within one sync of a checkpoint, and then compacted": "R751",
     "nothing checks that compaction gets on where traffic ends": "R743",
-    "no single call fails during a swap": "R613",
+    "no single call fails during a swap, or at the end of a partition": "R613 R830 R831",
     "nothing measures the memory that a round of compaction takes": "R792",
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
