@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
-from oncelog.rules.audit import Finding, FindingKind, PartitionAudit, StoredBatch
+from oncelog.rules.audit import BumpedOutcome, Finding, FindingKind, PartitionAudit, StoredBatch
 from oncelog.rules.sequence import SEQUENCE_MAX, advance
 from oncelog.types import Origin
 
@@ -81,13 +81,14 @@ def test_row(log: str, batches: str, expected: str) -> None:
         is_compacted=what == "compacted",
         is_internal=what == "internal",
         last_stable_offset=int(number) if what == "stable" else None,
+        indexed_to=int(number) if what == "indexed" else None,
     )
     for batch in parse_batches(batches, start):
         audit.see(batch)
     findings, totals = audit.finish()
     assert ", ".join(map(format_finding, findings)) == (expected if expected != "none" else "")
     assert totals.findings == sum(finding.kind.is_violation for finding in findings)
-    assert all(finding.explanation for finding in findings)
+    assert all(finding.explanation and "None" not in finding.explanation for finding in findings)
 
 
 def test_every_kind_has_a_row() -> None:
@@ -98,12 +99,80 @@ def test_every_kind_has_a_row() -> None:
 
 def test_totals_say_what_was_seen() -> None:
     audit = PartitionAudit(log_start_offset=5)
-    for batch in parse_batches("7.0 9+5, - 3, 7.0 COMMIT, 8.0 0+2, 7.0 14+1!", 5):
+    for batch in parse_batches("7.0 9+5, - 3, 7.0 COMMIT, 8.0 0+2, 7.0 14+1!, 9.0 4+1", 5):
         audit.see(batch)
     _, totals = audit.finish()
-    assert (totals.batches, totals.records, totals.control_batches) == (5, 11, 1)
-    assert (totals.producers, totals.unknown_starts) == (2, 1)
+    assert (totals.batches, totals.records, totals.control_batches) == (6, 12, 1)
+    assert (totals.producers, totals.unknown_starts) == (3, 2)
     assert (totals.unnumbered_batches, totals.unnumbered_records) == (1, 3)
+
+
+def test_totals_say_how_transactions_ended() -> None:
+    audit = PartitionAudit()
+    ends = "7.0 t0+5, 7.1 COMMIT, 7.1 t0+2, 7.2 COMMIT, 8.0 t0+1, 8.0 ABORT, 9.0 ABORT, 9.0 COMMIT, 9.0 ABORT"
+    for batch in parse_batches(ends, 0):
+        audit.see(batch)
+    assert audit.take_outcomes() == [BumpedOutcome(7, 1, True, 0, 5), BumpedOutcome(7, 2, True, 6, 8)]
+    assert audit.take_outcomes() == []
+    _, totals = audit.finish()
+    assert (totals.committed, totals.aborted, totals.empty_markers) == (2, 1, 3)
+
+
+def test_totals_say_how_many_records_lie_below_the_log_start() -> None:
+    audit = PartitionAudit(log_start_offset=40)
+    for batch in parse_batches("7.0 5+3, 7.0 COMMIT, 7.0 8+2#-4, - 4, 7.0 10+1 @40", 20):
+        audit.see(batch)
+    findings, totals = audit.finish()
+    assert (findings, totals.removed_records, totals.records) == ([], 7, 1)
+
+
+def test_an_epoch_without_a_producer_id_is_no_producer() -> None:
+    audit = PartitionAudit()
+    audit.see(StoredBatch(0, 2, None, 4, None, 3, 3, False, True))
+    findings, totals = audit.finish()
+    assert (findings, totals.producers, totals.unnumbered_records) == ([], 0, 3)
+
+
+def test_a_marker_without_a_coordinator_epoch_fences_none() -> None:
+    audit = PartitionAudit()
+    unknown, known, *_ = parse_batches("7.0 COMMIT/0, 7.0 COMMIT/0", 0)
+    for batch in (unknown._replace(coordinator_epoch=None), known):
+        audit.see(batch)
+    assert audit.finish()[0] == []
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ("7.0 0+5, ?+8", "nothing up to offset 12 was audited: planted"),
+        ("7.0 t0+5, 7.1 COMMIT, 7.1 ABORT", "ABORT of a transaction that ended with COMMIT already"),
+        ("7.0 t0+5, 7.1 ABORT, 7.1 COMMIT", "COMMIT of a transaction that ended with ABORT already"),
+        ("7.0 0+3, ?-4, 7.0 3+2 @7", "the log start moved from 0 to 7 meanwhile"),
+    ],
+)
+def test_a_finding_says_what_it_is_about(batches: str, words: str) -> None:
+    audit = PartitionAudit()
+    for batch in parse_batches(batches, 0):
+        audit.see(batch)
+    ((finding, *_), _) = audit.finish()
+    assert words in finding.explanation
+
+
+def test_a_finding_without_a_reason_gives_none() -> None:
+    audit = PartitionAudit()
+    for batch in parse_batches("7.0 0+5, ?!", 0):
+        audit.see(batch._replace(problem=None))
+    ((finding,), _) = audit.finish()
+    assert finding.explanation == "the log ends within a batch"
+
+
+def test_a_log_that_ends_before_its_log_start_misses_the_offsets_between() -> None:
+    audit = PartitionAudit(log_start_offset=40)
+    for batch in parse_batches("7.0 5+3", 30):
+        audit.see(batch)
+    ((finding,), _) = audit.finish()
+    assert (finding.base_offset, finding.last_offset) == (33, 39)
+    assert "offsets 33 to 39 are missing" in finding.explanation
 
 
 def test_findings_are_bounded_and_still_counted() -> None:

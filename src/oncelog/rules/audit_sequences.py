@@ -30,19 +30,19 @@ class _Epoch:
     may hold millions.
     """
 
-    __slots__ = ("ends", "epoch", "holes", "lowest", "next", "offsets", "starts", "starts_anywhere")
+    __slots__ = ("ends", "epoch", "holes", "longest", "next", "offsets", "starts", "starts_anywhere")
 
     def __init__(self, epoch: int, *, starts_anywhere: bool) -> None:
         self.epoch = epoch
         self.starts_anywhere = starts_anywhere
-        self.next = self.lowest = 0
+        self.next = self.longest = 0
         self.holes: list[_Hole] = []
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """The position meant by a sequence: the one nearest to the next, never below what can be."""
+        """The position meant by a sequence: the one nearest to the next, never below 0."""
         delta = advance(sequence, -advance(self.next, 0))
-        if delta >= _SEQUENCES // 2 and self.next + delta - _SEQUENCES >= min(self.lowest, 0):
+        if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
             delta -= _SEQUENCES
         return self.next + delta
 
@@ -52,6 +52,7 @@ class _Epoch:
         self.starts.insert(index, start)
         self.ends.insert(index, end)
         self.offsets.insert(index, offset)
+        self.longest = max(self.longest, end - start)
 
     def _index(self, start: int) -> int:
         return bisect_left(self.starts, start)
@@ -67,21 +68,22 @@ class _Epoch:
 
     def touching(self, start: int, end: int) -> int | None:
         """Base offset of a stored batch that shares a position with [start, end)."""
-        index = self._index(start)
-        if index > 0 and self.ends[index - 1] > start:
-            return self.offsets[index - 1]
-        return self.offsets[index] if index < len(self.starts) and self.starts[index] < end else None
+        following = before = self._index(start)
+        # Stored batches may overlap, so that an earlier one may reach further than the last one before.
+        while before > 0 and self.starts[before - 1] + self.longest > start:
+            before -= 1
+            if self.ends[before] > start:
+                return self.offsets[before]
+        is_touching = following < len(self.starts) and self.starts[following] < end
+        return self.offsets[following] if is_touching else None
 
     def hole_around(self, start: int, end: int) -> _Hole | None:
         return next((hole for hole in self.holes if hole.first <= start and end <= hole.end), None)
 
     def cover(self, start: int, end: int) -> None:
         """Take [start, end) out of the holes."""
-        pieces = []
+        pieces: list[_Hole] = []
         for hole in self.holes:
-            if end <= hole.first or hole.end <= start:
-                pieces.append(hole)
-                continue
             rest = (hole._replace(end=min(start, hole.end)), hole._replace(first=max(end, hole.first)))
             pieces.extend(piece for piece in rest if piece.first < piece.end)
         self.holes = pieces
@@ -145,7 +147,7 @@ class SequenceAudit:
         if state.starts_anywhere:
             # Not known before: what is left of the log may begin with a marker.
             state.starts_anywhere = False
-            state.next = state.lowest = sequence
+            state.next = sequence
             self.unknown_starts += sequence != 0
         start = state.place(sequence)
         end = start + batch.sequence_count

@@ -199,7 +199,7 @@ class TransactionAudit:
             text = f"a marker of a producer whose data (offset {producer.plain}) is in no transaction"
             kind, other = FindingKind.MARKER_WITHOUT_TRANSACTION, producer.plain
         elif ended is not None and ended.marker_epoch == epoch and ended.is_commit != is_commit:
-            text = f"{_word(is_commit)} of a transaction that has a {_word(ended.is_commit)} already"
+            text = f"{_word(is_commit)} of a transaction that ended with {_word(ended.is_commit)} already"
             kind, other = FindingKind.TWO_OUTCOMES, ended.marker_offset
         else:
             self.empty_markers += 1
