@@ -50,6 +50,13 @@ MARKS = "<!-- mutation -->", "<!-- /mutation -->"
 TEST_DIRECTORIES = ("rules", "wire", "log", "broker", "client", "faults", "load", "spark", "security")
 """Where the test files of a module are looked for."""
 MORE_TESTS = {
+    "log/compaction": ["tests/broker/test_broker_compaction.py"],
+    "log/index": ["tests/log/test_log_recovery.py", "tests/log/test_log_time_index.py"],
+    "log/recovery": ["tests/log/test_log_partition.py", "tests/log/test_log_crash.py"],
+    "log/snapshot": ["tests/log/test_log_partition.py", "tests/log/test_log_recovery.py"],
+    "rules/audit_findings": ["tests/rules/test_rules_audit.py"],
+    "rules/audit_sequences": ["tests/rules/test_rules_audit.py"],
+    "rules/audit_transactions": ["tests/rules/test_rules_audit.py"],
     "rules/consumer_group": ["tests/broker/test_broker_groups.py"],
     "rules/consumer_member": ["tests/broker/test_broker_groups.py"],
     "rules/group": ["tests/broker/test_broker_groups.py"],
@@ -354,9 +361,17 @@ class Baseline:
 class Runner:
     """The pytest plugin that runs mutants in place of pytest's own loop."""
 
-    def __init__(self, modules: dict[str, Path], seconds: float, jobs: int, accepted: dict[str, str]) -> None:
+    def __init__(
+        self,
+        modules: dict[str, Path],
+        seconds: float,
+        jobs: int,
+        accepted: dict[str, str],
+        max_mutants: int | None = None,
+    ) -> None:
         self.modules = modules
         self.seconds = seconds
+        self.max_mutants = max_mutants
         self.deadline = 0.0
         self.jobs = jobs
         self.accepted = accepted
@@ -479,6 +494,9 @@ class Runner:
         ]
         # In a drawn order that is always the same: what is run before the time is out is a sample of all.
         random.Random(0).shuffle(mutants)
+        for mutant in mutants[self.max_mutants :] if self.max_mutants is not None else []:
+            self.results[mutant] = LEFT
+        mutants = mutants[: self.max_mutants]
         loaded = {module: sys.modules.get(f"oncelog.{module.replace('/', '.')}") for module in self.modules}
         running: dict[int, Fork] = {}
         try:
@@ -636,6 +654,7 @@ def run_each(modules: list[str], options: argparse.Namespace) -> int:
     for index, module in enumerate(modules):
         share = max(1.0, (until - time.monotonic()) / (len(modules) - index))
         command = [sys.executable, __file__, module, f"--seconds={share}", f"--jobs={options.jobs}"]
+        command += [f"--max-mutants={options.max_mutants}"] * (options.max_mutants is not None)
         command += ["--write"] * options.write + (["--tests", *options.tests] if options.tests else [])
         worst = max(worst, subprocess.run(command, check=False).returncode)
     return worst
@@ -648,6 +667,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", default=["rules"])
     parser.add_argument("--tests", nargs="*")
     parser.add_argument("--seconds", type=float, default=1_800.0)
+    parser.add_argument("--max-mutants", type=int, help="run a drawn sample of this many of each module")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help="write the rows of these modules into the page")
     options = parser.parse_args()
@@ -661,7 +681,7 @@ def main() -> int:
         print(f"no test file for {module}")
         return 0
     accepted = read_accepted(EQUIVALENT.read_text())
-    runner = Runner(modules, options.seconds, options.jobs, accepted)
+    runner = Runner(modules, options.seconds, options.jobs, accepted, options.max_mutants)
     with tempfile.TemporaryDirectory() as directory:
         arguments = ["-o", "addopts=--import-mode=importlib", "-p", "no:terminal", "-p", "no:cacheprovider"]
         arguments += [f"--basetemp={directory}/tests", "--timeout=0", "-m", "quick and not spark", *tests]

@@ -22,7 +22,16 @@ from oncelog.rules.append import (
     Store,
     decide_append,
 )
-from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry, with_older
+from oncelog.rules.producers import (
+    PLAIN,
+    PLAIN_BYTES,
+    ProducerTable,
+    append_time_ms,
+    has_open_transaction,
+    pack_entry,
+    unpack_entry,
+    with_older,
+)
 from oncelog.types import Origin
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -53,6 +62,88 @@ def test_packing_keeps_the_first_and_no_sequence_of_batches_that_lie_far_apart()
     entry = ProducerEntry(0, None, 9, 9, None, known)
     assert unpack_entry(pack_entry(entry)) == entry
     assert pack_entry(entry._replace(batches=known[1:])).endswith(b"\xff" * 4)
+
+
+def test_a_plain_entry_has_its_newest_batch_in_its_first_bytes() -> None:
+    entry = _entry(3)
+    packed, newest = pack_entry(entry), pack_entry(entry._replace(batches=entry.batches[-1:]))
+    assert (packed[0], len(newest), len(packed)) == (PLAIN, PLAIN_BYTES, PLAIN_BYTES + 4 * 16)
+    assert packed[:PLAIN_BYTES] == newest
+
+
+@pytest.mark.parametrize(
+    ("first_offset", "timestamp_ms", "is_tight"),
+    [
+        (2**32 + 4, 9, True),
+        (5, 9, True),
+        (4, 9, False),
+        (2**33, 9, False),  # above the newest
+        (5, 9 + 2**31 - 1, True),
+        (5, 9 + 2**31, False),
+    ],
+)
+def test_batches_that_lie_close_together_are_packed_tightly(
+    first_offset: int, timestamp_ms: int, is_tight: bool
+) -> None:
+    known = (RememberedBatch(0, first_offset, 0, timestamp_ms), RememberedBatch(1, 2**32 + 4, 0, 9))
+    entry = ProducerEntry(0, None, 9, 9, None, known)
+    packed = pack_entry(entry)
+    assert unpack_entry(packed) == entry
+    assert (packed[0] == PLAIN, len(packed)) == (is_tight, PLAIN_BYTES + 16 if is_tight else 19 + 2 * 24)
+
+
+@pytest.mark.parametrize("first_offset", [None, 0, 7])
+@pytest.mark.parametrize("coordinator_epoch", [None, 4])
+def test_a_packed_entry_tells_its_transaction_and_its_time(
+    first_offset: int | None, coordinator_epoch: int | None
+) -> None:
+    entry = ProducerEntry(None, coordinator_epoch, 5, 77, first_offset, ())
+    packed = pack_entry(entry)
+    assert (has_open_transaction(packed), append_time_ms(packed)) == (first_offset is not None, 77)
+
+
+def test_epochs_are_told_of_ids_that_have_one() -> None:
+    table = ProducerTable(max_at_work=2, shard_entries=2)
+    for pid in range(8):
+        table.put(pid, _entry(pid)._replace(producer_epoch=None if pid % 2 else pid + 10))
+    assert sorted(table.epochs_of({0, 1, 2, 6, 7, 9})) == [(0, 10), (2, 12), (6, 16)]
+    assert sorted(table.epochs_of(range(100))) == [(0, 10), (2, 12), (4, 14), (6, 16)]
+
+
+def test_many_packed_entries_at_once_are_spread_over_shards() -> None:
+    table = ProducerTable(max_at_work=2, shard_entries=2)
+    packed = pack_entry(_entry(1))
+    table.put_packed(dict.fromkeys(range(10), packed))
+    assert sorted(map(len, table.image().idle)) == [1, 2, 2, 2, 3]
+    table.put_packed(dict.fromkeys(range(10, 16), packed))
+    assert sorted(map(len, table.image().idle)) == [2] * 8
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "first_offset", "is_expired"),
+    [(599, None, False), (600, None, True), (601, None, True), (600, 0, False), (9000, 5, False)],
+)
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_an_id_expires_by_the_time_of_its_last_append(
+    is_idle: bool, age_ms: int, first_offset: int | None, is_expired: bool
+) -> None:
+    table = ProducerTable()
+    entry = _entry(1, append_ms=10_000 - age_ms)._replace(current_txn_first_offset=first_offset)
+    if is_idle:
+        table.put_packed({1: pack_entry(entry)})
+    else:
+        table.put(1, entry)
+    assert table.expire(10_000, 600) == is_expired
+    assert (table.get(1) is None, len(table)) == (is_expired, not is_expired)
+
+
+@pytest.mark.parametrize(("max_examined", "expired"), [(0, 0), (1, 2), (2, 2), (3, 4), (4, 4), (None, 8)])
+def test_expiry_examines_whole_shards_up_to_a_number(max_examined: int | None, expired: int) -> None:
+    table = ProducerTable(shard_entries=2)
+    table.put_packed(dict.fromkeys(range(8), pack_entry(_entry(1))))
+    assert sorted(map(len, table.image().idle)) == [2, 2, 2, 2]
+    assert table.expire(2_000_000_000_000, 600, max_examined) == expired
+    assert len(table) == 8 - expired
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,19 @@ CASES = [
         {"a": "t0 t1", "b": "t2 t3"},
     ),
     (
+        "claimed twice, and named in another order",
+        [member("b", "t", "t1 t2", 4), member("a", "t", "t0 t1", 4)],
+        {"t": 4},
+        {"a": "t0 t1", "b": "t2 t3"},
+    ),
+    (
+        "a claim without a generation is the oldest",
+        [member("a", "t", "t0 t1"), member("b", "t", "t0 t1", 0)],
+        {"t": 4},
+        {"a": "t2 t3", "b": "t0 t1"},
+    ),
+    ("a topic that is gone", [member("a", "t u", "t0 u0", 1)], {"t": 1}, {"a": "t0"}),
+    (
         "along a chain: c can only be helped by b, b by a",
         [member("a", "t", "t0 t1 t2", 1), member("b", "t u", "u0 u1", 1), member("c", "u v", "v0", 1)],
         {"t": 3, "u": 2, "v": 1},
@@ -342,6 +355,15 @@ def test_members_of_one_subscription_are_looked_at_together() -> None:
     members = [Subscriber(f"m{number}", None, topics) for number in range(50)]
     assert len(assign_sticky(members, {"t": 20, "u": 20, "v": 10})) == 50
     assert looked == 1
+
+
+def test_many_partitions_have_the_steps_that_one_hand_over_each_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sticky, "LEVELLING_STEPS", 0)
+    owned = tuple(TopicPartition("t", index) for index in range(400))
+    members = [Subscriber("a", None, frozenset("t"), owned, 1), Subscriber("b", None, frozenset("t"))]
+    assert [len(share) for share in assign_sticky(members, {"t": 400}).values()] == [200, 200]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -173,8 +173,7 @@ class ProducerTable:
     @property
     def largest_id(self) -> int:
         """-1 when nothing is remembered. Looks at every id."""
-        at_work = max(self._at_work, default=-1)
-        return max(at_work, *(max(shard, default=-1) for shard in self._idle))
+        return max(max(producer_ids, default=-1) for producer_ids in (self._at_work.keys(), *self._idle))
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         """What is remembered; None for an unknown id."""
