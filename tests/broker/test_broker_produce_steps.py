@@ -17,7 +17,7 @@ from oncelog.broker.node import Node, Request
 from oncelog.broker.waiting import Deferred
 from oncelog.edge.broker import Broker
 from oncelog.edge.chores import ChoreDriver
-from oncelog.errors import InvalidRecord, InvalidTxnState, UnknownTopicId
+from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
 from oncelog.rules.sending import Identity
 from oncelog.sim.disk import MemoryDisk
 from oncelog.types import Compression
@@ -140,6 +140,26 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
     for partition in topic.partitions:
         put_marker(partition, marker(who.producer_id, commit=False))
     assert finish(node, deferred)[1] == [0] * 2 + [InvalidTxnState.code] * 8
+    assert not any(partition.has_open_transaction(*who) for partition in topic.partitions)
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches(
+    is_commit: bool,
+) -> None:
+    """Produce 12 adds its partitions itself; an end of the old kind leaves the epoch as it is."""
+    node = driven(COMPACTED)
+    transactions, topic = node.transactions, node.topics.get("t")
+    assert topic is not None
+    entry = transactions.init("x", None, 60_000, NOW_MS).entry
+    who = Identity(entry.producer_id, entry.producer_epoch)
+    batch = records(
+        producer_id=who.producer_id, producer_epoch=who.producer_epoch, base_sequence=0, is_transactional=True
+    )
+    message = request(*((i, batch) for i in range(MANY)), acks=-1, transactional_id="x")
+    deferred = handle(node, message, 12)
+    transactions.end("x", who, is_commit, 0, NOW_MS)
+    assert finish(node, deferred)[1] == [0] * 2 + [TransactionAbortable.code] * 8
     assert not any(partition.has_open_transaction(*who) for partition in topic.partitions)
 
 

@@ -156,7 +156,7 @@ class _Produce:
             )
         begins_epoch = False
         if self.admission is not None and _is_transactional(batch):
-            self.admission.check(at)
+            self.admission.check(at, is_continued=self.is_continued)
             if self.is_continued and self.admission.was_open(at):
                 check_still_open(partition, batch)
             begins_epoch = self.admission.begins_epoch(at)
