@@ -186,6 +186,35 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 
 
 @pytest.mark.behaviour("T6")
+@pytest.mark.parametrize("when", ["before the start", "after it"])
+@pytest.mark.parametrize("way", ["classic", "undecided"])
+def test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over(
+    tmp_path: Path, way: str, when: str
+) -> None:
+    """Nobody begins a transaction under the older id any more, so nothing would end it: readers waited."""
+    producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
+    sizes = {"state": producer.size(STATE)}
+    producer.send(T0, "a", is_classic=way == "classic")
+    if way == "classic":
+        sizes = {"t0": producer.size(T0)}
+        producer.end(False, is_classic=True)
+    if when == "before the start" and way == "classic":
+        producer.begin()
+    producer.lose_power(**sizes)
+    if when == "before the start" and way == "undecided":
+        producer.begin()
+        producer.lose_power()
+    if when == "after it":
+        assert producer.log(T0) == ["a"], "its producer may still live"
+        producer.begin()
+        producer.node.tick(NOW_MS + 10_000)
+    assert producer.who.producer_epoch == 0
+    assert producer.log(T0) == ["a", "<abort>"]
+    assert producer.open_count(T0) == 0
+    producer.node.log_manager.release()
+
+
+@pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers(
     producer: Producer, is_lost: bool
@@ -325,6 +354,26 @@ def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     producer.end(True, is_classic=is_classic)
     end_of_older = "<commit>" if is_ended else "<abort>"
     assert producer.log(T0) == ["first", "<commit>", "older", end_of_older, "newer", "<commit>"]
+
+
+def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not_given_again(
+    tmp_path: Path,
+) -> None:
+    """The record that the last epoch's end is complete is lost: the log names the next id only as such."""
+    producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
+    producer.send(T0, "first")
+    producer.end(True)
+    *_, (_, complete) = iter_batches(producer.bytes_of(STATE))
+    state_size = producer.size(STATE) - complete.size_bytes
+    producer.begin()
+    producer.send(T0, "older")
+    producer.lose_power(state=state_size)
+    producer.begin()
+    producer.send(T0, "newer")
+    producer.end(True)
+    written_again = "<commit>"
+    assert producer.log(T0) == ["first", "<commit>", "older", written_again, "<abort>", "newer", "<commit>"]
+    producer.node.log_manager.release()
 
 
 @pytest.mark.behaviour("T6")

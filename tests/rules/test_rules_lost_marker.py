@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.lost_marker import abort_of, decided_transaction, has_lost_marker
+from oncelog.rules.lost_marker import abort_of, decided_transaction, is_awaited, lost_end
 from oncelog.rules.sending import MAX_EPOCH, Identity
-from oncelog.rules.transaction import complete, decide_add, decide_end, fence, retire
+from oncelog.rules.transaction import Persist, complete, decide_add, decide_end, fence, retire
 from oncelog.rules.transaction_entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
@@ -64,11 +64,30 @@ def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
     assert isinstance(decision, TransactionEntry)
     done = complete(decision, now_ms=1)
     added = decide_add(done, Identity(5, 4), [THERE], now_ms=2)
-    assert not has_lost_marker(HERE, decision, decision)
-    assert has_lost_marker(HERE, decision, done)
-    assert has_lost_marker(HERE, decision, added.entry)  # type: ignore[union-attr]
-    assert has_lost_marker(HERE, decision, None), "the id has expired since"
-    assert not has_lost_marker(THERE, decision, done), "the transaction was not there"
+    assert isinstance(added, Persist)
+    leftover = Identity(5, 3)
+    assert lost_end(HERE, leftover, decision, decision) is None, "its markers follow"
+    assert lost_end(HERE, leftover, decision, done) == decision
+    assert lost_end(HERE, leftover, decision, added.entry) == decision
+    assert lost_end(HERE, leftover, decision, None) == decision, "the id has expired since"
+    assert lost_end(THERE, leftover, decision, done) is None, "the transaction was not there"
+
+
+def test_what_is_open_under_a_producer_id_that_nobody_has_any_more_is_aborted() -> None:
+    leftover, abort = Identity(5, EXHAUSTED_EPOCH), abort_of(Identity(5, EXHAUSTED_EPOCH))
+    own, other = ongoing(EXHAUSTED_EPOCH, THERE), ongoing(0, HERE)._replace(producer_id=6)
+    assert lost_end(HERE, leftover, None, own) is None
+    assert lost_end(HERE, leftover, None, other) == abort
+    assert lost_end(HERE, leftover, None, None) == abort, "the id has expired"
+    coming = complete(other, now_ms=0)._replace(next_producer_id=5)
+    assert lost_end(HERE, leftover, None, coming) is None, "the end before is not complete yet"
+
+
+def test_the_end_of_a_transaction_ends_what_is_open_in_its_partitions() -> None:
+    assert is_awaited(HERE, Identity(5, 2), ongoing(3, HERE))
+    assert not is_awaited(THERE, Identity(5, 2), ongoing(3, HERE))
+    assert not is_awaited(HERE, Identity(5, 4), ongoing(3, HERE)), "the power loss took the newer epoch"
+    assert not is_awaited(HERE, Identity(6, 2), ongoing(3, HERE))
 
 
 @pytest.mark.parametrize(("epoch", "marker_epoch"), [(0, 1), (7, 8), (MAX_EPOCH, MAX_EPOCH)])

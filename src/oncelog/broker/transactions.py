@@ -47,7 +47,8 @@ from oncelog.rules.lost_marker import (
     aborted_classic,
     decided_transaction,
     ended_transaction,
-    has_lost_marker,
+    is_awaited,
+    lost_end,
 )
 from oncelog.rules.marker import refuse_same_epoch
 from oncelog.rules.sending import Identity
@@ -69,6 +70,7 @@ from oncelog.rules.transaction import (
 from oncelog.rules.transaction_entry import (
     EPOCH_PER_TRANSACTION,
     NO_EPOCH,
+    NO_ID,
     TransactionEntry,
     TransactionState,
 )
@@ -119,6 +121,12 @@ class TransactionCoordinator:
         """Of transactions that partitions showed as open at the start: what the log says of each."""
         self._aborted_classic: dict[Identity, set[TopicPartition]] = {}
         """Of the same: where the log aborts a classic transaction of that epoch. The open one may be it."""
+        self._leftovers: list[tuple[TopicPartition, Identity]] = []
+        """The same by partition, as long as it is open and the end of no transaction under way ends it."""
+        self._opened_ids: set[int] = set()
+        """Producer ids of the same."""
+        self._owners: dict[int, str] = {}
+        """By producer id of the same: the transactional id that the log names it with."""
         self._ends: tuple[int, dict[int, int]] = -1, {}
         """A time, and where the log ended then."""
         chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
@@ -195,6 +203,9 @@ class TransactionCoordinator:
     def _note_seen_epochs(self) -> None:
         """Note epochs that only partitions remember, at each start: a stop may follow the power loss."""
         stored = {entry.producer_id: entry.producer_epoch for entry in self._entries.values()}
+        # An end may have given out the next id, and a power loss taken the record that it is complete.
+        next_ids = (entry.next_producer_id for entry in self._entries.values())
+        stored |= {next_id: 0 for next_id in next_ids if next_id != NO_ID}
         for _, partition in self._node.topics.all_partitions() if stored else ():
             for producer_id, epoch in partition.epochs_of(stored):
                 if epoch > max(stored[producer_id], self._seen_epochs.get(producer_id, NO_EPOCH)):
@@ -263,9 +274,13 @@ class TransactionCoordinator:
 
     def load(self) -> None:
         """Read back what was decided; a partition that cannot be read is in `topic.damaged`."""
-        partitions = [partition for _, partition in self._node.topics.all_partitions()]
-        opened = (who for partition in partitions for who in partition.open_transactions())
-        self._decisions = dict.fromkeys(opened)
+        self._leftovers = [
+            (tp, who)
+            for tp, partition in self._node.topics.all_partitions()
+            for who in partition.open_transactions()
+        ]
+        self._decisions = dict.fromkeys(who for _, who in self._leftovers)
+        self._opened_ids = {who.producer_id for who in self._decisions}
         self.topic.load(self._load_partition, self._forget_partition)
 
     def _load_partition(self, index: int, batches: Iterator[StoredBatch]) -> None:
@@ -292,6 +307,9 @@ class TransactionCoordinator:
         # Older records need not be readable; `_load_partition` looks at the newest.
         with suppress(PeerError, ValueError):
             entry = decode_value(decode_key(record.key or b""), record.value)
+            named = (entry.producer_id, entry.previous_producer_id, entry.next_producer_id)
+            for producer_id in self._opened_ids.intersection(named):
+                self._owners[producer_id] = entry.transactional_id
             who = decided_transaction(entry)
             if who in self._decisions:
                 self._decisions[who] = entry
@@ -316,6 +334,9 @@ class TransactionCoordinator:
         for who, decision in self._decisions.items():
             if decision is not None and self.topic.partition_of(decision.transactional_id) == index:
                 self._decisions[who] = None
+        for producer_id, owner in list(self._owners.items()):
+            if self.topic.partition_of(owner) == index:
+                del self._owners[producer_id]
 
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that may have been initialized before this start.
@@ -338,20 +359,41 @@ class TransactionCoordinator:
             except KafkaStorageError as error:
                 raise StorageError(f"fenced producers cannot be made durable: {error}") from error
 
-    def write_lost_markers(self, now_ms: int) -> None:
-        """Write the markers that a power loss took, and the coordinator's log tells (`rules.lost_marker`).
+    def write_lost_markers(self, now_ms: int, at_once: int | None = None) -> None:
+        """Write the markers that a power loss took, as far as the log tells (`rules.lost_marker`).
 
-        A marker that cannot be written now is written when the producer begins a transaction there.
+        At a start, and again from time to time, at most `at_once`: the log may have failed, or a
+        transactional id may have left its producer id since.
         """
-        for tp, partition in list(self._node.topics.all_partitions()) if self._decisions else ():
-            for who in partition.open_transactions():
-                decision = self._decisions.get(who)
-                if decision is None:
-                    continue
-                if has_lost_marker(tp, decision, self._entries.get(decision.transactional_id)):
-                    outcome = self._outcome(who, tp, decision)
-                    with suppress(BrokerError):
-                        write_marker(self._node, tp, self._marker(outcome, tp), now_ms)
+        kept: list[tuple[TopicPartition, Identity]] = []
+        for number, (tp, who) in enumerate(self._leftovers):
+            if number == at_once:
+                kept = self._leftovers[number:] + kept  # the others come first the next time
+                break
+            try:
+                if self._may_lack_marker(tp, who, now_ms):
+                    kept.append((tp, who))
+            except KafkaStorageError:
+                kept.append((tp, who))
+            except BrokerError:
+                continue  # deleted, or a newer epoch was there
+        self._leftovers = kept
+
+    def _may_lack_marker(self, tp: TopicPartition, who: Identity, now_ms: int) -> bool:
+        """Write the marker that a partition lacks; return whether it may be known later.
+
+        Raises BrokerError.
+        """
+        _, partition = self._node.topics.partition(tp)
+        owner = self._owners.get(who.producer_id)
+        if owner is None or partition.open_transaction(who.producer_id) != who:
+            return False
+        newest = self._entries.get(owner)
+        lost = lost_end(tp, who, self._decisions.get(who), newest)
+        if lost is None:
+            return newest is not None and not is_awaited(tp, who, newest)
+        write_marker(self._node, tp, self._marker(self._outcome(who, tp, lost), tp), now_ms)
+        return False
 
     def end_leftovers(self, who: Identity, tps: Collection[TopicPartition], now_ms: int) -> None:
         """End what an older epoch of the producer left open in partitions where it begins a transaction.
@@ -415,6 +457,7 @@ class TransactionCoordinator:
 
     def retry_markers(self, now_ms: int) -> None:
         """Try again what could not be made durable, and markers that could not be written."""
+        self.write_lost_markers(now_ms, MAX_MARKERS_AT_ONCE)
         undecided, self._undecided = self._undecided, []
         for prepared, written in undecided:
             self._follow(prepared, written, now_ms)

@@ -7,11 +7,13 @@ producer's next one there would continue it: a commit would show aborted records
 An epoch per transaction (KIP-890) tells transactions apart. A coordinator's record with a decision and epoch
 E + 1 is about the transaction with epoch E, and names its partitions:
 
-    at a start, the partition shows a transaction as open
+    the partition shows a transaction as open at a start, and from then on
         the log decides it, with this partition, and has newer records of the id    the decision's marker
         the same, and aborts a classic one of the same epoch in this partition      an ABORT marker
         the newest record of the id decides it                                      nothing: markers follow
-        no record decides it                                                        nothing
+        else, the id has another producer id by now, or has expired                 an ABORT marker
+        else, the id has this producer id                                           nothing yet
+        no record names the producer id                                             nothing
     later, the producer begins or ends a transaction where an older epoch is open
         the log decided that one at the start                                       the decision's marker
         else                                                                        an ABORT marker
@@ -62,12 +64,32 @@ def ended_transaction(entry: TransactionEntry) -> Identity | None:
     return decided_transaction(entry)
 
 
-def has_lost_marker(tp: TopicPartition, decision: TransactionEntry, newest: TransactionEntry | None) -> bool:
-    """Return whether the decision's marker is missing in a partition that shows its transaction as open.
+def lost_end(
+    tp: TopicPartition,
+    leftover: Identity,
+    decision: TransactionEntry | None,
+    newest: TransactionEntry | None,
+) -> TransactionEntry | None:
+    """Return the decision whose marker a partition lacks that shows a transaction as open; None: unknown.
 
-    `newest`: the newest record of the transactional id. If it is the decision, its markers follow anyway.
+    `newest`: the newest record of the transactional id. If it is the decision, its markers follow anyway. If
+    it has another producer id, nobody begins a transaction under the older one, which would end this one. See
+    test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over.
     """
-    return tp in decision.partitions and newest != decision
+    if decision is not None and tp in decision.partitions and newest != decision:
+        return decision
+    if newest is None or leftover.producer_id not in (newest.producer_id, newest.next_producer_id):
+        return abort_of(leftover)
+    return None
+
+
+def is_awaited(tp: TopicPartition, leftover: Identity, newest: TransactionEntry) -> bool:
+    """Return whether the end of the transaction that is under way ends the one that a partition shows.
+
+    It does not end one of a higher epoch, of which a power loss took the coordinator's record.
+    """
+    is_above = leftover.producer_epoch > newest.producer_epoch
+    return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above
 
 
 def abort_of(leftover: Identity) -> TransactionEntry:

@@ -76,16 +76,16 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810",
     "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
     "no power goes soon after DeleteRecords up to the log end": "R690",
-    "a power loss seldom takes an epoch and leaves its batches": "R691 R761",
+    "a power loss seldom takes an epoch and leaves its batches": "R691 R761 R822",
     "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
     "days pass for groups at rest, and for topics that are not compacted": "R16 R18",
-    "simulated clients of mixed versions meet few power losses": "R771 R773",
+    "simulated clients of mixed versions meet few power losses": "R771 R773 R821",
     "no topic is deleted while files are loaded": "R506",
     "no load goes on with other options": "R663",
     "no start with a lost completion met an open next transaction": "R521",
     "the workloads do not draw what it takes": (
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
-        " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R686 R701 R755"
+        " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R686 R701 R755 R820"
     ),
     "after a flipped bit nothing but its reader follows": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": (
