@@ -27,15 +27,17 @@ class Deferred:
 
     `holds_later_requests`: requests behind it on its connection are not begun before it is
     answered (a fetch); otherwise they are carried out and only their answers wait (an append).
+    `keeps_later_requests`: the first request behind it is carried out though the client goes away meanwhile.
     """
 
     __slots__ = (
-        "_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "measure", "on_cancelled",
-        "outlives_client", "request_bytes",
+        "_answer", "_listener", "holds_later_requests", "is_cancelled", "is_done", "keeps_later_requests",
+        "measure", "on_cancelled", "outlives_client", "request_bytes",
     )  # fmt: skip
 
-    def __init__(self, *, holds_later_requests: bool) -> None:
+    def __init__(self, *, holds_later_requests: bool, keeps_later_requests: bool = False) -> None:
         self.holds_later_requests = holds_later_requests
+        self.keeps_later_requests = keeps_later_requests
         self.is_done = False
         self.is_cancelled = False
         self.measure: Callable[[Callable[[], Any]], Any] | None = None

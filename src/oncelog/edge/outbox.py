@@ -18,12 +18,14 @@ Payload = bytes | list[Buffer]
 class Slot:
     """The place of one answer in the connection's order."""
 
-    __slots__ = ("deferred", "is_done", "payload")
+    __slots__ = ("deferred", "is_done", "is_passed_over", "payload")
 
     def __init__(self, deferred: Deferred | None) -> None:
         self.deferred = deferred
         self.is_done = False
         self.payload: Payload | None = None
+        self.is_passed_over = False
+        """True once the client is gone, and requests behind this one are carried out all the same."""
 
     @property
     def holds_later_requests(self) -> bool:
@@ -56,6 +58,7 @@ class Outbox:
 
     def fill(self, slot: Slot, payload: Payload | None) -> None:
         """The answer (None: there is none) of a reserved place; what is then in order leaves."""
+        payload = None if slot.is_passed_over else payload
         slot.payload, slot.is_done = payload, True
         self.slotted_bytes += _size_of(payload)
         while self.slots and self.slots[0].is_done:
@@ -112,9 +115,22 @@ class Outbox:
 
     @property
     def outlives_client(self) -> bool:
-        """True while a request that expects no answer is carried out."""
+        """True while a request that expects no answer is carried out, or one that is passed over."""
         last = self.slots[-1] if self.slots else None
-        return bool(last and last.deferred and not last.is_done and last.deferred.outlives_client)
+        if last is None or last.deferred is None or last.is_done:
+            return False
+        return last.deferred.outlives_client or last.is_passed_over
+
+    @property
+    def is_passed_over(self) -> bool:
+        """True while requests of a client that is gone wait for the answer of the one before them."""
+        return bool(self.slots and self.slots[-1].is_passed_over)
+
+    def pass_over(self) -> None:
+        """Let requests that stand behind a JoinGroup or SyncGroup outlive their client."""
+        last = self.slots[-1] if self.slots else None
+        if last is not None and last.deferred is not None and not last.is_done:
+            last.is_passed_over = last.deferred.keeps_later_requests
 
     def discard(self, *, but_last: bool = False) -> None:
         """Drop what is not written, for which nobody waits: the connection is over."""

@@ -169,6 +169,8 @@ class Connection(Accepted):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_gone = True
+        if self._backlog or self._arrived:
+            self._outbox.pass_over()
         if self.is_closing or self._has_no_more:
             self._finish()
             return
@@ -466,7 +468,8 @@ class Connection(Accepted):
         else:
             phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
         # A throttled connection is not read, so only the idle limit tells that its client is gone (KIP-219).
-        is_waiting = bool(self._outbox.slots)
+        # Nor may a client that is gone wait longer for its group.
+        is_waiting = bool(self._outbox.slots) and not self._outbox.is_passed_over
         return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, is_waiting)
 
     def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:

@@ -41,7 +41,9 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         group = node.groups.open(group_id, now_ms) if is_new else node.groups.joined(group_id)
     except BrokerError as error:
         return _response(JoinAnswer(error.code, message.member_id), version)
-    deferred = Deferred(holds_later_requests=True)
+    # A member that ends during a rebalance sends LeaveGroup behind this. See
+    # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
+    deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
     group.join(joining, fresh_id, now_ms, lambda answer: deferred.resolve(_response(answer, version)))
     node.groups.settle(group, now_ms)
     return deferred

@@ -28,7 +28,9 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         group = node.groups.joined(message.group_id)
     except BrokerError as error:
         return _response(SyncAnswer(error.code))
-    deferred = Deferred(holds_later_requests=True)
+    # A member that ends during a rebalance sends LeaveGroup behind this. See
+    # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
+    deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
     group.sync(
         message.member_id,
         message.group_instance_id,

@@ -72,7 +72,7 @@ OUT_OF_REACH: dict[str, str] = {
     "nothing measures the memory that a round of compaction takes": "R792",
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
-    "no client closes right after requests whose answers it does not take": "R509 R565 R790",
+    "no client closes right after requests whose answers it does not take": "R509 R565 R790 R840",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810",
     "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
     "no power goes soon after DeleteRecords up to the log end": "R690",
