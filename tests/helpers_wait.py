@@ -19,6 +19,7 @@ from weakref import WeakSet
 import pytest
 
 from oncelog import Broker
+from oncelog.edge.clock import Clock
 from oncelog.edge.machine import RealMachine
 
 T = TypeVar("T")
@@ -88,6 +89,13 @@ def stop_clock(broker: Broker) -> None:
     clock._monotonic_ns, clock._wall_ns = lambda: monotonic_ns, lambda: wall_ns
 
 
+def set_wall_clock(clock: Clock, by_ms: int) -> None:
+    """Set the wall clock that a broker in this process looks at forward or back."""
+    wall_ns = clock._wall_ns
+    clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
+    clock.now_ms()  # it follows at once
+
+
 def pass_time(broker: Broker, ms: int) -> None:
     """Set the clock of a broker in this process forward, and let the broker do what is due then.
 
@@ -103,7 +111,9 @@ def pass_time(broker: Broker, ms: int) -> None:
 
     async def go_on() -> None:
         sweep()  # what connections did until now counts as done now
-        running.clock._anchor_ns += ms * 1_000_000
+        monotonic_ns = running.clock._monotonic_ns
+        running.clock._monotonic_ns = lambda: monotonic_ns() + ms * 1_000_000
+        set_wall_clock(running.clock, ms)
         running.server._tick()
         sweep()
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from helpers_broker import RawClient, wait_until
 from helpers_group_node import commit, heartbeat, join, sync
-from helpers_wait import attempts
+from helpers_wait import attempts, set_wall_clock
 
 from oncelog import Broker, Producer, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -160,7 +160,7 @@ class Census:
         """Set the broker's clock forward and let it do what is due."""
 
         async def go_on() -> None:
-            self._running.clock._anchor_ns += ms * 1_000_000
+            set_wall_clock(self._running.clock, ms)
             self._running.server._tick()
 
         self._thread.run(go_on(), PATIENCE_S)

@@ -19,7 +19,7 @@ from helpers_security import (
     signed_token,
     write_keys,
 )
-from helpers_wait import pass_time, wait_until
+from helpers_wait import pass_time, set_wall_clock, wait_until
 from joserfc.jwk import OctKey, RSAKey
 
 import oncelog
@@ -76,6 +76,20 @@ def test_a_token_lets_in_whom_it_names(broker: Broker, tmp_path: Path) -> None:
     bob = with_token(broker, tmp_path / "token", signed(sub="bob"))
     with oncelog.Producer(bob) as producer, pytest.raises(TopicAuthorizationFailed):
         producer.send("tokens", b"v").result(timeout=60)
+
+
+@pytest.mark.parametrize("exp", [2**63, 2**70, 1e300], ids=str)
+def test_a_token_that_lasts_nearly_without_end(broker: Broker, tmp_path: Path, exp: float) -> None:
+    assert Admin(with_token(broker, tmp_path / "token", signed(exp=exp))).list_topics() is not None
+
+
+def test_a_token_holds_once_a_clock_that_was_ahead_is_right(tmp_path: Path, keys: Path) -> None:
+    with secured_broker(tmp_path / "data", **settings(keys)) as broker:
+        assert broker._running is not None
+        set_wall_clock(broker._running.clock, 86_400_000)
+        set_wall_clock(broker._running.clock, -86_400_000)
+        with Admin(with_token(broker, tmp_path / "token", signed())) as admin:
+            assert admin.list_topics() is not None
 
 
 BAD = {

@@ -125,15 +125,17 @@ class Door:
         """
         if self._exchange is None:
             raise SaslAuthenticationFailed("a mechanism must be chosen first")
-        answer = self._exchange.answer(data, now_ms)
+        wall_ms = self._node.wall_ms(now_ms)
+        answer = self._exchange.answer(data, wall_ms)
         if self._exchange.user is None:
             return answer, 0
-        return answer, self._let_in(f"User:{self._exchange.user}", self._exchange.expires_ms, now_ms)
+        expires_ms = self._exchange.expires_ms
+        token_ms = None if expires_ms is None else max(expires_ms - wall_ms, 1)
+        return answer, self._let_in(f"User:{self._exchange.user}", token_ms, now_ms)
 
-    def _let_in(self, principal: str, expires_ms: int | None, now_ms: int) -> int:
+    def _let_in(self, principal: str, token_ms: int | None, now_ms: int) -> int:
         if self.principal not in (None, principal):
             raise SaslAuthenticationFailed("a connection does not change its user")
-        token_ms = None if expires_ms is None else max(expires_ms - now_ms, 1)
         lifetime_ms = session_lifetime_ms(self.listener.settings["connections.max.reauth.ms"], token_ms)
         self._expires_ms = now_ms + lifetime_ms if lifetime_ms else None
         if self.principal is None:

@@ -96,6 +96,9 @@ class Request:
 class Node:
     """One broker. `on_append` gets every Produce verdict when set; None costs nothing."""
 
+    clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
+    """How far `now_ms` is ahead of the wall clock after that was set back; the edge replaces it."""
+
     def __init__(
         self,
         log_manager: LogManager,
@@ -241,6 +244,10 @@ class Node:
                 self._next_job_ms = min(due_ms for due_ms, _, _ in self._jobs)
                 job(self, now_ms)
 
+    def wall_ms(self, now_ms: int) -> int:
+        """Return what the wall clock says, which was set back if it is not `now_ms`."""
+        return now_ms - self.clock_lead_ms()
+
     def gauges(self) -> dict[str, float]:
         """What metrics ask for when they are read."""
         partitions = list(self.topics.all_partitions())
@@ -302,10 +309,14 @@ def _periodic_jobs(settings: Settings, limits: Limits, now_ms: int) -> list[tupl
 
 
 def _enforce_retention(node: Node, now_ms: int) -> None:
+    # Producers' clocks are right while ours is still ahead of the wall clock that was set right. See
+    # test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
+    wall_ms = node.wall_ms(now_ms)
+
     def enforce(partition: Partition) -> Iterator[None]:
-        yield from partition.confirm_times(now_ms)
+        yield from partition.confirm_times(wall_ms)
         if not partition.is_closed:
-            partition.enforce_retention(now_ms)
+            partition.enforce_retention(wall_ms)
 
     node.log_manager.for_each_partition(enforce)
 
@@ -316,9 +327,10 @@ def _compact(node: Node, now_ms: int) -> None:
     node.transactions.hold_young_decisions(now_ms)
     for coordinator in (node.transactions, node.groups):
         coordinator.topic.close_long_segments(now_ms)
+    wall_ms = node.wall_ms(now_ms)  # it is compared with times of records, as in _enforce_retention
     # Only what is synced is compacted. The round begins when these syncs have ended: otherwise a segment that
     # was just closed waits for the next round. See test_one_round_compacts_what_was_just_closed.
-    _flush_closed(node, is_compacted=True, then=lambda: node.log_manager.compact(now_ms))
+    _flush_closed(node, is_compacted=True, then=lambda: node.log_manager.compact(wall_ms))
 
 
 def _expire_producers(node: Node, now_ms: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from oncelog.broker.users import Users
+from oncelog.config import INT64_MAX
 from oncelog.errors import SaslAuthenticationFailed
 from oncelog.rules.scram import Credential, Mechanism
 
@@ -138,8 +139,8 @@ def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
             decoded = jwt.decode(token, KeySet.import_key_set(_json(text)), algorithms=_ALGORITHMS)
             _registry(settings, now_ms).validate(decoded.claims)
             user = decoded.claims[settings["sasl.oauthbearer.sub.claim.name"]]
-            return _checked_name(user), int(decoded.claims["exp"]) * 1000
-        except (JoseError, ValueError, KeyError, TypeError) as error:
+            return _checked_name(user), min(int(decoded.claims["exp"]) * 1000, INT64_MAX)
+        except (JoseError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise SaslAuthenticationFailed(f"the token does not hold: {type(error).__name__}") from None
 
     return check

@@ -193,7 +193,9 @@ def recover_node(
         disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
     )
     try:
-        return Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
+        node = Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
+        node.clock_lead_ms = clock.lead_ms
+        return node
     except OSError as error:
         manager.release()
         raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
