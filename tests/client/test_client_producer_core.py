@@ -288,6 +288,23 @@ def test_a_batch_that_is_too_large_after_a_lost_attempt_is_cut_and_nothing_is_do
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
 
 
+def test_pieces_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
+    world = World(0, retries=1, **{"batch.size": 4_000})
+    world.limits, world.broker.max_records = (1,), 1
+    failures = [NotConnectedError("refused")]
+
+    def carry(call: ProduceCall) -> None:
+        if len(call.batches[0].outcome.times) == 1 and failures:  # type: ignore[arg-type]
+            error = failures.pop()
+            world.later(1, lambda: world._fail(call, error))
+        else:
+            world.later(1, lambda: world._answer(call, world.broker.produce(call)))
+
+    with patch.object(world, "_carry", carry):
+        world.run()
+    assert not failures and not [error for *_, error in world.results() if error]
+
+
 @pytest.mark.behaviour("I1", "I9", "I10", "I11")
 def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false() -> None:
     runs = [check_hasty_producer(seed) for seed in range(150)]

@@ -286,7 +286,7 @@ def _piece(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     piece = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
     piece.rows = list(rows)
     piece.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
-    piece.attempt_count = batch.attempt_count
+    piece.attempt_count = batch.attempt_count - 1  # to be too large is no failure that `retries` counts
     # They have its numbers: if the whole is stored, the broker knows no piece and refuses each: OUT_OF_ORDER.
     piece.may_be_stored = batch.may_be_stored
     piece.parent = batch
