@@ -6,6 +6,7 @@ import struct
 import subprocess
 from pathlib import Path
 
+import crc32c
 import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partition, put, put_marker
 
@@ -62,6 +63,26 @@ def test_our_file_keeps_everything_and_is_bound_to_its_snapshot() -> None:
     assert data[6:26].hex() == "1b693b67" "00000002" "0000000000000001" "00000000"  # fmt: skip
     with pytest.raises(StorageError, match="another snapshot"):
         decode_full(data, 78)
+
+
+def test_a_table_without_producers_is_a_snapshot_as_well() -> None:
+    snapshot, data = _written(_table({}))
+    assert (decode_snapshot(snapshot), decode_full(data, crc_of(snapshot))) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (struct.pack(">Ii", 7, -1), "claims -1 producers"),
+        (struct.pack(">Iiq", 7, 1, 5), "claims 1 producers"),
+        (struct.pack(">IiqH", 7, 1, 5, 3), "do not fill it"),
+        (struct.pack(">IiqH", 7, 1, 5, 3) + b"four", "do not fill it"),
+        (struct.pack(">Ii", 7, 0) + b"more", "do not fill it"),
+    ],
+)
+def test_a_file_whose_count_does_not_fit_is_refused(body: bytes, text: str) -> None:
+    with pytest.raises(StorageError, match=text):
+        decode_full(struct.pack(">hI", 1, crc32c.crc32c(body)) + body, 7)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -716,12 +716,13 @@ def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
     partition = open_partition(disk, SMALL, chores=chores)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
+    # A roll syncs the directory, so look before the first one, too.
     while partition.segment_count < 3:
         put(partition, batch(value=b"new"))
-    for seed in range(200):
-        found = open_partition(disk.after_power_loss(Random(seed)), SMALL)
-        values = [row.value for row in read_rows(found, 0, Isolation.READ_UNCOMMITTED)]
-        assert values == ([b"old"] * kept + [b"new"] * len(values))[: len(values)]
+        for seed in range(30):
+            found = open_partition(disk.after_power_loss(Random(seed)), SMALL)
+            values = [row.value for row in read_rows(found, 0, Isolation.READ_UNCOMMITTED)]
+            assert values == ([b"old"] * kept + [b"new"] * len(values))[: len(values)]
 
 
 @pytest.mark.behaviour("I17")
