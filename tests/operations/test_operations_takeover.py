@@ -226,6 +226,20 @@ def test_partitions_that_are_elsewhere_stop_the_start(plain: Path) -> None:
 
 
 @pytest.mark.behaviour("I27")
+def test_partitions_whose_checkpoints_were_replaced_stop_the_start(plain: Path) -> None:
+    """Of several log.dirs that are copied into one, each brings checkpoint files of its own."""
+    path = plain / "recovery-point-offset-checkpoint"
+    content = path.read_text()
+    lines = [line for line in content.splitlines()[2:] if not line.startswith("forever ")]
+    path.write_text("".join(f"{line}\n" for line in ("0", len(lines), *lines)))
+    text = refusal(plain)
+    assert "no recovery-point-offset-checkpoint has forever-0" in text and "accept=partitions" in text
+    path.write_text(content)
+    with Broker(plain, config=CONFIG) as broker:
+        assert len(values(broker.bootstrap_servers, "forever")) == 8
+
+
+@pytest.mark.behaviour("I27")
 def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> None:
     log = plain / DIRECTORY / f"{0:020}.log"
     content = bytearray(log.read_bytes())

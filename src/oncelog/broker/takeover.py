@@ -43,7 +43,7 @@ from oncelog.broker.users import FILE_NAME as USERS_FILE
 from oncelog.broker.users import Users
 from oncelog.config import BROKER, TOPIC
 from oncelog.errors import BrokerError, ConfigError, InvalidConfig, StorageError
-from oncelog.log.checkpoint import encode_uuid
+from oncelog.log.checkpoint import LOG_STARTS, RECOVERY_POINTS, encode_uuid
 from oncelog.log.manager import LogManager
 from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.quotas import QuotaEntity, altered, checked, entity_of
@@ -158,6 +158,7 @@ def _plan_topics(
     plan: Plan, metadata: KafkaMetadata, logs: LogManager, settings: Settings, *, is_first: bool
 ) -> None:
     here = set(logs.partition_directories())
+    unlisted: list[TopicPartition] = []
     for topic, configs in topics_by_name(metadata):
         missing = {}
         for index, partition in sorted(topic.partitions.items()):
@@ -166,6 +167,8 @@ def _plan_topics(
                 nodes = partition.whole_at
                 if nodes and logs.node_id not in nodes:
                     plan.refuse("partitions", f"{tp} is not in sync here; nodes {nodes} have more of it")
+                if logs.lacks_recovery_point(tp):
+                    unlisted.append(tp)
             elif not _is_unmade(topic, index, logs):
                 missing[index] = partition.replicas
         if missing:
@@ -178,6 +181,13 @@ def _plan_topics(
         if is_first and known is not None:
             own |= known.settings  # altered since an older version took the directory over
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
+    if unlisted:
+        # Those of one of several log.dirs, whose checkpoint files those of another one have replaced.
+        plan.refuse(
+            "partitions",
+            f"no {RECOVERY_POINTS} has {', '.join(map(str, unlisted))}, nor perhaps {LOG_STARTS}, which tells"
+            " of deleted records: put the lines of these files of each of Kafka's log.dirs into one file",
+        )
 
 
 def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:

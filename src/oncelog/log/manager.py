@@ -172,6 +172,10 @@ class LogManager:
         """What a directory says; None when it does not. Raises StorageError on an unreadable file."""
         return read_partition_metadata(self.disk, str(topic_partition))
 
+    def lacks_recovery_point(self, tp: TopicPartition) -> bool:
+        """Return whether a stop was clean and left no recovery point of a partition: files are missing."""
+        return self.was_clean and tp not in self._recovery_points
+
     def open_partition(
         self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
     ) -> Partition:
