@@ -320,6 +320,24 @@ def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
     assert _found(search) == newest
 
 
+def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job() -> None:
+    """It found no record, as in an empty partition."""
+    partition = open_partition(log_config=config(segment_bytes=1_000))
+    rows = [NewRecord(NOW_MS + 1_000, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
+    put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
+    partition.delete_records(1, NOW_MS)  # the largest time of the batch is that of a deleted record
+    while partition.segment_count < 3:
+        put(partition, log_batch())
+    put(partition, log_batch(timestamp_ms=NOW_MS + 1))
+    newest = partition.log_end_offset - 1
+    search = partition.search_timestamp(None, StepCost())
+    job = next(search)
+    assert job is not None
+    partition.delete_records(newest, NOW_MS)
+    job()
+    assert _found(search) == newest
+
+
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look-up goes on in steps; another client's request is answered before the last of them."""
     limits = Limits(search_step_cost=2)

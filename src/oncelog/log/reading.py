@@ -246,7 +246,12 @@ def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) ->
 
 def search_max_timestamp(segments: Segments, start_offset: int, cost: StepCost) -> Search:
     """Find the record with the largest timestamp, the first of them if several; None in an empty log."""
-    newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
-    if newest.max_timestamp_ms < 0:
-        return None
-    return (yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost))
+    while True:
+        newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
+        if newest.max_timestamp_ms < 0:
+            return None
+        found = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
+        if found is not None or any(each is newest for each in segments):
+            return found
+        # Deleted or compacted meanwhile, with the record: another one has the largest time now. See
+        # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.
