@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from helpers_broker import RawClient
 from helpers_producer import new_topic, producer_of, requests, values
 from helpers_wait import LIMIT_S, until, wait_until
 
@@ -18,9 +19,18 @@ from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.broker import transactions
 from oncelog.edge.broker import recover_node
 from oncelog.edge.producer import AsyncProducer
-from oncelog.errors import KafkaStorageError, ProducerFenced, TransactionAborted
+from oncelog.errors import (
+    ConcurrentTransactions,
+    InvalidTxnState,
+    KafkaStorageError,
+    ProducerFenced,
+    TransactionAborted,
+)
 from oncelog.faults import Proxy, Rule
 from oncelog.limits import Limits
+from oncelog.rules.append import Refuse
+from oncelog.rules.sending import Identity
+from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 _names = (f"early-{number}" for number in itertools.count())
 GROUP = "readers"
@@ -51,7 +61,8 @@ class Markers:
     """The markers of brokers in this process; while `are_held`, none can be written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.are_held = False
+        self.are_held = self.is_older = False
+        """`is_older`: the broker refuses an end meanwhile as those before 0.5.1 did."""
         write: Callable[..., Any] = transactions.write_marker
 
         def write_unless_held(*given: Any) -> Any:
@@ -59,7 +70,17 @@ class Markers:
                 raise KafkaStorageError("this test holds the markers")
             return write(*given)
 
+        decide: Callable[..., Any] = transactions.decide_end
+
+        def decide_as_older(entry: Any, who: Identity, *given: Any, **named: Any) -> Any:
+            verdict = decide(entry, who, *given, **named)
+            is_early = isinstance(verdict, Refuse) and verdict.error is ConcurrentTransactions
+            if self.is_older and is_early and named["client_version"] >= 2:
+                return Refuse(ProducerFenced, "as an older broker says")
+            return verdict
+
         monkeypatch.setattr(transactions, "write_marker", write_unless_held)
+        monkeypatch.setattr(transactions, "decide_end", decide_as_older)
 
 
 @pytest.fixture
@@ -113,10 +134,12 @@ def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> Non
 
 
 @pytest.mark.behaviour("T4", "T13")
+@pytest.mark.parametrize("is_older", [False, True], ids=["", "older broker"])
 @pytest.mark.parametrize("what", ["records", "answers lost", "offsets"])
 def test_an_abort_waits_for_the_markers_of_the_transaction_before(
-    servers: str, proxy: Proxy, markers: Markers, what: str
+    servers: str, proxy: Proxy, markers: Markers, what: str, is_older: bool
 ) -> None:
+    markers.is_older = is_older
     topic, name = new_topic(servers), next(_names)
     with (
         producer_of(proxy.bootstrap_servers, transactional_id=name) as producer,
@@ -217,3 +240,45 @@ def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
             producer.send(topic, b"after")
     expected = [b"before", b"after"] if is_aborted else [b"before", b"dropped", b"after"]
     assert values(last_epoch, topic) == expected
+
+
+@pytest.mark.behaviour("T13")
+@pytest.mark.parametrize(
+    ("version", "then"), [(5, 0), (4, InvalidTxnState.code)], ids=["epoch per transaction", "classic"]
+)
+def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again(
+    servers: str, markers: Markers, version: int, then: int
+) -> None:
+    """As on Apache Kafka: Java's producer tries this code again, and PRODUCER_FENCED ends it."""
+    topic, name = new_topic(servers), next(_names)
+    with RawClient(servers) as client:
+
+        def end(who: Identity, *, is_commit: bool) -> tuple[int, Identity]:
+            fields = {"producer_id": who.producer_id, "producer_epoch": who.producer_epoch}
+            answer = client.ask(EndTxnRequest(transactional_id=name, committed=is_commit, **fields), version)
+            return answer.error_code, Identity(answer.producer_id, answer.producer_epoch)
+
+        request = InitProducerIdRequest(
+            transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+        )
+        answer = client.ask(request, 4)
+        who = Identity(answer.producer_id, answer.producer_epoch)
+        added = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=who.producer_id,
+            v3_and_below_producer_epoch=who.producer_epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
+            ],
+        )
+        client.ask(added, 3)
+        markers.are_held = True
+        code, following = end(who, is_commit=True)
+        assert code == 0
+        if version == 5:
+            who = following
+        for is_commit in (True, False):
+            assert end(who, is_commit=is_commit)[0] == ConcurrentTransactions.code
+        markers.are_held = False
+        wait_until(lambda: state_of(servers, name) == "CompleteCommit")
+        assert end(who, is_commit=False)[0] == then

@@ -206,8 +206,8 @@ CLASSIC = {
     S.ONGOING: (S.PREPARE_COMMIT, S.PREPARE_ABORT),
     S.COMPLETE_COMMIT: (OK, InvalidTxnState),
     S.COMPLETE_ABORT: (InvalidTxnState, OK),
-    S.PREPARE_COMMIT: (ConcurrentTransactions, InvalidTxnState),
-    S.PREPARE_ABORT: (InvalidTxnState, ConcurrentTransactions),
+    S.PREPARE_COMMIT: (ConcurrentTransactions, ConcurrentTransactions),
+    S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
 """State -> what COMMIT and ABORT get."""
@@ -216,8 +216,18 @@ WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
     S.COMPLETE_COMMIT: (OK, InvalidTxnState, InvalidTxnState, S.PREPARE_ABORT),
     S.COMPLETE_ABORT: (InvalidTxnState, InvalidTxnState, OK, S.PREPARE_ABORT),
-    S.PREPARE_COMMIT: (ConcurrentTransactions, ProducerFenced, InvalidTxnState, ProducerFenced),
-    S.PREPARE_ABORT: (InvalidTxnState, ProducerFenced, ConcurrentTransactions, ProducerFenced),
+    S.PREPARE_COMMIT: (
+        ConcurrentTransactions,
+        ConcurrentTransactions,
+        InvalidTxnState,
+        ConcurrentTransactions,
+    ),
+    S.PREPARE_ABORT: (
+        InvalidTxnState,
+        ConcurrentTransactions,
+        ConcurrentTransactions,
+        ConcurrentTransactions,
+    ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
 """State -> what COMMIT again, COMMIT, ABORT again and ABORT get; again: with the epoch before."""

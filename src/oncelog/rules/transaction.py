@@ -238,8 +238,7 @@ def decide_end(
         Ongoing          PrepareCommit   PrepareAbort
         CompleteCommit   0               48
         CompleteAbort    48              0
-        PrepareCommit    51              48
-        PrepareAbort     48              51
+        Prepare*         51              51
         Empty            48              48
 
     An epoch per transaction; a repetition names the epoch before:
@@ -248,9 +247,12 @@ def decide_end(
         Ongoing          90              PrepareCommit   90              PrepareAbort
         CompleteCommit   0               48              48              PrepareAbort
         CompleteAbort    48              48              0               PrepareAbort
-        PrepareCommit    51              90              48              90
-        PrepareAbort     48              90              51              90
+        PrepareCommit    51              51              48              51
+        PrepareAbort     48              51              51              51
         Empty            90              48              90              PrepareAbort
+
+    In Prepare* a producer may be in its next transaction already. Any other code would end it. See
+    test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
     """
     if client_version >= EPOCH_PER_TRANSACTION:
         return _decide_end_with_epoch(entry, who, is_commit, client_version, new_producer_id, now_ms)
@@ -262,6 +264,8 @@ def decide_end(
         return _fenced(entry, who.producer_epoch)
     if entry.state is TransactionState.ONGOING:
         return Persist(_prepared(entry, is_commit, client_version, NO_ID, now_ms))
+    if entry.state.is_prepared:
+        return _being_completed(entry)
     return _repeated_end(entry, is_commit)
 
 
@@ -291,8 +295,8 @@ def _decide_end_with_epoch(
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
         is_again = False  # the answer would give out the epoch that nothing can fence
-    if entry.state.is_prepared and is_current and entry.next_producer_id != NO_ID:
-        is_again = True  # it was at epoch 32767, which older versions gave to clients
+    if entry.state.is_prepared and is_current:
+        return _being_completed(entry)
     is_prepared, is_ongoing = entry.state.is_prepared, entry.state is TransactionState.ONGOING
     if is_prepared:
         may_speak = is_again and not has_rotated
