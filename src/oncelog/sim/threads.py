@@ -119,7 +119,10 @@ async def in_thread(work: Callable[..., T], *args: Any) -> T:
 
 def wait(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the loop for code within in_thread(). Raises its error."""
-    return _own_turns().wait(coroutine)
+    try:
+        return _own_turns().wait(coroutine)
+    finally:
+        coroutine.close()  # it may not have begun: there is no thread, or the simulation is over
 
 
 def sleep(seconds: float) -> None:
@@ -158,9 +161,11 @@ class SimLoopThread:
             except TimeoutError:
                 raise TimedOut(f"not finished within {timeout:g} s") from None
 
+        call = within()
         try:
-            return self._turns.wait(within())
+            return self._turns.wait(call)
         finally:
+            call.close()
             coroutine.close()
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
@@ -171,7 +176,7 @@ class SimLoopThread:
                 left_s -= pause_s
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-        self._turns.wait(look())
+        wait(look())
         with suppress(queue.Empty):
             news.get_nowait()
 
