@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -276,6 +277,15 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
             assert member_count() == 1
 
 
+@pytest.fixture
+def heeds_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGINT: what a shell runs in the background ignores it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("heeds_interrupt")
 @pytest.mark.parametrize("how", ["close", "unsubscribe"])
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
